@@ -1,0 +1,51 @@
+"""The errors that people see: each one line that names the thing, the value, the rule and the mend.
+
+The edges (command line, Dagster) turn these into one line and an exit code; anything else that escapes is a defect.
+"""
+
+from __future__ import annotations
+
+
+class PlatformError(Exception):
+    """Base of every error the platform raises on purpose. The message is one line, fit to be shown to a person."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class InputError(PlatformError, ValueError):
+    """What was handed in breaks a rule; nothing was written."""
+
+
+class NotFound(PlatformError, LookupError):
+    """What was asked for is not there: an unknown generation, timestamp, table or file."""
+
+
+class StateError(PlatformError):
+    """The lake is in a state in which the step must not run: an earlier join is unfinished, rows are missing."""
+
+
+class EnvironmentProblem(PlatformError):
+    """The machine lacks something: Java, the JARs, a writable home, disk."""
+
+
+class ConflictError(PlatformError):
+    """Other writers kept winning for as long as the bounded retries lasted; running the step again is safe."""
+
+
+class AuditFailed(PlatformError):
+    """An invariant of a generation is violated; the step that would rely on it was not taken."""
+
+    exit_code = 1
+
+
+class WriteRefused(PlatformError):
+    """The acceptance rule refuses a write. `verdict` is the rule's class, see generations.metadata.Verdict."""
+
+    exit_code = 1
+
+    def __init__(self, verdict: str, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict

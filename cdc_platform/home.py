@@ -1,0 +1,73 @@
+"""Where a platform lives on disk: `<home>/lake/<keyspace>/<table>`, `<home>/dagster`, `<home>/settings.toml`.
+
+The home carries the number of its layout in `platform.json`; a home that a newer version wrote is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.settings import Settings, load_settings
+
+VARIABLE = "CDC_PLATFORM_HOME"
+DEFAULT = ".cdc-platform"
+LAYOUT = 1
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home that exists, is writable and has a layout that this version knows. Made by `open_home`."""
+
+    path: Path
+
+    @property
+    def lake(self) -> Path:
+        """The root of the Delta tables."""
+        return self.path / "lake"
+
+    @property
+    def dagster(self) -> Path:
+        """`DAGSTER_HOME`: runs, events and schedules of this home."""
+        return self.path / "dagster"
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of this home, read once."""
+        return load_settings(self.path / "settings.toml")
+
+
+def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
+    """Open (and make, unless told otherwise) the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`.
+
+    Raises:
+        EnvironmentProblem: the home cannot be made or written to, or a newer version wrote it.
+    """
+    root = Path(path or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
+    marker = root / "platform.json"
+    mend = f"choose another with --home or {VARIABLE}"
+    try:
+        if not root.exists() and not create:
+            raise EnvironmentProblem(f"home {root} does not exist; {mend}")
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise EnvironmentProblem(f"home {root} is not writable; change its permissions or {mend}")
+        if not marker.exists():
+            draft = marker.with_name(f"platform.json.{os.getpid()}")
+            draft.write_text(json.dumps({"layout": LAYOUT}) + "\n", encoding="utf-8")
+            draft.replace(marker)
+        layout = json.loads(marker.read_text(encoding="utf-8"))["layout"]
+    except OSError as error:
+        raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {mend}") from None
+    except (ValueError, KeyError, TypeError):
+        raise EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT}}}; {mend}') from None
+    if not isinstance(layout, int) or layout > LAYOUT:
+        raise EnvironmentProblem(
+            f"home {root} has layout {layout}, written by a newer version; this one knows up to {LAYOUT}: upgrade, "
+            f"or {mend}"
+        )
+    return Home(root)
