@@ -1,0 +1,300 @@
+"""Topology descriptions: which streams a generation has, and which stream a token is mapped to (design document 001).
+
+Knows how a ring becomes streams and how a token finds its stream; when a generation operates is `metadata`'s, where
+descriptions are kept is the lake's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cdc_platform.errors import InputError
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, encode_into, random_bits
+from cdc_platform.ring.lookup import RangeLookup
+from cdc_platform.ring.ring import MAX_RANGES, Ring
+from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of
+from cdc_platform.ring.tokens import MINIMUM, Int64s, UInt8s, range_starts
+
+V1_STREAM_LIMIT = 4 * 1024 * 1024 // STREAM_ID_BYTES
+"""Streams that fit into the one cell that a V1 description is."""
+
+# Streams worked on at once: a chunk's columns stay in the processor's second-level cache.
+_CHUNK = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class RangeDescription:
+    """One entry: the range `(range_start, range_end]`, its streams (uint8[k, 16], j is shard j) and its ignore_msb."""
+
+    range_start: int
+    range_end: int
+    streams: UInt8s
+    ignore_msb: int
+
+
+@dataclass(frozen=True, eq=False)
+class RingLayout:
+    """What a generation is generated from: int64[n] columns, one entry a range, ascending by range end.
+
+    Small and picklable, so that workers get the whole of it and generate their rows.
+
+    Raises:
+        InputError: columns of different lengths, range ends that don't ascend or are no tokens, sharding out of
+            bounds, more than 4,194,304 ranges.
+    """
+
+    range_ends: Int64s
+    range_starts: Int64s
+    shard_counts: Int64s
+    ignore_msbs: Int64s
+
+    def __post_init__(self) -> None:
+        for name in ("range_ends", "range_starts", "shard_counts", "ignore_msbs"):
+            object.__setattr__(self, name, _column(name, getattr(self, name), len(self.range_ends)))
+        _check_ring(self.range_ends)
+        if not np.array_equal(self.range_starts, range_starts(self.range_ends)):
+            raise InputError("range_starts are not the range ends before; each range starts where the one before ends")
+        _check_bounds("shard_count", self.shard_counts, 1, MAX_SHARD_COUNT)
+        _check_bounds("ignore_msb", self.ignore_msbs, 0, MAX_IGNORE_MSB)
+
+    @classmethod
+    def of(cls, ring: Ring) -> RingLayout:
+        """The layout of a ring: every range sharded as the owner of the token that ends it."""
+        return cls(ring.tokens, range_starts(ring.tokens), ring.shard_counts, ring.ignore_msbs)
+
+    def __len__(self) -> int:
+        return len(self.range_ends)
+
+    @property
+    def stream_total(self) -> int:
+        """Streams that the whole generation has."""
+        return int(self.shard_counts.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class TopologyDescription:
+    """A generation's ranges and streams, columnar; entry i is the range `(range_ends[i - 1], range_ends[i]]`.
+
+    `range_ends`, `stream_counts`, `ignore_msbs` are int64[n], ascending by range end. `streams` is uint8[total, 16]:
+    the entries' streams one after the other, within an entry in shard order, which is part of the meaning and not an
+    order of bytes. The arrays are read-only views.
+
+    Raises:
+        InputError: the columns don't fit each other, range ends don't ascend, or a stream ID is older than the
+            version field.
+    """
+
+    range_ends: Int64s
+    stream_counts: Int64s
+    ignore_msbs: Int64s
+    streams: UInt8s
+
+    def __post_init__(self) -> None:
+        for name in ("range_ends", "stream_counts", "ignore_msbs"):
+            object.__setattr__(self, name, _column(name, getattr(self, name), len(self.range_ends)))
+        _check_ring(self.range_ends)
+        _check_bounds("streams in a range:", self.stream_counts, 1, MAX_SHARD_COUNT)
+        _check_bounds("ignore_msb", self.ignore_msbs, 0, MAX_IGNORE_MSB)
+        streams = np.ascontiguousarray(self.streams, dtype=np.uint8).view()
+        due = (int(self.stream_counts.sum()), STREAM_ID_BYTES)
+        if streams.shape != due:
+            raise InputError(f"streams of shape {streams.shape}; the ranges' stream counts make {due}")
+        streams.flags.writeable = False
+        object.__setattr__(self, "streams", streams)
+        legacy = np.flatnonzero((streams[:, -1] & 0x0F) > VERSION)
+        if len(legacy):
+            raise InputError(
+                f"stream 0x{streams[legacy[0]].tobytes().hex()} is older than the version field;"
+                " a generation is built from streams of version 1"
+            )
+
+    def __len__(self) -> int:
+        return len(self.range_ends)
+
+    @cached_property
+    def offsets(self) -> Int64s:
+        """Where each entry's streams begin in `streams`, and at last their end: int64[n + 1]."""
+        return _offsets(self.stream_counts)
+
+    @cached_property
+    def range_starts(self) -> Int64s:
+        """Starts (exclusive) of the ranges, int64[n]; entry 0 wraps from the last end."""
+        return range_starts(self.range_ends)
+
+    @cached_property
+    def _lookup(self) -> RangeLookup:
+        return RangeLookup(self.range_ends)
+
+    @cached_property
+    def _uniform(self) -> tuple[int, int] | None:
+        """The sharding of all entries where they agree, which saves two lookups a token."""
+        if len(self) and np.ptp(self.stream_counts) == 0 and np.ptp(self.ignore_msbs) == 0:
+            return int(self.stream_counts[0]), int(self.ignore_msbs[0])
+        return None
+
+    def row_of(self, tokens: ArrayLike) -> Int64s:
+        """The entry (int64, shape of `tokens`) whose range holds each token (int64).
+
+        Raises:
+            InputError: the description has no entries.
+        """
+        return self._lookup.row_of(tokens)
+
+    def shards_of(self, tokens: ArrayLike, rows: ArrayLike) -> Int64s:
+        """The position (int64) in its entry's streams that each token is mapped to; `rows` are from `row_of`."""
+        if self._uniform is not None:
+            return shard_of(tokens, *self._uniform)
+        rows = np.asarray(rows, dtype=np.int64)
+        return shard_of(tokens, self.stream_counts[rows], self.ignore_msbs[rows])
+
+    def streams_of(self, tokens: ArrayLike) -> UInt8s:
+        """The stream IDs (uint8[n, 16]) that writes with these tokens (int64[n]) go to.
+
+        Raises:
+            InputError: the description has no entries.
+        """
+        tokens = np.atleast_1d(np.asarray(tokens, dtype=np.int64))
+        found = np.empty((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
+        for lo in range(0, len(tokens), _CHUNK):
+            part = tokens[lo : lo + _CHUNK]
+            rows = self.row_of(part)
+            np.take(self.streams, self.offsets[rows] + self.shards_of(part, rows), axis=0, out=found[lo : lo + _CHUNK])
+        return found
+
+    def entry(self, row: int) -> RangeDescription:
+        """Entry `row`, counted from 0 for the wrapping range.
+
+        Raises:
+            InputError: there is no such entry.
+        """
+        if not 0 <= row < len(self):
+            raise InputError(f"entry {row}: the description has entries 0 to {len(self) - 1}")
+        streams = self.streams[self.offsets[row] : self.offsets[row + 1]]
+        return RangeDescription(
+            int(self.range_starts[row]), int(self.range_ends[row]), streams, int(self.ignore_msbs[row])
+        )
+
+    def equals(self, other: TopologyDescription) -> bool:
+        """Whether both have the same ranges, sharding and streams, byte for byte."""
+        return (
+            np.array_equal(self.range_ends, other.range_ends)
+            and np.array_equal(self.stream_counts, other.stream_counts)
+            and np.array_equal(self.ignore_msbs, other.ignore_msbs)
+            and np.array_equal(self.streams, other.streams)
+        )
+
+
+def generate(layout: RingLayout, generation_id: UUID) -> TopologyDescription:
+    """The topology description of a ring for a new generation; the same bytes whenever it is called again.
+
+    Raises:
+        InputError: the layout has no ranges.
+    """
+    counts, streams = generate_streams(layout, generation_id)
+    return TopologyDescription(layout.range_ends, counts, layout.ignore_msbs, streams)
+
+
+def generate_streams(
+    layout: RingLayout, generation_id: UUID, lo: int = 0, hi: int | None = None
+) -> tuple[Int64s, UInt8s]:
+    """Entries lo..hi-1 of the description that `generate` gives: stream_counts int64[hi - lo] and streams uint8[k, 16].
+
+    Slices are independent of each other: workers generate theirs from the same layout.
+
+    Raises:
+        InputError: the layout has no ranges, or lo..hi is no slice of it.
+    """
+    hi = len(layout) if hi is None else hi
+    if len(layout) == 0:
+        raise InputError("no tokens to build a generation from; at least one node has to own or bring a token")
+    if not 0 <= lo <= hi <= len(layout):
+        raise InputError(f"entries {lo} to {hi} of a layout with {len(layout)} ranges")
+    counts = layout.shard_counts[lo:hi]
+    offsets = _offsets(counts)
+    words = np.empty((offsets[-1], 2), dtype=">u8")
+    for rows, shard_count, ignore_msb in _alike(layout, lo, hi):
+        shards = np.arange(shard_count, dtype=np.int64)
+        contiguous = len(rows) == hi - lo
+        for chunk in _chunks(rows, shard_count):
+            ends = layout.range_ends[chunk, None]
+            tokens = first_token_for_shard(layout.range_starts[chunk, None], ends, shards, shard_count, ignore_msb)
+            random = random_bits(generation_id, ends, shards)
+            place = offsets[chunk - lo]
+            if contiguous:
+                target = words[place[0] : place[-1] + shard_count].reshape(len(chunk), shard_count, 2)
+                encode_into(target, tokens, chunk[:, None], random)
+            else:
+                block = np.empty((len(chunk), shard_count, 2), dtype=">u8")
+                encode_into(block, tokens, chunk[:, None], random)
+                words[place[:, None] + shards] = block
+    return counts, words.view(np.uint8)
+
+
+def limit_streams_for_v1(layout: RingLayout) -> RingLayout:
+    """The layout to generate a V1 description from: one cell has to hold it, so large ones get fewer streams.
+
+    When there are more streams than max(262144, ranges), every range with more than its equal part of that many
+    gets just that part; it keeps vnode colocation and loses shard colocation.
+    """
+    limit = max(V1_STREAM_LIMIT, len(layout))
+    if layout.stream_total <= limit:
+        return layout
+    counts = np.minimum(layout.shard_counts, limit // len(layout))
+    return RingLayout(layout.range_ends, layout.range_starts, counts, layout.ignore_msbs)
+
+
+def refines(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
+    """The ring tokens (int64[], in their order) that end no range; empty when the ranges refine every vnode."""
+    tokens = np.asarray(ring_tokens, dtype=np.int64)
+    return tokens[~np.isin(tokens, np.asarray(range_ends, dtype=np.int64))]
+
+
+def _alike(layout: RingLayout, lo: int, hi: int) -> Iterator[tuple[Int64s, int, int]]:
+    """The rows lo..hi-1 in groups of one sharding: (rows int64[], shard_count, ignore_msb)."""
+    sharding = layout.shard_counts[lo:hi] * (MAX_IGNORE_MSB + 1) + layout.ignore_msbs[lo:hi]
+    for value in np.unique(sharding):
+        shard_count, ignore_msb = divmod(int(value), MAX_IGNORE_MSB + 1)
+        yield np.flatnonzero(sharding == value) + lo, shard_count, ignore_msb
+
+
+def _chunks(rows: Int64s, width: int) -> Iterator[Int64s]:
+    step = max(1, _CHUNK // width)
+    for at in range(0, len(rows), step):
+        yield rows[at : at + step]
+
+
+def _offsets(counts: Int64s) -> Int64s:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _column(name: str, values: ArrayLike, length: int) -> Int64s:
+    column = np.asarray(values, dtype=np.int64).view()
+    if column.shape != (length,):
+        raise InputError(f"{name} of shape {column.shape}; one value for each of {length} ranges is due")
+    column.flags.writeable = False
+    return column
+
+
+def _check_ring(range_ends: Int64s) -> None:
+    if len(range_ends) > MAX_RANGES:
+        raise InputError(f"{len(range_ends)} ranges; a stream's index allows at most {MAX_RANGES}")
+    if len(range_ends) and range_ends[0] == MINIMUM:
+        raise InputError(f"range end {MINIMUM} is no key's token; tokens begin at {MINIMUM + 1}")
+    falls = np.flatnonzero(range_ends[1:] <= range_ends[:-1])
+    if len(falls):
+        row = int(falls[0])
+        raise InputError(f"range end {range_ends[row + 1]} follows {range_ends[row]}; range ends ascend, each once")
+
+
+def _check_bounds(what: str, values: Int64s, low: int, high: int) -> None:
+    wrong = (values < low) | (values > high)
+    if np.any(wrong):
+        raise InputError(f"{what} {values[wrong][0]} is out of range; it has to be {low} to {high}")

@@ -1,0 +1,36 @@
+"""The choice of the time at which a new generation starts to operate, in ms since 1970 UTC.
+
+Pure arithmetic; the clock and the generations that are there already are handed in.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.clock import format_ms
+from cdc_platform.errors import StateError
+
+
+def new_generation_timestamp(
+    now_ms: int, *, ring_delay_ms: int = 30_000, leeway_ms: int = 5_000, add_delay: bool = True
+) -> int:
+    """The timestamp (ms) for a generation that is about to be introduced at `now_ms`.
+
+    Twice the ring delay and the leeway from now, so that every node hears of the generation before it operates
+    (design document 001: "a minute or two"). Without `add_delay`, or with a ring delay of 0, it operates at once.
+    """
+    return now_ms + 2 * ring_delay_ms + leeway_ms if add_delay and ring_delay_ms else now_ms
+
+
+def next_generation_timestamp(candidate_ms: int, last_ms: int | None, slack_ms: int) -> int:
+    """The candidate, moved behind the newest generation (`last_ms`) if need be: generations never start together.
+
+    Raises:
+        StateError: the newest generation is more than `slack_ms` after the candidate, so the clock cannot be right.
+    """
+    if last_ms is None:
+        return candidate_ms
+    if last_ms - candidate_ms > slack_ms:
+        raise StateError(
+            f"the new generation would start at {format_ms(candidate_ms)}, but the newest one starts at"
+            f" {format_ms(last_ms)}, more than {slack_ms} ms later: the clock is behind; set it right and run again"
+        )
+    return max(candidate_ms, last_ms + 1)

@@ -1,0 +1,216 @@
+"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys.
+
+Knows bytes only; how a value of a CQL type becomes bytes is left to those who read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cdc_platform.errors import InputError
+from cdc_platform.ring.tokens import LAST, MINIMUM, Int64s, UInt8s, UInt64s
+
+_C1 = np.uint64(0x87C37B91114253D5)
+_C2 = np.uint64(0x4CF5AD432745937F)
+_SIGNS = np.uint64(0x0101010101010101)
+# A chunk's columns stay in the processor's second-level cache; long keys make a chunk shorter.
+_CHUNK_KEYS = 1 << 14
+_CHUNK_BYTES = 1 << 22
+
+
+def tokens_of_keys(keys: Sequence[bytes]) -> Int64s:
+    """Tokens (int64[n]) of serialized partition keys."""
+    offsets = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.cumsum([len(key) for key in keys], out=offsets[1:])
+    return tokens_of_buffer(np.frombuffer(b"".join(keys), dtype=np.uint8), offsets)
+
+
+def tokens_of_buffer(values: UInt8s, offsets: ArrayLike) -> Int64s:
+    """Tokens (int64[n]) of the keys `values[offsets[i]:offsets[i + 1]]`; uint8[] and int[n + 1], Arrow's binary layout.
+
+    The token is the signed first half of the hash; the hash that equals MINIMUM becomes LAST. The empty key has
+    token 0, as ScyllaDB has it.
+
+    Raises:
+        InputError: the offsets fall or leave the buffer.
+    """
+    tokens = hash128(values, offsets)[0].view(np.int64)
+    tokens[tokens == MINIMUM] = LAST
+    return tokens
+
+
+def hash128(values: UInt8s, offsets: ArrayLike, seed: int = 0) -> tuple[UInt64s, UInt64s]:
+    """Both halves (uint64[n] each) of the hash of the keys in a buffer laid out as for `tokens_of_buffer`."""
+    offsets = np.asarray(offsets, dtype=np.int64)
+    _check_layout(values, offsets)
+    h1 = np.full(len(offsets) - 1, seed, dtype=np.uint64)
+    h2 = h1.copy()
+    for chunk in _chunks(offsets):
+        keys = slice(chunk.start, chunk.stop)
+        base = offsets[chunk.start]
+        words = _words(values[base : offsets[chunk.stop]])
+        begins = offsets[keys] - base
+        _hash(words, begins, offsets[chunk.start + 1 : chunk.stop + 1] - base - begins, h1[keys], h2[keys])
+    return h1, h2
+
+
+def composite_key(components: Sequence[bytes]) -> bytes:
+    """The serialized partition key of several columns: each `uint16 length | bytes | 0x00`.
+
+    Raises:
+        InputError: a component is longer than 65,535 bytes.
+    """
+    for component in components:
+        if len(component) > 0xFFFF:
+            raise InputError(
+                f"key component of {len(component)} bytes; a composite key's components have at most 65535"
+            )
+    return b"".join(len(component).to_bytes(2, "big") + component + b"\x00" for component in components)
+
+
+def _check_layout(values: UInt8s, offsets: Int64s) -> None:
+    if values.dtype != np.uint8 or values.ndim != 1 or offsets.ndim != 1 or len(offsets) == 0:
+        raise InputError("keys are laid out as uint8[] values and int[n + 1] offsets")
+    if offsets[0] < 0 or offsets[-1] > len(values) or np.any(offsets[1:] < offsets[:-1]):
+        raise InputError(f"key offsets fall or leave the buffer of {len(values)} bytes")
+
+
+def _chunks(offsets: Int64s) -> Iterator[range]:
+    lo, count = 0, len(offsets) - 1
+    while lo < count:
+        by_bytes = int(np.searchsorted(offsets, offsets[lo] + _CHUNK_BYTES, side="right")) - 1
+        hi = min(count, lo + _CHUNK_KEYS, max(by_bytes, lo + 1))
+        yield range(lo, hi)
+        lo = hi
+
+
+def _words(values: UInt8s) -> UInt64s:
+    """The bytes as little-endian words, with two words of zeros behind, so that any load stays inside."""
+    words = np.zeros(len(values) // 8 + 3, dtype="<u8")
+    words.view(np.uint8)[: len(values)] = values
+    return words.astype(np.uint64, copy=False)
+
+
+def _hash(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt64s) -> None:
+    """Hash keys into `h1` and `h2`, which hold the seed; body blocks go on as long as any key has one left."""
+    blocks = lengths >> 4
+    longest, shortest = int(blocks.max()), int(blocks.min())
+    if longest != shortest:
+        order = np.argsort(-blocks, kind="stable")
+        sorted1, sorted2 = h1[order], h2[order]
+        _hash_sorted(words, begins[order], lengths[order], sorted1, sorted2)
+        h1[order], h2[order] = sorted1, sorted2
+    else:
+        _hash_sorted(words, begins, lengths, h1, h2)
+
+
+def _hash_sorted(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt64s) -> None:
+    """As `_hash`, for keys with the longest first: those that still have a block are always the leading ones."""
+    blocks = lengths >> 4
+    for block in range(int(blocks[0])):
+        live = slice(0, int(np.searchsorted(-blocks, -block, side="left")))
+        at = begins[live] + 16 * block
+        _mix_body(h1[live], h2[live], _load(words, at), _load(words, at + 8))
+    _mix_tail(words, begins + 16 * blocks, lengths & 15, h1, h2)
+    size = lengths.astype(np.uint64)
+    h1 ^= size
+    h2 ^= size
+    h1 += h2
+    h2 += h1
+    _finish(h1)
+    _finish(h2)
+    h1 += h2
+    h2 += h1
+
+
+def _load(words: UInt64s, at: Int64s) -> UInt64s:
+    """The eight bytes at each byte offset, little-endian."""
+    index = at >> 3
+    shift = ((at & 7) << 3).astype(np.uint64)
+    low = words[index]
+    if not shift.any():
+        return low
+    low >>= shift
+    high = words[index + 1] << np.uint64(1)
+    high <<= np.uint64(63) - shift
+    low |= high
+    return low
+
+
+def _mix_body(h1: UInt64s, h2: UInt64s, k1: UInt64s, k2: UInt64s) -> None:
+    h1 ^= _scramble1(k1)
+    _rotate(h1, 27)
+    h1 += h2
+    h1 *= np.uint64(5)
+    h1 += np.uint64(0x52DCE729)
+    h2 ^= _scramble2(k2)
+    _rotate(h2, 31)
+    h2 += h1
+    h2 *= np.uint64(5)
+    h2 += np.uint64(0x38495AB5)
+
+
+def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s) -> None:
+    """The last `left` (0 to 15) bytes of each key; absent bytes are zeros and mix to zero."""
+    most = int(left.max())
+    if most > 8:
+        h2 ^= _scramble2(_sign_extended(_keep(_load(words, at + 8), left - 8)))
+    if most > 0:
+        h1 ^= _scramble1(_sign_extended(_keep(_load(words, at), left)))
+
+
+def _keep(words: UInt64s, count: Int64s) -> UInt64s:
+    """The first `count` bytes (clipped to 0..8) of each word, the rest zeros."""
+    bits = (np.clip(count, 0, 8) << 3).astype(np.uint64)
+    # All ones shifted out twice, since a shift by 64 is undefined.
+    half = bits >> np.uint64(1)
+    words &= ~(np.uint64(2**64 - 1) << half << (bits - half))
+    return words
+
+
+def _sign_extended(words: UInt64s) -> UInt64s:
+    """What the tail's bytes give when each is widened as a *signed* byte before it is shifted to its place and XORed.
+
+    That is Cassandra's flavour. A negative byte flips every bit above it, so a byte ends up flipped when an odd
+    number of the bytes below it are negative.
+    """
+    negative = words >> np.uint64(7)
+    negative &= _SIGNS
+    if not negative.any():
+        return words
+    negative <<= np.uint64(8)
+    for step in (8, 16, 32):
+        negative ^= negative << np.uint64(step)
+    negative *= np.uint64(0xFF)
+    words ^= negative
+    return words
+
+
+def _scramble1(k: UInt64s) -> UInt64s:
+    k *= _C1
+    _rotate(k, 31)
+    k *= _C2
+    return k
+
+
+def _scramble2(k: UInt64s) -> UInt64s:
+    k *= _C2
+    _rotate(k, 33)
+    k *= _C1
+    return k
+
+
+def _rotate(x: UInt64s, bits: int) -> None:
+    high = x << np.uint64(bits)
+    x >>= np.uint64(64 - bits)
+    x |= high
+
+
+def _finish(h: UInt64s) -> None:
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h ^= h >> np.uint64(33)
+        h *= np.uint64(factor)
+    h ^= h >> np.uint64(33)

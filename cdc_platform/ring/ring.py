@@ -1,0 +1,125 @@
+"""Nodes and the ring their tokens make: who owns which range, and how that owner shards it.
+
+Knows one moment's ring; where rings come from and how they change in time is left to the lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from cdc_platform.errors import InputError
+from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT
+from cdc_platform.ring.tokens import Int64s, legal_tokens
+
+MAX_RANGES = 1 << 22
+"""A stream ID's index has 22 bits, so a generation describes at most 4,194,304 ranges."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that owns tokens. `tokens` are kept ascending, whatever order they came in.
+
+    Raises:
+        InputError: no token, a token twice or out of range, shard_count outside 1..4096, ignore_msb outside 0..31.
+    """
+
+    host_id: UUID
+    tokens: tuple[int, ...]
+    shard_count: int
+    ignore_msb: int
+    address: str = ""
+    datacenter: str = ""
+    rack: str = ""
+    features: tuple[str, ...] = ()
+    status: str = "NORMAL"
+
+    def __post_init__(self) -> None:
+        _check_number(f"node {self.host_id}: shard_count", self.shard_count, 1, MAX_SHARD_COUNT)
+        _check_number(f"node {self.host_id}: ignore_msb", self.ignore_msb, 0, MAX_IGNORE_MSB)
+        tokens = np.sort(legal_tokens(self.tokens, f"node {self.host_id}"))
+        if len(tokens) == 0:
+            raise InputError(f"node {self.host_id} has no tokens; a node that joins the ring owns at least one")
+        twice = np.flatnonzero(tokens[1:] == tokens[:-1])
+        if len(twice):
+            raise InputError(f"node {self.host_id}: token {tokens[twice[0]]} is there twice; name each token once")
+        object.__setattr__(self, "tokens", tuple(tokens.tolist()))
+        object.__setattr__(self, "features", tuple(self.features))
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """The token ring: every token of every node, ascending, with its owner's sharding. Built by `Ring.of`.
+
+    All columns are int64[n], one entry a token; `owner_index` points into `nodes`.
+    """
+
+    nodes: tuple[Node, ...]
+    tokens: Int64s
+    owner_index: Int64s
+    shard_counts: Int64s
+    ignore_msbs: Int64s
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node]) -> Ring:
+        """The ring of `nodes`; of none, the empty ring.
+
+        Raises:
+            InputError: a host twice, a token with two owners, or more than 4,194,304 tokens.
+        """
+        members = tuple(nodes)
+        _check_hosts(members)
+        counts = np.array([len(node.tokens) for node in members], dtype=np.int64)
+        if counts.sum() > MAX_RANGES:
+            raise InputError(f"{counts.sum()} tokens on the ring; a stream's index allows at most {MAX_RANGES} ranges")
+        tokens = np.array([token for node in members for token in node.tokens], dtype=np.int64)
+        owners = np.repeat(np.arange(len(members), dtype=np.int64), counts)
+        order = np.argsort(tokens, kind="stable")
+        tokens, owners = tokens[order], owners[order]
+        _check_owned_once(members, tokens, owners)
+        shard_counts = np.array([node.shard_count for node in members], dtype=np.int64)
+        ignore_msbs = np.array([node.ignore_msb for node in members], dtype=np.int64)
+        return cls(members, tokens, owners, shard_counts[owners], ignore_msbs[owners])
+
+    def join(self, node: Node) -> Ring:
+        """The ring once `node` has joined.
+
+        Raises:
+            InputError: the host or one of its tokens is on the ring already, or the ring grows too large.
+        """
+        return Ring.of((*self.nodes, node))
+
+    def owner_of(self, token: int) -> Node:
+        """The node that owns the range which holds `token`: the owner of the first ring token at or after it.
+
+        Raises:
+            InputError: the ring is empty.
+        """
+        if len(self.tokens) == 0:
+            raise InputError(f"token {token} has no owner: the ring is empty; let a node join first")
+        row = int(np.searchsorted(self.tokens, token, side="left")) % len(self.tokens)
+        return self.nodes[self.owner_index[row]]
+
+
+def _check_number(what: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise InputError(f"{what} {value!r} is out of range; it has to be a whole number {low} to {high}")
+
+
+def _check_hosts(nodes: tuple[Node, ...]) -> None:
+    seen: set[UUID] = set()
+    for node in nodes:
+        if node.host_id in seen:
+            raise InputError(f"node {node.host_id} is on the ring twice; a host joins once")
+        seen.add(node.host_id)
+
+
+def _check_owned_once(nodes: tuple[Node, ...], tokens: Int64s, owners: Int64s) -> None:
+    twice = np.flatnonzero(tokens[1:] == tokens[:-1])
+    if len(twice):
+        row = int(twice[0])
+        one, other = (nodes[owners[i]].host_id for i in (row, row + 1))
+        raise InputError(f"token {tokens[row]} is owned by both {one} and {other}; a token has one owner")

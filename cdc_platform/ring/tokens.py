@@ -1,0 +1,79 @@
+"""Tokens: signed 64-bit places on the ring, and the same places counted from 0 as unsigned numbers ("positions").
+
+Knows which tokens are legal and how the two countings turn into each other; which key has which token is `murmur3`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cdc_platform.errors import InputError
+
+Int64s = NDArray[np.int64]
+UInt64s = NDArray[np.uint64]
+UInt8s = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+MINIMUM = -(2**63)
+"""Before all keys; no key has it, and the hash that would give it gives LAST instead."""
+FIRST = MINIMUM + 1
+"""The smallest token of a key."""
+LAST = 2**63 - 1
+"""The largest token of a key."""
+
+_SIGN = np.uint64(1 << 63)
+_MAX_TABLETS = 1 << 31
+
+
+def unbias(tokens: ArrayLike) -> UInt64s:
+    """Signed tokens (int64, any shape) as positions from 0 (uint64): `token + 2^63`. MINIMUM is position 0."""
+    return np.bitwise_xor(np.asarray(tokens, dtype=np.int64).view(np.uint64), _SIGN)
+
+
+def bias(positions: ArrayLike) -> Int64s:
+    """Positions (uint64, any shape) as signed tokens (int64): the inverse of `unbias`, nothing normalised."""
+    return np.bitwise_xor(np.asarray(positions, dtype=np.uint64), _SIGN).view(np.int64)
+
+
+def legal_tokens(values: Iterable[object], owner: str) -> Int64s:
+    """The tokens of one owner, checked, as int64[] in the order given.
+
+    Raises:
+        InputError: a value is no integer or is outside FIRST..LAST; `owner` names whose it is.
+    """
+    if isinstance(values, np.ndarray) and values.dtype == np.int64:
+        values = values.tolist()
+    tokens: list[int] = []
+    for value in values:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+            raise InputError(f"{owner}: token {value!r} is no integer; tokens are whole numbers {FIRST}..{LAST}")
+        if not FIRST <= value <= LAST:
+            raise InputError(f"{owner}: token {value} is out of range; tokens are whole numbers {FIRST}..{LAST}")
+        tokens.append(int(value))
+    return np.array(tokens, dtype=np.int64)
+
+
+def range_starts(range_ends: ArrayLike) -> Int64s:
+    """Starts (exclusive) of the ranges that end at `range_ends` (int64[n] ascending): each the end before it.
+
+    Range 0 wraps from the last end; the only range of a single token starts where it ends and is the whole ring.
+    """
+    return np.roll(np.asarray(range_ends, dtype=np.int64), 1)
+
+
+def uniform_last_tokens(count: int) -> Int64s:
+    """Last tokens (int64[count] ascending) of `count` tablets of equal size; the last one is LAST.
+
+    Tablet i of 1..count ends at position `floor(i * (2^64 - 1) / count)`.
+
+    Raises:
+        InputError: `count` is below 1 or above 2^31.
+    """
+    if not 1 <= count <= _MAX_TABLETS:
+        raise InputError(f"{count} tablets: a table has 1 to {_MAX_TABLETS} tablets")
+    size, rest = divmod(2**64 - 1, count)
+    numbers = np.arange(1, count + 1, dtype=np.uint64)
+    return bias(numbers * np.uint64(size) + numbers * np.uint64(rest) // np.uint64(count))

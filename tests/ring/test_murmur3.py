@@ -1,0 +1,91 @@
+"""Tokens of partition keys against the vectors, the driver's own murmur3 and the plain oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from cassandra.cmurmur3 import murmur3 as driver_murmur3  # pyright: ignore[reportMissingImports]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.errors import InputError
+from cdc_platform.ring import LAST, composite_key, hash128, tokens_of_buffer, tokens_of_keys
+from cdc_platform.ring import murmur3 as implementation
+
+
+def test_tokens_of_the_vectors(vectors: dict[str, Any]) -> None:
+    """All key vectors at once, as one column."""
+    rows = vectors["murmur3_tokens"]
+    tokens = tokens_of_keys([bytes.fromhex(row["key_hex"]) for row in rows])
+    assert tokens.tolist() == [row["token"] for row in rows]
+
+
+def test_both_halves_with_a_seed(vectors: dict[str, Any]) -> None:
+    """The published values of murmur3 x64 128."""
+    rows = vectors["murmur3_x64_128_seed_cafebabe"]
+    keys = [row["text"].encode() for row in rows]
+    offsets = np.cumsum([0, *(len(key) for key in keys)])
+    h1, h2 = hash128(np.frombuffer(b"".join(keys), dtype=np.uint8), offsets, seed=0xCAFEBABE)
+    assert [h1.tolist(), h2.tolist()] == [[row["h1"] for row in rows], [row["h2"] for row in rows]]
+
+
+def test_every_length_and_byte_as_the_driver() -> None:
+    """Keys of 0 to 70 bytes, each byte value at each place: the driver's C implementation agrees."""
+    keys = [bytes((i * 7 + first) % 256 for i in range(length)) for length in range(71) for first in range(0, 256, 3)]
+    keys += [bytes([value]) * length for value in range(256) for length in (1, 7, 8, 9, 15, 17)]
+    assert tokens_of_keys(keys).tolist() == [driver_murmur3(key) for key in keys]
+
+
+@given(st.lists(st.binary(max_size=70)))
+def test_columns_of_keys_as_oracle_and_driver(keys: list[bytes]) -> None:
+    """Keys of different lengths in one column don't disturb each other."""
+    tokens = tokens_of_keys(keys).tolist()
+    assert tokens == [oracle.token_of(key) for key in keys] == [driver_murmur3(key) for key in keys]
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1), st.integers(1, 5), st.integers(1, 60))
+def test_chunks_do_not_show(keys: list[bytes], chunk_keys: int, chunk_bytes: int) -> None:
+    """However the column is cut for the cache, the tokens are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(implementation, "_CHUNK_KEYS", chunk_keys)
+        patch.setattr(implementation, "_CHUNK_BYTES", chunk_bytes)
+        assert tokens_of_keys(keys).tolist() == [oracle.token_of(key) for key in keys]
+
+
+def test_a_slice_of_a_column() -> None:
+    """Offsets that begin inside the buffer, as those of a sliced Arrow column."""
+    values = np.frombuffer(b"skipped|one|three|rest", dtype=np.uint8)
+    assert tokens_of_buffer(values, [8, 11, 12, 17]).tolist() == tokens_of_keys([b"one", b"|", b"three"]).tolist()
+
+
+def test_the_empty_key_and_the_empty_column() -> None:
+    """ScyllaDB gives the empty key token 0."""
+    assert tokens_of_keys([b""]).tolist() == [0]
+    assert tokens_of_keys([]).tolist() == []
+
+
+def test_the_minimum_is_no_keys_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash that equals the minimum becomes the last token; no known key hashes to it, so the hash is put in."""
+    halves = np.array([2**63, 2**63 + 1], dtype=np.uint64)
+    monkeypatch.setattr(implementation, "hash128", lambda values, offsets: (halves, halves))
+    assert tokens_of_buffer(np.zeros(0, dtype=np.uint8), [0, 0, 0]).tolist() == [LAST, -(2**63) + 1]
+
+
+def test_composite_keys(vectors: dict[str, Any]) -> None:
+    """Each component with its length before and a zero behind."""
+    by_name = {row["name"]: row for row in vectors["murmur3_tokens"]}
+    ints = composite_key([(143).to_bytes(4, "big"), (234).to_bytes(4, "big")])
+    assert ints.hex() == by_name["composite (int 143, int 234)"]["key_hex"]
+    assert composite_key([b"a", b"\0\0\0\1"]).hex() == by_name["composite (text 'a', int 1)"]["key_hex"]
+    with pytest.raises(InputError, match="65535"):
+        composite_key([b"x" * 65536])
+
+
+@pytest.mark.parametrize("offsets", [[0, 5], [2, 1], [-1, 2], []])
+def test_offsets_outside_the_buffer_are_refused(offsets: list[int]) -> None:
+    """A broken column is told, not read."""
+    with pytest.raises(InputError, match="offsets"):
+        tokens_of_buffer(np.zeros(4, dtype=np.uint8), offsets)
