@@ -1,0 +1,84 @@
+"""Columns between Arrow and numpy without copies: lists of stream IDs, stream IDs, partition keys.
+
+It knows layouts of buffers and nothing of what the values mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as _compute
+
+from cdc_platform.errors import InputError
+from cdc_platform.ring import tokens_of_buffer
+
+STREAM_ID_BYTES = 16
+
+compute: Any = _compute
+"""pyarrow's compute functions, which it makes at import, so that no type checker sees them."""
+
+
+def stream_lists(counts: np.ndarray, streams: np.ndarray) -> pa.ListArray:
+    """Stream IDs uint8[k, 16] as lists of binaries: `counts` (int64[n]) of them in each list, in their order."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    element = pa.field("element", pa.binary(), nullable=False)
+    return pa.ListArray.from_arrays(pa.array(offsets), stream_ids(streams), type=pa.list_(element))
+
+
+def stream_ids(streams: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
+    """Stream IDs uint8[n, 16] as binaries; null where not `valid` (bool[n])."""
+    rows = streams.shape[0]
+    bitmap = None if valid is None or valid.all() else _buffer(np.packbits(valid, bitorder="little"))
+    ends = np.arange(0, STREAM_ID_BYTES * rows + 1, STREAM_ID_BYTES, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [bitmap, _buffer(ends), _buffer(np.ascontiguousarray(streams))])
+
+
+def flat_streams(lists: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of stream IDs as (counts int64[n], streams uint8[k, 16]), in their order.
+
+    Raises:
+        InputError: a list or a stream ID is null, or a stream ID is not 16 bytes long.
+    """
+    array = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+    if array.null_count:
+        raise InputError(f"{array.null_count} of {len(array)} rows have no streams; every range has at least one")
+    counts = np.asarray(compute.list_value_length(array), dtype=np.int64)
+    values = array.flatten()
+    lengths = np.asarray(compute.fill_null(compute.binary_length(values), 0))
+    wrong = np.flatnonzero(lengths != STREAM_ID_BYTES)
+    if wrong.size:
+        shown = values[int(wrong[0])].as_py()
+        raise InputError(
+            f"stream ID {'null' if shown is None else '0x' + shown.hex()} has {lengths[wrong[0]]} bytes; it has 16"
+        )
+    return counts, fixed_bytes(values)
+
+
+def fixed_bytes(values: pa.Array) -> np.ndarray:
+    """Binaries of 16 bytes each, none null, as uint8[n, 16]; a view of their buffer."""
+    _, offsets, data = values.buffers()
+    if len(values) == 0 or data is None:
+        return np.empty((0, STREAM_ID_BYTES), dtype=np.uint8)
+    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    first = int(np.frombuffer(offsets, dtype=kind)[values.offset])
+    flat = np.frombuffer(data, dtype=np.uint8)[first : first + STREAM_ID_BYTES * len(values)]
+    return flat.reshape(-1, STREAM_ID_BYTES)
+
+
+def tokens_of_column(keys: pa.Array) -> np.ndarray:
+    """Tokens (int64[n]) of serialized partition keys (binary); where the key is null the token means nothing."""
+    if len(keys) == 0:
+        return np.empty(0, dtype=np.int64)
+    _, offsets, data = keys.buffers()
+    kind = np.int64 if pa.types.is_large_binary(keys.type) else np.int32
+    bounds = np.frombuffer(offsets, dtype=kind)[keys.offset : keys.offset + len(keys) + 1]
+    values = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return tokens_of_buffer(values, bounds)
+
+
+def _buffer(array: np.ndarray) -> pa.Buffer:
+    shared: Any = array
+    return pa.py_buffer(shared)

@@ -1,0 +1,216 @@
+"""A warm Spark Connect server on this machine's loopback: started, waited for, and ended without leaving a process.
+
+Its settings are those of an embedded session (`session`). Clients find it by `SPARK_REMOTE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from cdc_platform.errors import EnvironmentProblem, StateError
+from cdc_platform.lake.jars import spark_home
+from cdc_platform.lake.session import (
+    LOG_VARIABLE,
+    MEMORY_VARIABLE,
+    delta_conf,
+    java_options,
+    local_conf,
+    reason,
+    worker_environment,
+)
+
+HOST = "127.0.0.1"
+_START_SECONDS = 180
+_STOP_SECONDS = 20
+_PR_SET_PDEATHSIG = 1
+
+
+class ConnectServer:
+    """A server in a session of processes of its own; `with ConnectServer() as server:` starts and ends it.
+
+    `port` 0 takes any free one; `heavy` is that of `session.spark_session`, right for a server that stays. On Linux the
+    server ends with the thread that started it, however that ends.
+    """
+
+    def __init__(self, port: int = 0, *, heavy: bool = True) -> None:
+        self._port = port
+        self._heavy = heavy
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    @property
+    def remote(self) -> str:
+        """The URL for `SPARK_REMOTE`."""
+        return f"sc://{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process and the ID of its session of processes, None while it does not run."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    def start(self) -> ConnectServer:
+        """Start the server and wait until it answers a query.
+
+        Raises:
+            EnvironmentProblem: it does not come up: no Java, the port is taken, too little memory.
+        """
+        if self.pid is not None:
+            raise StateError(f"the Spark Connect server at {self.remote} runs already")
+        if self._port == 0:
+            self._port = _free_port()
+        elif not _is_free(self._port):
+            raise EnvironmentProblem(f"port {self._port} of {HOST} is taken; name another, or 0 for any")
+        self._folder = Path(tempfile.mkdtemp(prefix="cdc-platform-connect-"))
+        try:
+            self._launch(self._folder)
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and everything that it started; nothing to end is no error."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _end_session(process.pid)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> ConnectServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _launch(self, folder: Path) -> None:
+        settings = {
+            **delta_conf(),
+            **local_conf(folder, heavy=self._heavy),
+            "spark.master": "local[*]",
+            "spark.app.name": "cdc-platform connect",
+            "spark.driver.extraJavaOptions": java_options(folder, heavy=self._heavy, record=False),
+            "spark.connect.grpc.binding.address": HOST,
+            "spark.connect.grpc.binding.port": str(self._port),
+        }
+        command = [str(spark_home() / "bin" / "spark-submit")]
+        command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        for name, value in settings.items():
+            command += ["--conf", f"{name}={value}"]
+        environment = {**os.environ, **worker_environment()}
+        # A server is no client, and Spark would take these for one.
+        for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
+            environment.pop(name, None)
+        with self._log(folder).open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "spark-internal"],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while _is_free(self._port):
+            if self.pid is None or time.monotonic() > deadline:
+                raise self._did_not_start()
+            time.sleep(0.1)
+        # Not through SparkSession.builder: it would make every later session of this process a remote one.
+        from pyspark.errors import PySparkException
+        from pyspark.sql.connect.session import SparkSession
+
+        try:
+            session = SparkSession.builder.remote(self.remote).create()
+            session.sql("SELECT 1").collect()
+            session.stop()
+        except PySparkException:
+            raise self._did_not_start() from None
+
+    def _did_not_start(self) -> EnvironmentProblem:
+        assert self._folder is not None
+        told = reason(self._log(self._folder).read_text(encoding="utf-8", errors="replace"))
+        return EnvironmentProblem(
+            f"the Spark Connect server at {self.remote} did not start ({told}); check free memory and "
+            f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
+        )
+
+    @staticmethod
+    def _log(folder: Path) -> Path:
+        return Path(os.environ.get(LOG_VARIABLE) or folder / "connect.log")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) != 0
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs before it becomes the server, so that the system ends it with its parent; None but on Linux."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _end_session(session: int) -> None:
+    """Wait for the Python workers of a dead server, which end when they notice, and end those that don't."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    while members := _members(session):
+        if time.monotonic() > deadline:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def _members(session: int) -> list[int]:
+    """Processes of a session, as far as /proc tells; zombies are none."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, its_session = (
+                status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
+            )
+            if int(its_session) == session and state != "Z":
+                found.append(int(status.parent.name))
+    return found

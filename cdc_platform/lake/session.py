@@ -1,0 +1,241 @@
+"""The Spark session: embedded by default, a Connect server with `SPARK_REMOTE`, any master by configuration.
+
+What is set here is Spark's and Delta's; which rows are read and written is up to `frames` and lifecycle.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.lake.class_archive import archive_options
+from cdc_platform.lake.jars import cache_folder, jars, spark_home
+from cdc_platform.lake.java import find_java, java_version
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+__all__ = ["delta_conf", "java_options", "java_version", "spark_session", "sql_conf", "work_folder"]
+
+MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
+MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
+LOG_VARIABLE = "CDC_PLATFORM_SPARK_LOG"
+"""A file to keep what the JVM prints; unset, it is in a temporary folder and goes with the process."""
+
+# 2,048 rows of 64 streams are 2 MB of stream IDs: a batch and what it is made from stay in the cache. Larger ones were
+# no faster, smaller ones pay for more turns between the JVM and Python.
+ROWS_PER_BATCH = 2048
+
+
+def spark_session(
+    app_name: str = "cdc-platform", *, heavy: bool = False, extra_conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session of this process; made on first use.
+
+    With `SPARK_REMOTE` set it is one on that Connect server. Else the master is `$CDC_PLATFORM_SPARK_MASTER` or
+    `local[*]`. `heavy` is for volume: the full compiler and more memory, for some seconds more at the start.
+    `$CDC_PLATFORM_DRIVER_MEMORY` overrides the driver's memory.
+
+    Raises:
+        EnvironmentProblem: no Java, no JARs, or the JVM or the server does not answer.
+    """
+    remote = os.environ.get("SPARK_REMOTE")
+    if remote:
+        return _connect(remote, app_name, extra_conf or {})
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    return _embedded(app_name, heavy, extra_conf or {})
+
+
+def sql_conf() -> dict[str, str]:
+    """Settings that any session may set for itself, a Connect session too."""
+    return {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(min(4, max(2, os.cpu_count() or 2))),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        # Many Delta readers lack deletion vectors; Delta turns them on for tables that it creates.
+        "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
+    }
+
+
+def delta_conf() -> dict[str, str]:
+    """What makes a Spark a Delta Spark, with `sql_conf`: for embedded sessions and the Connect server."""
+    return {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.catalogImplementation": "in-memory",
+        **sql_conf(),
+    }
+
+
+def local_conf(folder: Path, *, heavy: bool) -> dict[str, str]:
+    """Settings of a driver on this machine that is its own executor; nothing of it is written outside `folder`."""
+    return {
+        # Every stage would be a job of its own, and there is nothing to adapt to on one machine.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or ("3g" if heavy else "2g"),
+        "spark.driver.extraClassPath": os.pathsep.join(str(path) for path in jars()),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.artifact.isolation.enabled": "false",
+    }
+
+
+def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
+    """JVM options of a driver on this machine, quoted as Spark's launcher reads them.
+
+    `record` lets a light one write the class archive as it ends, if there is none yet.
+    """
+    options = [
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+        f"-Djava.io.tmpdir={folder}",
+    ]
+    if not heavy:
+        # A short command ends before the second compiler and the parallel collector have paid for themselves.
+        options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    class_path = [*jars(), *spark_home().joinpath("jars").glob("*.jar")]
+    options += archive_options(cache_folder() / "classes", find_java(), class_path, record=record and not heavy)
+    return " ".join(f'"{option}"' for option in options)
+
+
+def worker_environment() -> dict[str, str]:
+    """Variables of a JVM whose workers must be of this pyspark and this interpreter, whatever Spark the shell knows."""
+    project = str(Path(__file__).parents[2])
+    inherited = os.environ.get("PYTHONPATH", "")
+    here = project if not inherited else os.pathsep.join([project, inherited])
+    return {
+        "SPARK_HOME": str(spark_home()),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": inherited if project in inherited.split(os.pathsep) else here,
+    }
+
+
+@cache
+def work_folder() -> Path:
+    """A temporary folder of this process for what Spark leaves around; gone when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="cdc-platform-"))
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    return folder
+
+
+def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    find_java()
+    _quiet_python()
+    folder = work_folder()
+    master = os.environ.get(MASTER_VARIABLE) or "local[*]"
+    settings = delta_conf()
+    if master.startswith("local"):
+        settings |= local_conf(folder, heavy=heavy)
+        settings["spark.driver.extraJavaOptions"] = java_options(folder, heavy=heavy)
+    else:
+        settings["spark.jars"] = ",".join(str(path) for path in jars())
+    settings |= extra_conf
+    os.environ.update(worker_environment())
+    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name).setAll(list(settings.items()))
+    try:
+        SparkContext(conf=conf, gateway=_gateway(conf))
+        return SparkSession.builder.getOrCreate()
+    except Py4JError as error:
+        raise EnvironmentProblem(
+            f"Spark did not start on {master} ({reason(str(error))}); check {MASTER_VARIABLE} and {MEMORY_VARIABLE}"
+        ) from error
+
+
+def _connect(remote: str, app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    _quiet_python()
+    try:
+        _reach(remote)
+        builder = SparkSession.builder.remote(remote).appName(app_name)
+        session = builder.config(map={**sql_conf(), **extra_conf}).getOrCreate()
+    except (OSError, ValueError, PySparkException) as error:
+        raise EnvironmentProblem(
+            f"the Spark Connect server at SPARK_REMOTE={remote} does not answer ({reason(str(error))}); start it, "
+            "or unset SPARK_REMOTE for an embedded session"
+        ) from error
+    # By default a client hopes for ten minutes, at its own end too, that a server which has gone comes back.
+    cast("Any", session).client.set_retry_policies([DefaultPolicy(max_retries=8, max_backoff=5000)])
+    return session
+
+
+def _reach(remote: str) -> None:
+    """See whether anybody listens there at all, which a Connect client would find out after ten minutes."""
+    place = urlsplit(remote)
+    if place.scheme != "sc" or not place.hostname:
+        raise ValueError("an address is written sc://HOST:PORT")
+    with socket.create_connection((place.hostname, place.port or 15002), timeout=10):
+        pass
+
+
+def _quiet_python() -> None:
+    """Keep pyspark from printing each error of a query as JSON with its stack, before it raises it."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+_launched: list[JavaGateway] = []
+
+
+def _gateway(conf: SparkConf) -> JavaGateway:
+    """The JVM of this process. pyspark keeps one for good: a second session, after a stop, is in the first one's."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if not _launched:
+        log = Path(os.environ.get(LOG_VARIABLE) or work_folder() / "spark.log")
+        try:
+            # What a JVM prints would break the one JSON document on our standard output.
+            with log.open("ab") as output:
+                _launched.append(launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT}))
+        except PySparkRuntimeError:
+            told = reason(log.read_text(encoding="utf-8", errors="replace"))
+            raise EnvironmentProblem(
+                f"the JVM for Spark did not start ({told}); check free memory, {MASTER_VARIABLE} and "
+                f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
+            ) from None
+    return _launched[0]
+
+
+def reason(output: str) -> str:
+    """The line of a JVM's output, or of an error of Py4J, that says what went wrong."""
+    lines = [line.strip(" :\t") for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("at ", "WARNING", "Setting default log level"))]
+    telling = [line for line in lines if re.search(r"(Exception|Error|error|Invalid)\b.*: ", line) or "Invalid" in line]
+    return re.sub(
+        r"^(Exception in thread \S+ )?[\w.]+(Exception|Error): ", "", (telling or lines or ["it said nothing"])[0]
+    )[:300]

@@ -1,0 +1,176 @@
+"""The one place that turns errors of deltalake, Delta on Spark, Spark and Py4J into the platform's own.
+
+Nothing here imports pyspark: an error of Spark exists only where Spark is loaded already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
+
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError, StateError
+
+OUTSIDE_SLICE = "rows lie outside that slice"
+
+_CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
+# What is wrong with the rows or the SQL that was handed in.
+_OF_THE_REQUEST = (
+    "DELTA_VIOLATE_CONSTRAINT",
+    "DELTA_NOT_NULL_CONSTRAINT",
+    "DELTA_REPLACE_WHERE_MISMATCH",
+    "DELTA_FAILED_TO_MERGE_FIELDS",
+    "DELTA_MULTIPLE_SOURCE_ROW",
+    "PARSE_SYNTAX_ERROR",
+    "PARSE_EMPTY_STATEMENT",
+    "UNRESOLVED_COLUMN",
+    "UNRESOLVED_ROUTINE",
+    "TABLE_OR_VIEW_NOT_FOUND",
+    "SCHEMA_NOT_FOUND",
+    "DATATYPE_MISMATCH",
+    "CAST_INVALID_INPUT",
+    "DIVIDE_BY_ZERO",
+    "ARITHMETIC_OVERFLOW",
+    "MISSING_AGGREGATION",
+    "AMBIGUOUS_REFERENCE",
+    "UNSUPPORTED_",
+    "INVALID_",
+    "INCOMPATIBLE_",
+)
+# What is wrong with what is there.
+_OF_THE_LAKE = ("DELTA_", "PATH_NOT_FOUND", "FAILED_READ_FILE", "CANNOT_READ")
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Run a block; an error that means something to a person leaves it as a `PlatformError` about `what`.
+
+    Anything else is a defect and leaves it as it is.
+    """
+    try:
+        yield
+    except PlatformError:
+        raise
+    except Exception as error:
+        told = translate(error, what)
+        if told is None:
+            raise
+        raise told from error
+
+
+def translate(error: Exception, what: str) -> PlatformError | None:
+    """The platform's error for a foreign one, or None where it is none that a person can do anything about."""
+    module = type(error).__module__
+    if isinstance(error, DeltaError):
+        return _of_deltalake(error, what)
+    if module.startswith(("pyspark", "delta", "py4j")):
+        return _of_spark(error, what)
+    if type(error) is Exception:
+        # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
+        return StateError(f"{what}: {_short(str(error).splitlines()[0])}")
+    if isinstance(error, OSError) and error.filename is not None:
+        return EnvironmentProblem(f"{what}: {error.strerror}: {error.filename}; check its permissions and free space")
+    return None
+
+
+def spark_conflicts() -> tuple[type[Exception], ...]:
+    """What Delta on Spark raises when another writer came first: by running again, the later one wins or finds it done.
+
+    Importing them teaches pyspark to raise them, in embedded sessions and on Connect.
+    """
+    import delta.connect.exceptions  # noqa: F401
+    from delta import exceptions
+
+    return (
+        exceptions.DeltaConcurrentModificationException,
+        exceptions.ConcurrentWriteException,
+        exceptions.MetadataChangedException,
+        exceptions.ProtocolChangedException,
+        exceptions.ConcurrentAppendException,
+        exceptions.ConcurrentDeleteReadException,
+        exceptions.ConcurrentDeleteDeleteException,
+        exceptions.ConcurrentTransactionException,
+    )
+
+
+def _of_deltalake(error: DeltaError, what: str) -> PlatformError:
+    text = str(error)
+    if isinstance(error, CommitFailedError):
+        return _conflict(text, what)
+    if isinstance(error, SchemaMismatchError):
+        return InputError(f"{what}: the rows do not fit the table ({_short(text)})")
+    if isinstance(error, DeltaProtocolError):
+        return StateError(f"{what}: the table needs features that this version does not know ({_short(text)})")
+    broken = re.search(r"(\d+) rows failed validation check", text)
+    if broken:
+        return InputError(f"{what}: {broken[1]} rows break the table's constraints, as this one: {_first_row(text)}")
+    return StateError(f"{what}: {_short(text)}")
+
+
+def _of_spark(error: Exception, what: str) -> PlatformError | None:
+    """Spark names its errors in brackets, `[NAME] message SQLSTATE: ...`, also inside a raw Py4J error."""
+    text = str(error)
+    names = re.findall(r"\[([A-Z][A-Z0-9_.]+)\]\s*([^\n]*)", text)
+    for name, message in names:
+        if name in _CONFLICTS or name.startswith("DELTA_CONCURRENT"):
+            return _conflict(message, what)
+    if isinstance(error, spark_conflicts()):
+        return _conflict(text, what)
+    if "CHECK constraint EXPRESSION(" in text:
+        return InputError(f"{what}: {OUTSIDE_SLICE}{_offending_values(text)}")
+    outside = re.search(rf"{OUTSIDE_SLICE} \([^()]*\)", text)
+    if outside:
+        return InputError(f"{what}: {outside[0]}")
+    for name, message in reversed(names):
+        if name.startswith(_OF_THE_REQUEST):
+            return InputError(f"{what}: {_without_state(message) or name}{_offending_values(text)}")
+    for name, message in names:
+        if name.startswith(_OF_THE_LAKE):
+            return StateError(f"{what}: {_without_state(message) or name}")
+    return _of_machinery(error, text, what)
+
+
+def _of_machinery(error: Exception, text: str, what: str) -> PlatformError | None:
+    if "OutOfMemoryError" in text:
+        return EnvironmentProblem(f"{what}: the JVM ran out of memory; give it more with CDC_PLATFORM_DRIVER_MEMORY=4g")
+    if "No space left on device" in text:
+        return EnvironmentProblem(f"{what}: no space left on the device")
+    if type(error).__name__ in ("Py4JNetworkError", "Py4JError") and "java" not in text.lower():
+        return EnvironmentProblem(f"{what}: the JVM is gone ({_short(text)}); check free memory and run it again")
+    if "UNAVAILABLE" in text and "Connect" in type(error).__name__:
+        return EnvironmentProblem(f"{what}: the Spark Connect server is gone; start it again, or unset SPARK_REMOTE")
+    return None
+
+
+def _conflict(text: str, what: str) -> PlatformError:
+    return ConflictError(
+        f"{what}: other writers came first every time; run it again when they are done ({_short(text)})"
+    )
+
+
+def _without_state(message: str) -> str:
+    return _short(re.sub(r"\s*SQLSTATE: \w+.*", "", message))
+
+
+def _offending_values(text: str) -> str:
+    """The values that Delta lists under a broken constraint, on the same line."""
+    values = dict.fromkeys(re.findall(r"^ - (\S+ : [^\n]*)", text, flags=re.MULTILINE))
+    return f" ({', '.join(values)})" if values else ""
+
+
+def _first_row(preview: str) -> str:
+    """`column=value, ...` of the first row in the frame that deltalake draws around rows that break a constraint."""
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in preview.splitlines() if line.startswith("|")
+    ]
+    if len(lines) < 2 or len(lines[0]) != len(lines[1]):
+        return _short(preview)
+    return ", ".join(f"{name}={value[:60]}" for name, value in zip(lines[0], lines[1], strict=True))
+
+
+def _short(text: str) -> str:
+    """The first sentence of a foreign message, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -1,0 +1,160 @@
+"""A real Connect server: the code that runs embedded runs on it, and nothing of it stays.
+
+Run as a script, this file is a client of the server that SPARK_REMOTE names.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_platform.errors import EnvironmentProblem, InputError, StateError
+from cdc_platform.lake import frames
+from cdc_platform.lake.connect import ConnectServer, _die_with_parent, _members
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.session import spark_session
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.translate import translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
+
+
+def core(spark: SparkSession, lake: Lake) -> None:
+    """What the platform does on Spark: write a slice computed in Python, merge, read back, ask by SQL, be refused."""
+    from pyspark.sql import functions as F
+
+    def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+        import pyarrow as pa
+
+        for batch in batches:
+            ids = [[token.to_bytes(8, "big") * 2] * 2 for token in batch["range_end"].to_pylist()]
+            yield pa.record_batch(
+                [batch["time"], batch["range_end"], pa.array(ids)], names=["time", "range_end", "streams"]
+            )
+
+    table = STREAMS_DESCRIPTIONS_V2
+    ranges = spark.range(0, 5, 1, 2).select(F.lit(TIME).alias("time"), F.col("id").alias("range_end"))
+    rows = ranges.mapInArrow(streams, "time timestamp, range_end bigint, streams array<binary>")
+    version = frames.replace_slice(spark, lake, table, rows, {"time": TIME})
+    assert frames.merge(spark, lake, table, rows) == 0
+    assert lake.version(table) == version
+    assert frames.read(spark, lake, table).where(F.col("range_end") > 2).count() == 2
+    assert frames.read_slice(spark, lake, table, {"time": TIME}).count() == 5
+    read = lake.read(table, filters=[("range_end", "=", 3)]).to_pylist()
+    assert read == [{"time": TIME, "range_end": 3, "streams": [(3).to_bytes(8, "big") * 2] * 2}]
+    frames.register(spark, lake, [GENERATION_TIMESTAMPS])
+    query = "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2021-01-01'"
+    assert spark.sql(query).collect() == []
+    wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
+    with pytest.raises(InputError, match="NOT NULL constraint violated for column: range_end"):
+        frames.replace_slice(spark, lake, table, wrong, {"time": TIME})
+    with pytest.raises(InputError, match="not in the table"):
+        frames.replace_slice(spark, lake, table, rows.withColumn("extra", F.lit(1)), {"time": TIME})
+    with pytest.raises(InputError, match="Syntax error"), translated("the query"):
+        spark.sql("SELEC 1").collect()
+    assert lake.read(table).num_rows == 5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConnectServer]:
+    """One server for this file."""
+    with ConnectServer(heavy=False) as server:
+        yield server
+
+
+def test_the_core_runs_embedded(spark: SparkSession, lake: Lake) -> None:
+    """The same function as on the server."""
+    core(spark, lake)
+
+
+def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
+    """In a process of its own, that starts no JVM, and leaves nothing in its working folder."""
+    folder = lake.root.parent / "cwd"
+    folder.mkdir()
+    client = subprocess.run(
+        [sys.executable, __file__, str(lake.root)],
+        env={**os.environ, "SPARK_REMOTE": server.remote, "JAVA_HOME": "/nowhere"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (client.returncode, client.stdout) == (0, "core ran on Connect\n"), client.stderr
+    assert list(folder.iterdir()) == []
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
+
+
+def test_the_server_ends_with_everything_that_it_started(server: ConnectServer) -> None:
+    """JVM and Python workers are gone when `stop` returns; its folder too; it can be stopped twice."""
+    pid, folder = server.pid, server._folder
+    assert pid is not None
+    assert folder is not None
+    assert pid in _members(pid)
+    with pytest.raises(StateError, match="runs already"):
+        server.start()
+    server.stop()
+    assert _members(pid) == []
+    assert not folder.exists()
+    assert server.pid is None
+    server.stop()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    """Before anything is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EnvironmentProblem, match=f"port {port} of 127.0.0.1 is taken"):
+            ConnectServer(port).start()
+
+
+def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of what the JVM said, and no process left."""
+    monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "lots")
+    server = ConnectServer()
+    with pytest.raises(EnvironmentProblem, match=r"did not start \(.*lots"):
+        server.start()
+    assert server.pid is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_server_does_not_outlive_a_killed_parent() -> None:
+    """The parent has no time to clean up when it is killed; the system does."""
+    parent = subprocess.Popen(
+        [sys.executable, __file__, "--parent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    ended = os.pidfd_open(child)
+    parent.kill()
+    parent.wait()
+    assert select.select([ended], [], [], 60)[0], "the child is still there"
+
+
+def _be_a_parent() -> None:
+    """Start a process as the server is started, name it and wait to be killed."""
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=_die_with_parent(), start_new_session=True)
+    print(child.pid, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--parent":
+        _be_a_parent()
+    core(spark_session(), Lake(Path(sys.argv[1])))
+    print("core ran on Connect")

@@ -1,0 +1,345 @@
+"""The tables on Spark: slices replaced in one commit, merges that can be repeated, names for SQL, and lost races."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc_platform.errors import ConflictError, InputError, StateError
+from cdc_platform.lake import frames
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import schema_model, spark_schema
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+    Table,
+)
+from cdc_platform.lake.translate import translated
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SLICE = {"time": TIME}
+
+
+def streams(spark: SparkSession, time: datetime, count: int, stream: bytes = b"0123456789abcdef") -> DataFrame:
+    """`count` rows of cdc_streams_descriptions_v2 with range ends from 0, in one partition."""
+    from pyspark.sql import functions as F
+
+    ends = spark.range(0, count, 1, 1)
+    return ends.select(
+        F.lit(time).alias("time"), F.col("id").alias("range_end"), F.array(F.lit(stream)).alias("streams")
+    )
+
+
+def ends(lake: Lake, time: datetime) -> list[int]:
+    """Range ends that deltalake reads of one time."""
+    return sorted(lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", time)])["range_end"].to_pylist())
+
+
+def test_a_slice_is_replaced_and_nothing_else(spark: SparkSession, lake: Lake) -> None:
+    """Written by Spark and by deltalake, partitions of the same time with milliseconds are one slice for both."""
+    table = STREAMS_DESCRIPTIONS_V2
+    other = pa.Table.from_pylist([{"time": TIME + HOUR, "range_end": 9, "streams": [b"x" * 16]}], schema=table.schema)
+    lake.merge(table, other, update=False)
+    first = frames.replace_slice(spark, lake, table, streams(spark, TIME, 3), SLICE)
+    assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1, 2], [9])
+    second = frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    assert second == first + 1 == lake.version(table)
+    frames.replace_slice(spark, lake, table, streams(spark, TIME + HOUR, 1), {"time": TIME + HOUR})
+    assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1], [0])
+    lake.merge(table, other, update=False)
+    found = frames.read(spark, lake, table).where(f"time = timestamp'{TIME + HOUR}'")
+    assert sorted(row["range_end"] for row in found.collect()) == [0, 9]
+    assert lake.delete(table, [("time", "=", TIME)]) == 2
+    assert frames.read(spark, lake, table).count() == 2
+
+
+def test_a_slice_is_read_without_deltas_state(spark: SparkSession, lake: Lake) -> None:
+    """`read_slice` gives the rows of `read`, with the declared columns and types, whoever wrote them."""
+    table = STREAMS_DESCRIPTIONS_V2
+    assert frames.read_slice(spark, lake, table, SLICE).count() == 0
+    frames.replace_slice(spark, lake, table, streams(spark, TIME, 3), SLICE)
+    more = pa.Table.from_pylist(
+        [{"time": time, "range_end": 9, "streams": [b"x" * 16]} for time in (TIME, TIME + HOUR)], schema=table.schema
+    )
+    lake.merge(table, more, update=False)
+    rows = frames.read_slice(spark, lake, table, SLICE)
+    assert rows.dtypes == frames.read(spark, lake, table).dtypes
+    assert sorted(rows.collect()) == sorted(frames.read(spark, lake, table).where(f"time = '{TIME}'").collect())
+    assert frames.read_slice(spark, lake, table, {**SLICE, "range_end": 9}).count() == 1
+    with pytest.raises(InputError, match="named by time"):
+        frames.read_slice(spark, lake, table, {"range_end": 9})
+
+
+def test_a_text_slice_takes_any_text(spark: SparkSession, lake: Lake) -> None:
+    """A generation's UUID, or a text with quotes, names a slice as a value and not as SQL."""
+    for name in (UUID(int=5), 'it\'s \\ a "test"'):
+        rows = spark.createDataFrame(
+            [(str(name), 1, 12, 1, [b"0123456789abcdef"])], spark_schema(GENERATION_DESCRIPTIONS_V2)
+        )
+        frames.replace_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": name})
+        assert lake.read(GENERATION_DESCRIPTIONS_V2, ["id"], [("id", "=", name)])["id"].to_pylist() == [str(name)]
+
+
+def test_merging_inserts_what_is_missing_and_keeps_the_rest(spark: SparkSession, lake: Lake) -> None:
+    """On the keys, and again without a change."""
+    table = STREAMS_DESCRIPTIONS_V2
+    assert frames.merge(spark, lake, table, streams(spark, TIME, 3)) == 3
+    assert frames.merge(spark, lake, table, streams(spark, TIME, 5, b"other streams...")) == 2
+    assert frames.merge(spark, lake, table, streams(spark, TIME, 5)) == 0
+    kept = lake.read(table, ["streams"], [("range_end", "<", 3)])["streams"].to_pylist()
+    assert kept == [[b"0123456789abcdef"]] * 3
+
+
+def test_structs_in_arrays_go_through_spark(spark: SparkSession, lake: Lake) -> None:
+    """The V1 description is written by Spark and read by deltalake as it was."""
+    entries = [{"token_range_end": 5, "streams": [b"b" * 16, b"a" * 16], "sharding_ignore_msb": 12}]
+    rows = spark.createDataFrame([(TIME, entries, None)], spark_schema(GENERATION_DESCRIPTIONS))
+    frames.merge(spark, lake, GENERATION_DESCRIPTIONS, rows)
+    assert lake.read(GENERATION_DESCRIPTIONS).to_pylist() == [{"time": TIME, "description": entries, "expired": None}]
+
+
+def test_tables_stay_readable_by_every_delta_reader(spark: SparkSession, lake: Lake) -> None:
+    """Spark's writes add no feature to a table, and tables that it makes itself have none either."""
+    frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), SLICE)
+    frames.merge(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 2))
+    spark.range(3).write.format("delta").save(str(lake.root / "own"))
+    for path in (lake.path(STREAMS_DESCRIPTIONS_V2), str(lake.root / "own")):
+        protocol = DeltaTable(path).protocol()
+        assert (protocol.min_reader_version, protocol.reader_features, protocol.writer_features) == (1, None, None)
+        assert protocol.min_writer_version <= 3
+
+
+def _v2_with(column: str, expression: str) -> Callable[[SparkSession], DataFrame]:
+    from pyspark.sql import functions as F
+
+    return lambda spark: streams(spark, TIME, 2).withColumn(column, F.expr(expression))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (lambda spark: streams(spark, TIME + HOUR, 2), "rows lie outside that slice"),
+        (_v2_with("range_end", "cast(null as bigint)"), "NOT NULL constraint violated for column: range_end"),
+        (_v2_with("streams", "cast(array() as array<binary>)"), "CHECK constraint streams_given"),
+        (_v2_with("range_end", "'text'"), "expected column 'range_end' to have type"),
+        (_v2_with("extra", "1"), "column 'extra' not in the table"),
+        (lambda spark: streams(spark, TIME, 2).drop("streams"), "column 'streams' not in dataframe"),
+    ],
+    ids=["outside", "null", "empty", "type", "extra", "missing"],
+)
+def test_wrong_rows_are_refused_in_one_line(
+    spark: SparkSession,
+    lake: Lake,
+    rows: Callable[[SparkSession], DataFrame],
+    told: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The table stays as it was, and nothing is printed on the way."""
+    with pytest.raises(InputError, match=told) as refused:
+        frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows(spark), SLICE)
+    assert "\n" not in str(refused.value)
+    assert STREAMS_DESCRIPTIONS_V2.full_name in str(refused.value)
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 0
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("where", [{}, {"colour": 1}, {"time": 1.5}])
+def test_a_slice_is_named_by_columns_and_plain_values(spark: SparkSession, lake: Lake, where: dict[str, Any]) -> None:
+    """Replacing everything by an empty or unknown name never happens."""
+    with pytest.raises(InputError, match="slice"):
+        frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), where)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=str)
+def test_the_pandera_model_is_the_declaration(spark: SparkSession, table: Table) -> None:
+    """An empty frame of the declared schema passes; the model knows every column."""
+    schema = schema_model(table).to_schema()
+    assert list(schema.columns) == table.schema.names
+    judged: Any = schema_model(table).validate(spark.createDataFrame([], spark_schema(table)))  # type: ignore[arg-type]
+    assert judged.pandera.errors == {}
+
+
+def test_sql_finds_the_tables_under_scylladbs_names(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """The query that people know from CQL runs as it is; a second lake takes the names over; no file goes."""
+    old, new = datetime(2020, 5, 1, tzinfo=UTC), TIME
+    rows = [{"key": "timestamps", "time": time} for time in (old, new)]
+    lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows), update=False)
+    query = "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2021-01-01'"
+    for _ in range(2):
+        frames.register(spark, lake)
+        found = spark.sql(query).toArrow()
+        assert found["time"].to_pylist() == [new]
+    assert spark.sql("SELECT host_id FROM system.cdc_local").collect() == []
+    comments = {row["col_name"]: row["comment"] for row in spark.sql("DESCRIBE TABLE system.cdc_local").collect()}
+    assert comments["host_id"] == "UUID of the node"
+    other = Lake(tmp_path / "other")
+    frames.register(spark, other, [GENERATION_TIMESTAMPS, CDC_LOCAL])
+    assert spark.sql(query).collect() == []
+    spark.sql("DROP TABLE system.cdc_local")
+    assert other.exists(CDC_LOCAL)
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "told"),
+    [
+        ("SELEC 1", InputError, "Syntax error at or near 'SELEC'"),
+        ("SELECT nothing FROM system.cdc_local", InputError, "`nothing` cannot be resolved"),
+        ("SELECT * FROM nowhere.table", InputError, "`nowhere`.`table` cannot be found"),
+        ("SELECT 1/0", InputError, "Division by zero"),
+        ("SELECT CAST('x' AS INT)", InputError, "cannot be cast"),
+        ("SELECT no_such_function(1)", InputError, "Cannot resolve routine"),
+        ("INSERT INTO system.cdc_local VALUES ('h', 'other', null, null)", InputError, r"known_key .*key : other"),
+        ("INSERT INTO system.cdc_local VALUES (null, 'cdc_local', null, null)", InputError, "NOT NULL .* host_id"),
+        ("DELETE FROM platform.bootstrap_events WHERE kind = 'join'", StateError, "only allow appends"),
+    ],
+)
+def test_errors_of_a_query_are_one_line(
+    spark: SparkSession, lake: Lake, query: str, error: type[Exception], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No stack, no state codes, nothing printed: what is wrong, in the words of the query."""
+    frames.register(spark, lake, [CDC_LOCAL, BOOTSTRAP_EVENTS])
+    with pytest.raises(error, match=told) as refused, translated("the query"):
+        spark.sql(query).collect()
+    assert "SQLSTATE" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+class Step:
+    """Steps two writers through their phases: the first stops in its rows until the second has committed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.started, self.go_on, self.once = folder / "started", folder / "go_on", folder / "once"
+        os.mkfifo(self.started)
+        os.mkfifo(self.go_on)
+
+    def stopping(self, rows: DataFrame) -> DataFrame:
+        """The same rows, whose first computation says that it started and waits to go on."""
+        started, go_on, once = self.started, self.go_on, self.once
+
+        def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            # Opening a FIFO waits for its other end.
+            if not once.exists():
+                once.touch()
+                started.write_bytes(b"")
+                go_on.read_bytes()
+            yield from batches
+
+        return rows.mapInArrow(wait, rows.schema)
+
+    def run(self, first: Callable[[], Any], second: Callable[[], Any]) -> Future[Any]:
+        """Run `second` in the middle of `first`; the answer or error of `first`."""
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(first)
+            self.started.read_text(encoding="utf-8")
+            second()
+            self.go_on.write_text("", encoding="utf-8")
+        return running
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("there", [0, 2], ids=["new", "known"])
+def test_a_slice_that_another_writer_replaced_meanwhile_is_written_again(
+    spark: SparkSession, lake: Lake, tmp_path: Path, there: int
+) -> None:
+    """Two nodes publish the same generation at the same moment: one result, no duplicates, no error."""
+    table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
+    rows = streams(spark, TIME, 4)
+    if there:
+        frames.replace_slice(spark, lake, table, streams(spark, TIME, there), SLICE)
+    first = step.run(
+        lambda: frames.replace_slice(spark, lake, table, step.stopping(rows), SLICE),
+        lambda: frames.replace_slice(spark, lake, table, rows, SLICE),
+    )
+    assert ends(lake, TIME) == [0, 1, 2, 3]
+    newest, before, *_ = lake.history(table)
+    assert (newest["operation"], before["operation"]) == ("WRITE", "WRITE")
+    assert first.result() == newest["version"]
+
+
+@pytest.mark.timeout(120)
+def test_without_the_retry_the_same_race_is_a_conflict(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: the race is real, and its loser hears of it in one line."""
+    monkeypatch.setattr(frames, "ATTEMPTS", 1)
+    table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
+    rows = streams(spark, TIME, 4)
+    frames.replace_slice(spark, lake, table, rows, SLICE)
+    first = step.run(
+        lambda: frames.replace_slice(spark, lake, table, step.stopping(rows), SLICE),
+        lambda: frames.replace_slice(spark, lake, table, rows, SLICE),
+    )
+    with pytest.raises(ConflictError, match="other writers came first"):
+        first.result()
+    assert ends(lake, TIME) == [0, 1, 2, 3]
+
+
+@pytest.mark.timeout(120)
+def test_a_writer_of_another_slice_is_none_of_ours(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """Two generations that are written at once are appended side by side, once each."""
+    table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
+    first = step.run(
+        lambda: frames.replace_slice(spark, lake, table, step.stopping(streams(spark, TIME, 4)), SLICE),
+        lambda: frames.replace_slice(spark, lake, table, streams(spark, TIME + HOUR, 3), {"time": TIME + HOUR}),
+    )
+    assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1, 2, 3], [0, 1, 2])
+    assert [commit["operationParameters"].get("mode") for commit in lake.history(table, 2)] == ["Append", "Append"]
+    assert first.result() == lake.version(table)
+
+
+@pytest.mark.timeout(120)
+def test_spark_and_deltalake_merge_the_same_keys(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    """A merge on Spark that is overtaken by one without a JVM inserts only what is still missing."""
+    table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
+    lake.ensure(table)
+    overtaking = pa.Table.from_pylist(
+        [{"time": TIME, "range_end": end, "streams": [b"deltalake was it"]} for end in (1, 2)], schema=table.schema
+    )
+    first = step.run(
+        lambda: frames.merge(spark, lake, table, step.stopping(streams(spark, TIME, 4))),
+        lambda: lake.merge(table, overtaking, update=False),
+    )
+    assert first.result() == 2
+    assert ends(lake, TIME) == [0, 1, 2, 3]
+
+
+def test_threads_that_replace_and_merge_at_once(spark: SparkSession, lake: Lake) -> None:
+    """Whoever wins, every row is there once and nobody fails."""
+    start = threading.Barrier(2)
+
+    def write(change: Callable[..., int]) -> int:
+        start.wait()
+        return change(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 20))
+
+    with ThreadPoolExecutor(2) as pool:
+        inserted = list(pool.map(write, [frames.merge, frames.merge]))
+    assert sorted(inserted) == [0, 20]
+    assert ends(lake, TIME) == list(range(20))
+
+
+def test_a_missing_table_reads_as_an_empty_one(spark: SparkSession, lake: Lake) -> None:
+    """With its columns, and without making it."""
+    assert frames.read(spark, lake, NODES).columns == NODES.schema.names
+    assert not lake.exists(NODES)

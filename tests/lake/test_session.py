@@ -1,0 +1,93 @@
+"""The Spark session: settings, silence, and what it leaves behind, which is nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.lake.session import java_options, local_conf, spark_session, work_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_there_is_one_session_a_process(spark: SparkSession) -> None:
+    """Whoever asks gets the same one."""
+    assert spark_session("another name", heavy=True) is spark
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.session.timeZone", "UTC"),
+        ("spark.sql.ansi.enabled", "true"),
+        ("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"),
+        ("spark.databricks.delta.properties.defaults.enableDeletionVectors", "false"),
+        ("spark.sql.catalogImplementation", "in-memory"),
+    ],
+)
+def test_settings_that_results_depend_on(spark: SparkSession, name: str, value: str) -> None:
+    """Times are UTC, arithmetic does not wrap in silence, tables are Delta's."""
+    assert spark.conf.get(name) == value
+
+
+def test_python_workers_are_this_python(spark: SparkSession) -> None:
+    """Else they would find no numpy, or another one."""
+
+    def tell(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.record_batch([pa.array([sys.executable])], names=["python"])
+
+    assert spark.range(0, 1, 1, 1).mapInArrow(tell, "python string").collect()[0]["python"] == sys.executable
+
+
+def test_nothing_is_left_in_the_working_folder(spark: SparkSession) -> None:
+    """Metastore, warehouse, artifacts and temporary files are in a folder that goes with the process."""
+    spark.range(3).createOrReplaceTempView("three")
+    spark.sql("CREATE TABLE left_behind USING delta AS SELECT * FROM three")
+    left = {path.name for path in Path.cwd().iterdir()} & {"metastore_db", "spark-warehouse", "artifacts", "derby.log"}
+    assert not left
+    assert (work_folder() / "warehouse" / "left_behind").is_dir()
+    spark.sql("DROP TABLE left_behind")
+
+
+def test_the_jvm_does_not_print(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard output belongs to the one JSON document of a command."""
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
+        spark.sql("SELECT 1/0").collect()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_memory_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For both kinds of session, which differ otherwise."""
+    assert local_conf(tmp_path, heavy=True)["spark.driver.memory"] == "3g"
+    assert local_conf(tmp_path, heavy=False)["spark.driver.memory"] == "2g"
+    monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "5g")
+    assert local_conf(tmp_path, heavy=False)["spark.driver.memory"] == "5g"
+
+
+def test_only_short_commands_do_without_the_second_compiler(tmp_path: Path) -> None:
+    """Volume needs it more than a fast start."""
+    assert "TieredStopAtLevel=1" in java_options(tmp_path, heavy=False)
+    assert "TieredStopAtLevel" not in java_options(tmp_path, heavy=True)
+
+
+@pytest.mark.parametrize(
+    ("remote", "told"),
+    [
+        ("sc://127.0.0.1:1", r"SPARK_REMOTE=sc://127.0.0.1:1 does not answer .*refused"),
+        ("127.0.0.1:15002", "written sc://HOST:PORT"),
+        ("sc://127.0.0.1:99999", "does not answer"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyPatch, remote: str, told: str) -> None:
+    """Not after the ten minutes for which a Connect client hopes by itself."""
+    monkeypatch.setenv("SPARK_REMOTE", remote)
+    with pytest.raises(EnvironmentProblem, match=told):
+        spark_session()
