@@ -1,0 +1,430 @@
+"""Exports of ScyllaDB's generation tables by `cqlsh COPY ... TO ... WITH HEADER = true`, parsed and checked for holes.
+
+Sets come sorted by unsigned bytes: putting streams back in shard order, and the lake, are left to `importing`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import struct
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cdc_platform.clock import format_ms, parse_time_ms
+from cdc_platform.errors import InputError
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
+from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES, MAX_SHARD_COUNT, MINIMUM
+from cdc_platform.sources.json_files import read_text
+
+V2 = "cdc_generation_descriptions_v2"
+STREAMS = "cdc_streams_descriptions_v2"
+TIMESTAMPS = "cdc_generation_timestamps"
+
+_COLUMNS = {
+    V2: {"id", "range_end", "ignore_msb", "num_ranges", "streams"},
+    STREAMS: {"time", "range_end", "streams"},
+    TIMESTAMPS: {"key", "time", "expired"},
+}
+_NOT_READ = {
+    frozenset({"time", "expired", "streams"}): "cdc_streams_descriptions",
+    frozenset({"time", "expired", "description"}): "cdc_generation_descriptions",
+    frozenset({"key", "id", "range_end", "ignore_msb", "streams"}): "cdc_generations_v3",
+}
+_HALF = "half-written export"
+_INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
+_BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?0x[0-9a-fA-F]{32})*\}")
+_PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?\(-?\d{1,19}, ?-?\d{1,19}\))*\}", re.ASCII)
+_PAIR = re.compile(r"\((-?\d+), ?(-?\d+)\)", re.ASCII)
+_BLOB = re.compile(r"0x([0-9a-fA-F]*)")
+_BLOB_MARKS = str.maketrans("", "", "{}, ")
+_ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class RangeRows:
+    """The rows of one partition, ascending by range end.
+
+    `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], one range after the other, each range's in
+    unsigned byte order; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column.
+    """
+
+    source: str
+    range_ends: np.ndarray
+    stream_counts: np.ndarray
+    streams: np.ndarray
+    ignore_msbs: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.range_ends)
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """Where each range's streams begin, and at last their end: int64[n + 1]."""
+        return np.concatenate([[0], np.cumsum(self.stream_counts)])
+
+    def has_same_streams(self, other: RangeRows) -> bool:
+        """Whether both have the same ranges, each with the same set of streams."""
+        return (
+            np.array_equal(self.range_ends, other.range_ends)
+            and np.array_equal(self.stream_counts, other.stream_counts)
+            and np.array_equal(self.streams, other.streams)
+        )
+
+
+@dataclass(frozen=True)
+class Exports:
+    """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms)."""
+
+    descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
+    streams: Mapping[int, RangeRows] = field(default_factory=dict)
+    timestamps: Mapping[int, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Row:
+    source: str
+    line: int
+    streams: bytes
+    ignore_msb: int = 0
+    num_ranges: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"{self.source}, line {self.line}"
+
+    def says_the_same(self, other: _Row) -> bool:
+        mine, its = ((set(_ids(row.streams)), row.ignore_msb, row.num_ranges) for row in (self, other))
+        return mine == its
+
+
+_Partitions = dict[str, dict[int, _Row]]
+
+
+def read_exports(paths: Iterable[str | Path]) -> Exports:
+    """Read export files together: a table may lie in several of them.
+
+    Raises:
+        NotFound: a file is not there.
+        InputError: a file is no such export, is cut, or rows of a generation are missing.
+    """
+    return parse_exports([(str(path), read_text(Path(path))) for path in paths])
+
+
+def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
+    """As `read_exports`, from (name, text) pairs.
+
+    Raises:
+        InputError: a text is no such export, is cut, or rows of a generation are missing.
+    """
+    descriptions: _Partitions = {}
+    streams: _Partitions = {}
+    timestamps: dict[int, int | None] = {}
+    for source, text in files:
+        table, rows = _table(source, text)
+        if table == V2:
+            _collect(descriptions, source, _v2_rows(source, rows))
+        elif table == STREAMS:
+            _collect(streams, source, _streams_rows(source, rows))
+        else:
+            _collect_timestamps(timestamps, source, rows)
+    return Exports(
+        {id_: _description(id_, rows) for id_, rows in descriptions.items()},
+        {int(time_ms): _streams_of(int(time_ms), rows) for time_ms, rows in sorted(streams.items())},
+        dict(sorted(timestamps.items())),
+    )
+
+
+def _table(source: str, text: str) -> tuple[str, Iterator[tuple[int, dict[str, str]]]]:
+    """The table that the header row names, and the rows after it as (line, values by column)."""
+    if not text.strip():
+        raise InputError(f"{source} is empty: {_HALF}; export it again")
+    # A set of a few thousand stream IDs is one field; the csv module stops at 128 KiB unless told.
+    csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header = [name.strip() for name in _next(source, reader) or []]
+    rows = _dict_rows(source, reader, header, ends_whole=text.endswith("\n"))
+    return _table_of(source, header), rows
+
+
+def _table_of(source: str, header: list[str]) -> str:
+    columns = set(header)
+    if len(columns) < len(header):
+        raise InputError(f"{source}: the header names a column twice: {', '.join(header)}")
+    for table in (V2, STREAMS):
+        if columns == _COLUMNS[table]:
+            return table
+    if "time" in columns and columns <= _COLUMNS[TIMESTAMPS]:
+        return TIMESTAMPS
+    if frozenset(columns) in _NOT_READ:
+        raise InputError(
+            f"{source} is {_NOT_READ[frozenset(columns)]}, which is not taken in; export {STREAMS} or {V2}"
+        )
+    for table in (V2, STREAMS):
+        missing = _COLUMNS[table] - columns
+        if columns and columns < _COLUMNS[table] and "range_end" in columns:
+            raise InputError(f"{source}: column {', '.join(sorted(missing))} of {table} is missing; export all columns")
+    if any("|" in name for name in header):
+        raise InputError(f"{source} is what SELECT prints; export with: COPY ... TO ... WITH HEADER = true")
+    raise InputError(
+        f"{source}: the first row is no header of {V2}, {STREAMS} or {TIMESTAMPS} but {', '.join(header)[:80]!r}; "
+        "export with: COPY ... TO ... WITH HEADER = true"
+    )
+
+
+def _next(source: str, reader: Iterator[list[str]]) -> list[str] | None:
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        cut = f"a quote is open at its end: {_HALF}; export it again" if "end of data" in str(error) else str(error)
+        raise InputError(f"{source} is no whole CSV file: {cut}") from None
+
+
+def _dict_rows(
+    source: str, reader: Iterator[list[str]], header: list[str], *, ends_whole: bool
+) -> Iterator[tuple[int, dict[str, str]]]:
+    line, last = 1, ""
+    for line, row in enumerate(iter(lambda: _next(source, reader), None), start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            cut = f": {_HALF}; export it again" if len(row) < len(header) else ""
+            raise InputError(f"{source}, line {line} has {len(row)} columns where the header names {len(header)}{cut}")
+        last = row[-1]
+        yield line, dict(zip(header, row, strict=True))
+    if line == 1:
+        raise InputError(f"{source} has a header and no rows: {_HALF}, or leave the file of an empty table out")
+    # A cut inside a last number or time leaves one that reads well: only the line end tells that it is whole.
+    if not ends_whole and not _ENDS_WHOLE.fullmatch(last):
+        raise InputError(
+            f"{source}, line {line} ends in {last[-30:]!r} without a line end: {_HALF}; export it again, or end the "
+            "line if the file is whole"
+        )
+
+
+def _v2_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterator[tuple[str, int, _Row]]:
+    msb, num_ranges = (_whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
+    for line, values in rows:
+        place = f"{source}, line {line}"
+        id_ = _uuid(place, values["id"])
+        if not values["range_end"] and values["num_ranges"]:
+            raise InputError(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {_HALF}")
+        row = _Row(
+            source,
+            line,
+            _streams(place, values["streams"]),
+            msb(place, values["ignore_msb"]),
+            num_ranges(place, values["num_ranges"]),
+        )
+        yield id_, _range_end(place, values["range_end"]), row
+
+
+_V2_NUMBERS = (("ignore_msb", 0, MAX_IGNORE_MSB), ("num_ranges", 1, MAX_RANGES))
+
+
+def _streams_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterator[tuple[str, int, _Row]]:
+    times: dict[str, str] = {}
+    for line, values in rows:
+        place = f"{source}, line {line}"
+        text = values["time"]
+        time = times.get(text) or times.setdefault(text, str(_time_ms(place, "time", text)))
+        yield time, _range_end(place, values["range_end"]), _Row(source, line, _streams(place, values["streams"]))
+
+
+def _collect(partitions: _Partitions, source: str, rows: Iterator[tuple[str, int, _Row]]) -> None:
+    for key, range_end, row in rows:
+        known = partitions.setdefault(key, {}).setdefault(range_end, row)
+        if known is row:
+            continue
+        if known.source == source:
+            raise InputError(f"{row.place}: range_end {range_end} is there twice, first in line {known.line}")
+        if not known.says_the_same(row):
+            raise InputError(f"{row.place}: range_end {range_end} says something else than in {known.place}")
+
+
+def _collect_timestamps(
+    timestamps: dict[int, int | None], source: str, rows: Iterator[tuple[int, dict[str, str]]]
+) -> None:
+    seen: dict[int, int] = {}
+    for line, values in rows:
+        place = f"{source}, line {line}"
+        if values.get("key", "timestamps") != "timestamps":
+            raise InputError(f"{place}: key {values['key']!r}; the key of {TIMESTAMPS} is always timestamps")
+        time = _time_ms(place, "time", values["time"])
+        expired = _time_ms(place, "expired", values["expired"]) if values.get("expired") else None
+        if time in seen:
+            raise InputError(f"{place}: time {format_ms(time)} is there twice, first in line {seen[time]}")
+        seen[time] = line
+        known = timestamps.setdefault(time, expired)
+        if expired is not None and known not in (None, expired):
+            raise InputError(f"{place}: time {format_ms(time)} expired at another time in a file before")
+        timestamps[time] = known if expired is None else expired
+
+
+def _description(id_: str, rows: dict[int, _Row]) -> RangeRows:
+    claimed = {row.num_ranges for row in rows.values()}
+    source = next(iter(rows.values())).source
+    if claimed != {len(rows)}:
+        shown = " and ".join(str(number) for number in sorted(claimed))
+        raise InputError(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {_HALF}")
+    partition = _range_rows(rows, with_msbs=True)
+    versions = decode(partition.streams).versions
+    if np.any(versions > VERSION):
+        legacy = partition.streams[int(np.argmax(versions > VERSION))].tobytes().hex()
+        raise InputError(
+            f"{source}: generation {id_} has stream 0x{legacy}, older than the version field; "
+            "V2 descriptions hold streams of version 1"
+        )
+    _refuse_missing_rows(f"{source}: generation {id_}", partition)
+    return partition
+
+
+def _streams_of(time_ms: int, rows: dict[int, _Row]) -> RangeRows:
+    partition = _range_rows(rows, with_msbs=False)
+    _refuse_missing_rows(f"{partition.source}: time {format_ms(time_ms)}", partition)
+    return partition
+
+
+def _range_rows(rows: dict[int, _Row], *, with_msbs: bool) -> RangeRows:
+    ends = sorted(rows)
+    ordered = [rows[end] for end in ends]
+    counts = np.array([len(row.streams) // STREAM_ID_BYTES for row in ordered], dtype=np.int64)
+    streams = np.frombuffer(b"".join(row.streams for row in ordered), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES)
+    return RangeRows(
+        ordered[0].source,
+        np.array(ends, dtype=np.int64),
+        counts,
+        in_byte_order(counts, streams),
+        np.array([row.ignore_msb for row in ordered], dtype=np.int64) if with_msbs else None,
+    )
+
+
+def in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
+    """The streams (uint8[total, 16]) with each range's sorted as unsigned bytes, as a CQL client hands sets out."""
+    rows = np.repeat(np.arange(len(stream_counts)), stream_counts)
+    words = ordered_words(streams)
+    return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
+
+
+def _refuse_missing_rows(what: str, rows: RangeRows) -> None:
+    """Refuse a generation whose stream IDs tell that it has more rows: by their index, or by the range they begin in.
+
+    The index is the rank of the row. A range's streams begin right after the end of the range before, so that the
+    first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
+    """
+    ids = decode(rows.streams)
+    first = rows.offsets[:-1]
+    if np.any(ids.versions != VERSION) or np.any(np.repeat(ids.indexes[first], rows.stream_counts) != ids.indexes):
+        return
+    ranks = np.arange(len(rows))
+    indexes = ids.indexes[first]
+    if np.any(indexes >= len(rows)):
+        row = int(np.argmax(indexes != ranks))
+        raise InputError(
+            f"{what}: the range that ends with {rows.range_ends[row]} has index {indexes[row]} and is row {row}: "
+            f"{_HALF}, rows are missing"
+        )
+    # A single row with index 0 is too little to tell that its index is a rank.
+    if len(rows) == 1 or not np.array_equal(indexes, ranks):
+        return
+    last = int(rows.range_ends[-1])
+    expected = FIRST if last == LAST else last + 1
+    begin = min(ids.tokens[: rows.offsets[1]].tolist(), key=_ring_order(expected))
+    if begin != expected and _is_between(begin, last, int(rows.range_ends[0])):
+        raise InputError(
+            f"{what}: its first range begins with token {begin}, so its last range ends right before; the last row "
+            f"there is ends with {last}: {_HALF}, rows are missing"
+        )
+
+
+def _ring_order(start: int) -> Callable[[int], int]:
+    return lambda token: (token - start) % (1 << 64)
+
+
+def _is_between(token: int, start: int, end: int) -> bool:
+    """Whether the token lies in `(start, end]`, walking the ring upwards."""
+    from_start = _ring_order(start + 1)
+    return from_start(token) <= from_start(end)
+
+
+def _streams(place: str, text: str) -> bytes:
+    """The stream IDs of a set, one after the other: blobs, or the pairs of bigints that tables had before them."""
+    if _BLOB_SET.fullmatch(text):
+        streams = bytes.fromhex(text.translate(_BLOB_MARKS).replace("0x", ""))
+    elif _PAIR_SET.fullmatch(text):
+        streams = b"".join(_pair(place, *pair) for pair in _PAIR.findall(text))
+    else:
+        raise InputError(f"{place}: streams: {_why_no_set(text)}")
+    count = len(streams) // STREAM_ID_BYTES
+    if count > MAX_SHARD_COUNT:
+        raise InputError(f"{place}: {count} streams in a range; a node has at most {MAX_SHARD_COUNT} shards")
+    if len(set(_ids(streams))) < count:
+        raise InputError(f"{place}: a stream is there twice in one range; a set holds it once")
+    return streams
+
+
+def _ids(streams: bytes) -> list[bytes]:
+    return [streams[at : at + STREAM_ID_BYTES] for at in range(0, len(streams), STREAM_ID_BYTES)]
+
+
+def _pair(place: str, high: str, low: str) -> bytes:
+    try:
+        return struct.pack(">qq", int(high), int(low))
+    except struct.error:
+        raise InputError(f"{place}: streams: ({high}, {low}) does not fit into two 64-bit integers") from None
+
+
+def _why_no_set(text: str) -> str:
+    if text in ("", "{}", "null"):
+        return "no streams; every range has at least one"
+    if not (text.startswith("{") and text.endswith("}")):
+        return f"{text[-40:]!r} ends before its set does: {_HALF}; export it again"
+    for digits in _BLOB.findall(text):
+        if len(digits) != 2 * STREAM_ID_BYTES:
+            return f"0x{digits[:40]} is {len(digits) / 2:g} bytes; a stream ID has {STREAM_ID_BYTES}"
+    return f"{text[:60]!r} is no set of blobs, as in {{0x7fb9f781956cea08c651295720000001}}"
+
+
+def _range_end(place: str, text: str) -> int:
+    value = int(text) if _INTEGER.fullmatch(text) else None
+    if value is None:
+        raise InputError(f"{place}: range_end {text!r} is no integer")
+    if value == MINIMUM or not FIRST <= value <= LAST:
+        raise InputError(f"{place}: range_end {value} is no token; tokens are {FIRST} to {LAST}")
+    return value
+
+
+def _whole_number(name: str, low: int, high: int) -> Callable[[str, str], int]:
+    def read(place: str, text: str) -> int:
+        value = int(text) if _INTEGER.fullmatch(text) else None
+        if value is None or not low <= value <= high:
+            raise InputError(f"{place}: {name} {text!r} is no whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def _uuid(place: str, text: str) -> str:
+    try:
+        if len(text) == 36:
+            return str(uuid.UUID(text))
+    except ValueError:
+        pass
+    raise InputError(f"{place}: id {text!r} is no UUID")
+
+
+def _time_ms(place: str, name: str, text: str) -> int:
+    """A time in ms. An export's time without a zone means UTC: so old servers print it."""
+    try:
+        time = parse_time_ms(text, zone_required=False)
+    except InputError as error:
+        raise InputError(f"{place}: {name}: {error}") from None
+    if time < 0:
+        raise InputError(f"{place}: {name} {format_ms(time)} is before 1970, when no generation was")
+    return time

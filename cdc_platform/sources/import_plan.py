@@ -1,0 +1,272 @@
+"""What an import of exports would write, checked against the lake to the last row before any of it is written.
+
+Reading files and writing the plan are left to `importing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.errors import InputError
+from cdc_platform.lake.arrow import flat_streams, stream_lists
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.ring import Ring
+from cdc_platform.sources.cqlsh import Exports, RangeRows, in_byte_order
+from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
+
+_TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
+
+
+@dataclass
+class ImportPlan:
+    """All that is to be written. `ids` are generations by time (ms), where equal streams tell them."""
+
+    descriptions: dict[str, OrderedRows] = field(default_factory=dict)
+    streams: dict[int, OrderedRows] = field(default_factory=dict)
+    timestamps: dict[int, int | None] = field(default_factory=dict)
+    ids: dict[int, str] = field(default_factory=dict)
+    rows: list[tuple[Table, pa.Table]] = field(default_factory=list)
+    marks: list[pa.Table] = field(default_factory=list)
+    unmarked: list[tuple[Table, str, list[int]]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def plan_import(lake: Lake, clock: Clock, exports: Exports, ring: Ring, ignore_msb: int | None) -> ImportPlan:
+    """Check the exports against the lake and each other. `ring` and `ignore_msb` tell shard orders that V2 does not.
+
+    Raises:
+        InputError: the export is half-written, or says something else than the lake about a generation.
+    """
+    plan = ImportPlan(timestamps=dict(exports.timestamps))
+    _check_times(lake, exports)
+    _plan_descriptions(plan, lake, exports)
+    _plan_streams(plan, lake, exports, ring, ignore_msb)
+    _plan_timestamps(plan, lake, exports)
+    _plan_ledger(plan, lake, clock, exports)
+    return plan
+
+
+def _check_times(lake: Lake, exports: Exports) -> None:
+    """Readers rely on rows only after the timestamp, and on all rows from then on: an export has to keep to it."""
+    if not exports.streams:
+        return
+    listed = {_ms(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    for time in exports.streams:
+        if time not in exports.timestamps and time not in listed:
+            raise InputError(
+                f"half-written export: streams of {format_ms(time)} without its row in cdc_generation_timestamps; "
+                "export that table first and import both"
+            )
+    for time, expired in exports.timestamps.items():
+        if time not in exports.streams and expired is None and not _is_published(lake, time):
+            raise InputError(
+                f"half-written export: {format_ms(time)} is listed in cdc_generation_timestamps and its streams are "
+                "missing, while those of others are there; export cdc_streams_descriptions_v2 again"
+            )
+
+
+def _is_published(lake: Lake, time_ms: int) -> bool:
+    return lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", _time(time_ms))]).num_rows > 0
+
+
+def _plan_descriptions(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
+    for id_, rows in exports.descriptions.items():
+        assert rows.ignore_msbs is not None
+        ordered = put_back(rows, rows.ignore_msbs)
+        columns = {
+            "id": pa.repeat(id_, len(rows)),
+            "range_end": pa.array(rows.range_ends),
+            "ignore_msb": pa.array(rows.ignore_msbs.astype(np.int8)),
+            "num_ranges": pa.array(np.full(len(rows), len(rows), dtype=np.int32)),
+        }
+        existing = lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", id_)])
+        plan.descriptions[id_] = ordered
+        _plan_partition(plan, lake, GENERATION_DESCRIPTIONS_V2, id_, columns, ordered, existing)
+
+
+def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ignore_msb: int | None) -> None:
+    in_lake = _LakeDescriptions(lake)
+    for time, rows in exports.streams.items():
+        candidates = [*plan.descriptions.items(), *in_lake.with_ends(rows.range_ends)]
+        matches = {id_: ordered for id_, ordered in candidates if ordered.rows.has_same_streams(rows)}
+        if len(matches) == 1:
+            plan.ids[time], described = next(iter(matches.items()))
+            ordered = OrderedRows(rows, described.streams, described.reasons)
+        elif ignore_msb is not None:
+            ordered = put_back(rows, np.full(len(rows), ignore_msb))
+        else:
+            ordered = put_back(rows, msbs_of_owners(rows, ring))
+        columns = {
+            "time": pa.repeat(pa.scalar(_time(time), _TIME_TYPE), len(rows)),
+            "range_end": pa.array(rows.range_ends),
+        }
+        existing = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", _time(time))])
+        plan.streams[time] = ordered
+        _plan_partition(plan, lake, STREAMS_DESCRIPTIONS_V2, format_ms(time), columns, ordered, existing)
+
+
+class _LakeDescriptions:
+    """The V2 descriptions of the lake, read no further than a question needs."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._ends: dict[str, np.ndarray] | None = None
+        self._read: dict[str, OrderedRows] = {}
+
+    def with_ends(self, range_ends: np.ndarray) -> Iterable[tuple[str, OrderedRows]]:
+        """The descriptions with these range ends (int64[n], ascending), by id."""
+        for id_, ends in self._all_ends().items():
+            if np.array_equal(ends, range_ends):
+                if id_ not in self._read:
+                    self._read[id_] = self._description(id_)
+                yield id_, self._read[id_]
+
+    def _all_ends(self) -> dict[str, np.ndarray]:
+        if self._ends is None:
+            keys = self._lake.read(GENERATION_DESCRIPTIONS_V2, ["id", "range_end"])
+            groups = keys.group_by("id").aggregate([("range_end", "list")])
+            lists = zip(groups["id"].to_pylist(), groups["range_end_list"], strict=True)
+            self._ends = {id_: np.sort(np.asarray(ends.values, dtype=np.int64)) for id_, ends in lists}
+        return self._ends
+
+    def _description(self, id_: str) -> OrderedRows:
+        table = self._lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", id_)]).sort_by("range_end")
+        counts, streams = flat_streams(table["streams"])
+        ends = table["range_end"].to_numpy()
+        rows = RangeRows(f"generation {id_}", ends, counts, in_byte_order(counts, streams))
+        return OrderedRows(rows, streams, _marks(self._lake, GENERATION_DESCRIPTIONS_V2, id_))
+
+
+def _plan_partition(
+    plan: ImportPlan,
+    lake: Lake,
+    table: Table,
+    name: str,
+    columns: Mapping[str, pa.Array],
+    ordered: OrderedRows,
+    existing: pa.Table,
+) -> None:
+    """Plan the rows of one generation: those that are not there, and those whose order can be told only now.
+
+    Rows of a generation never change: one that is there and says something else is refused.
+    """
+    streams = stream_lists(ordered.rows.stream_counts, ordered.streams)
+    rows = pa.table({**columns, "streams": streams}).cast(table.schema)
+    _refuse_contradiction(f"{ordered.rows.source}: {table.name} of {name}", rows, existing)
+    there = set(existing["range_end"].to_pylist())
+    settled = {end for end in _marks(lake, table, name) if end in there and end not in ordered.reasons}
+    wanted = [end not in there or end in settled for end in ordered.rows.range_ends.tolist()]
+    if any(wanted):
+        plan.rows.append((table, rows.filter(pa.array(wanted))))
+    marks = {end: reason for end, reason in ordered.reasons.items() if end not in there}
+    if marks:
+        plan.marks.append(_mark_rows(table, name, marks))
+    if settled:
+        plan.unmarked.append((table, name, sorted(settled)))
+
+
+def _refuse_contradiction(what: str, rows: pa.Table, existing: pa.Table) -> None:
+    if existing.num_rows == 0:
+        return
+    mine = {row["range_end"]: _content(row) for row in rows.to_pylist()}
+    for row in existing.to_pylist():
+        if mine.get(row["range_end"]) != _content(row):
+            raise InputError(
+                f"{what}: range_end {row['range_end']} is otherwise in the lake, and a generation never changes; "
+                "import it into another --home"
+            )
+
+
+def _content(row: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+    return row | {"streams": sorted(row["streams"])}
+
+
+def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
+    if not exports.timestamps:
+        return
+    there = {_ms(row["time"]): row["expired"] for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()}
+    rows = [
+        {"key": "timestamps", "time": _time(time), "expired": there.get(time) if expired is None else _time(expired)}
+        for time, expired in exports.timestamps.items()
+    ]
+    plan.rows.append((GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)))
+    bare = [
+        time
+        for time, expired in exports.timestamps.items()
+        if expired is None and time not in exports.streams and not _is_published(lake, time)
+    ]
+    if bare:
+        plan.warnings.append(
+            f"{len(bare)} timestamps without their streams rows, the first {format_ms(bare[0])}; "
+            "import cdc_streams_descriptions_v2 as well"
+        )
+
+
+def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -> None:
+    """Enter which generation has which time, where equal streams tell it."""
+    ledger = {row["generation_id"]: _ms(row["time"]) for row in lake.read(GENERATIONS).to_pylist()}
+    by_time = {time: id_ for id_, time in ledger.items()}
+    for time, id_ in plan.ids.items():
+        if by_time.get(time, id_) != id_ or ledger.get(id_, time) != time:
+            other = format_ms(ledger[id_]) if id_ in ledger else f"generation {by_time[time]}"
+            raise InputError(
+                f"time {format_ms(time)} and generation {id_} have the same streams, but the lake has {other} there; "
+                "import it into another --home"
+            )
+    timeless = [id_ for id_ in exports.descriptions if id_ not in plan.ids.values() and id_ not in ledger]
+    if timeless:
+        plan.warnings.append(
+            f"{len(timeless)} V2 descriptions whose streams no time has, the first {timeless[0]}; "
+            "they are taken in and do not operate"
+        )
+    if plan.ids:
+        rows = [_ledger_row(clock, time, id_, plan.streams[time].rows) for time, id_ in plan.ids.items()]
+        plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
+
+
+def _ledger_row(clock: Clock, time_ms: int, id_: str, rows: RangeRows) -> dict[str, object]:
+    now = to_datetime(clock.now_us())
+    return {
+        "generation_id": id_,
+        "time": _time(time_ms),
+        "num_ranges": len(rows),
+        "num_streams": len(rows.streams),
+        "created_at": now,
+        "published_at": now,
+    }
+
+
+def _marks(lake: Lake, table: Table, name: str) -> dict[int, str]:
+    where = [("table_name", "=", table.full_name), ("generation", "=", name)]
+    rows = lake.read(UNORDERED_RANGES, ["range_end", "reason"], where)
+    return dict(zip(rows["range_end"].to_pylist(), rows["reason"].to_pylist(), strict=True))
+
+
+def _mark_rows(table: Table, name: str, reasons: Mapping[int, str]) -> pa.Table:
+    rows = [
+        {"table_name": table.full_name, "generation": name, "range_end": end, "reason": reason}
+        for end, reason in reasons.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=UNORDERED_RANGES.schema)
+
+
+def _time(ms: int) -> datetime:
+    return to_datetime(ms * 1000)
+
+
+def _ms(moment: datetime) -> int:
+    return from_datetime(moment) // 1000

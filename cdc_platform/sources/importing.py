@@ -1,0 +1,225 @@
+"""Takes ring snapshots and cqlsh exports into the lake: all files are read and checked, and only then written.
+
+How files are read is left to `ring_snapshots` and `cqlsh`, what exports mean for the lake to `import_plan`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from cdc_platform.clock import Clock
+from cdc_platform.errors import InputError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.lifecycle import inbox
+from cdc_platform.ring import Node, Ring
+from cdc_platform.sources.cqlsh import Exports, parse_exports
+from cdc_platform.sources.import_plan import ImportPlan, plan_import
+from cdc_platform.sources.json_files import read_text
+from cdc_platform.sources.ordering import OrderedRows
+from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
+
+_SUFFIXES = (".json", ".csv")
+
+
+@dataclass(frozen=True)
+class ImportedGeneration:
+    """One generation of an import. `ranges` and `streams` are 0 where only its timestamp was exported.
+
+    `unordered_ranges` counts the ranges whose streams could not be put back in shard order.
+    """
+
+    id: str | None
+    time_ms: int | None
+    expired_ms: int | None
+    ranges: int
+    streams: int
+    unordered_ranges: int
+
+
+@dataclass(frozen=True)
+class ImportSources:
+    """What an import was given, read: the nodes of a ring snapshot (None without one) and the exports."""
+
+    nodes: list[Node] | None
+    exports: Exports
+    ignore_msb: int | None
+    ignored: list[Path]
+
+
+@dataclass
+class ImportReport:
+    """What an import did: hosts by what became of them, generations newest first, and what a person should know."""
+
+    nodes_added: list[str] = field(default_factory=list)
+    nodes_changed: list[str] = field(default_factory=list)
+    nodes_removed: list[str] = field(default_factory=list)
+    generations: list[ImportedGeneration] = field(default_factory=list)
+    rows_written: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def import_paths(
+    lake: Lake, clock: Clock, paths: Sequence[str | Path], shards: int | None = None, ignore_msb: int | None = None
+) -> ImportReport:
+    """Take in files, or the .json and .csv files of folders: `read_sources` and `import_sources` in one.
+
+    Raises:
+        NotFound, InputError: as those two; nothing was written.
+    """
+    return import_sources(lake, clock, read_sources(paths, shards, ignore_msb))
+
+
+def read_sources(
+    paths: Sequence[str | Path], shards: int | None = None, ignore_msb: int | None = None
+) -> ImportSources:
+    """Read and check files, or the .json and .csv files of folders.
+
+    `shards` and `ignore_msb` hold for the nodes of a ring snapshot where the file does not say; `ignore_msb` also for
+    streams whose V2 description is not known.
+
+    Raises:
+        NotFound: a path is not there.
+        InputError: a file breaks a rule, or is cut.
+    """
+    files, ignored = _files(paths)
+    nodes, exports = _parse([(str(path), read_text(path)) for path in files], shards, ignore_msb)
+    return ImportSources(nodes, exports, ignore_msb, ignored)
+
+
+def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
+    """Take in what was read. A ring snapshot becomes the ring as it stands. The same again changes nothing.
+
+    Raises:
+        InputError: an export contradicts the lake or is half-written; nothing was written.
+    """
+    nodes = sources.nodes
+    if nodes is not None:
+        _check_ring(lake, nodes)
+    ring = inbox.current_ring(lake) if nodes is None else Ring.of(nodes)
+    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb)
+    report = ImportReport(generations=_generations(plan))
+    report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
+    report.warnings += plan.warnings
+    if nodes is not None:
+        _replace_ring(lake, nodes, report)
+    report.rows_written += _write(lake, plan)
+    return report
+
+
+def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The files that the paths name, each once, and those in folders that are none of ours."""
+    files: dict[Path, Path] = {}
+    ignored = []
+    for path in paths:
+        if "://" in str(path):
+            raise InputError(f"{path}: no live cluster is read; export its tables with cqlsh COPY and import the files")
+        found, others = _in_folder(Path(path)) if Path(path).is_dir() else ([Path(path)], [])
+        ignored += others
+        for file in found:
+            files.setdefault(file.resolve(), file)
+    return list(files.values()), ignored
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES]
+    if not found:
+        raise InputError(f"{folder} holds no .json or .csv file; name a ring snapshot or cqlsh exports")
+    return found, [entry for entry in entries if entry not in found]
+
+
+def _parse(
+    files: Sequence[tuple[str, str]], shards: int | None, ignore_msb: int | None
+) -> tuple[list[Node] | None, Exports]:
+    snapshots = [(source, text) for source, text in files if _is_json(source, text)]
+    if len(snapshots) > 1:
+        names = ", ".join(source for source, _ in snapshots)
+        raise InputError(f"{len(snapshots)} ring snapshots at once ({names}); the ring is one: import the newest alone")
+    exports = parse_exports([file for file in files if file not in snapshots])
+    if not snapshots:
+        return None, exports
+    source, text = snapshots[0]
+    return parse_ring_snapshot(text, source, shards, ignore_msb), exports
+
+
+def _is_json(source: str, text: str) -> bool:
+    return source.lower().endswith(".json") or text.lstrip()[:1] in ("[", "{")
+
+
+def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
+    """Refuse a ring that a node which waits to join could not join any more."""
+    hosts = {node.host_id for node in nodes}
+    for join in inbox.waiting(lake):
+        if uuid.UUID(join.host_id) in hosts:
+            continue
+        try:
+            Ring.of([*nodes, inbox.event(lake, event_id=join.event_id).node])
+        except InputError as error:
+            raise InputError(
+                f"host {join.host_id} waits to join and could not join this ring: {error}; take it back with: "
+                f"cdc-platform bootstrap --withdraw {join.event_id}"
+            ) from None
+
+
+def _replace_ring(lake: Lake, nodes: Sequence[Node], report: ImportReport) -> None:
+    before = {row["host_id"]: row for row in lake.read(NODES).to_pylist()}
+    rows = inbox.node_rows(nodes)
+    after = {row["host_id"]: row for row in rows.to_pylist()}
+    report.nodes_added = sorted(after.keys() - before.keys())
+    report.nodes_removed = sorted(before.keys() - after.keys())
+    report.nodes_changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
+    report.rows_written += _merge(lake, NODES, rows)
+    if report.nodes_removed:
+        report.rows_written += lake.delete(NODES, [("host_id", "in", report.nodes_removed)])
+
+
+def _write(lake: Lake, plan: ImportPlan) -> int:
+    """Write in the order in which a death at any point leaves a lake that the same import completes.
+
+    Marks before the rows that they are about, rows before the times that commit them.
+    """
+    written = _merge(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks)) if plan.marks else 0
+    for table in (GENERATION_DESCRIPTIONS_V2, GENERATIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
+        batches = [rows for each, rows in plan.rows if each is table]
+        if batches:
+            # A row of the ledger keeps the moment at which it was first entered.
+            written += _merge(lake, table, pa.concat_tables(batches), update=table is not GENERATIONS)
+    for table, name, ends in plan.unmarked:
+        of_generation = [("table_name", "=", table.full_name), ("generation", "=", name)]
+        written += lake.delete(UNORDERED_RANGES, [*of_generation, ("range_end", "in", ends)])
+    return written
+
+
+def _merge(lake: Lake, table: Table, rows: pa.Table, *, update: bool = True) -> int:
+    merged = lake.merge(table, rows, update=update)
+    return merged.inserted + merged.updated
+
+
+def _generations(plan: ImportPlan) -> list[ImportedGeneration]:
+    times = sorted(plan.timestamps.keys() | plan.streams.keys(), reverse=True)
+    timed = [_one(plan.ids.get(time), time, plan.timestamps.get(time), plan.streams.get(time)) for time in times]
+    timeless = [id_ for id_ in plan.descriptions if id_ not in plan.ids.values()]
+    return timed + [_one(id_, None, None, plan.descriptions[id_]) for id_ in timeless]
+
+
+def _one(
+    id_: str | None, time_ms: int | None, expired_ms: int | None, ordered: OrderedRows | None
+) -> ImportedGeneration:
+    if ordered is None:
+        return ImportedGeneration(id_, time_ms, expired_ms, 0, 0, 0)
+    rows = ordered.rows
+    return ImportedGeneration(id_, time_ms, expired_ms, len(rows), len(rows.streams), len(ordered.reasons))

@@ -1,0 +1,122 @@
+"""The fields that describe a node in a file, each checked with a message of its own, and pydantic's errors as one line.
+
+Which fields a file must have is left to its own model; what makes a ring of nodes is left to `ring`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import BeforeValidator, ValidationError
+
+from cdc_platform.errors import InputError
+from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES, MAX_SHARD_COUNT, MINIMUM
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
+_LEGAL = f"tokens are integers from {FIRST} to {LAST}"
+
+
+def host_id(value: object) -> UUID:
+    """A host's UUID, as text with dashes or as a UUID."""
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        value = UUID(value)
+    if not isinstance(value, UUID):
+        raise ValueError(f"{value!r} is no UUID; write it as daf4e510-781a-4f03-aaae-27df6ee7796f")
+    if value.int == 0:
+        raise ValueError("the UUID is all zeros, which names no host")
+    return value
+
+
+def label(value: object) -> str:
+    """An address, a datacenter or a rack: text, not empty, at most 255 characters on one line."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    if not value.strip() or len(value) > 255 or not value.isprintable():
+        raise ValueError(f"{value[:40]!r} is no name: 1 to 255 printable characters on one line")
+    return value
+
+
+def tokens(value: object) -> tuple[int, ...]:
+    """A node's tokens, ascending: JSON integers, or their text as ScyllaDB's system tables hold them."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{_short(value)} is no list; write the tokens as [-42, 42]")
+    if not value:
+        raise ValueError("the list is empty; a node that joins owns at least one token")
+    if len(value) > MAX_RANGES:
+        raise ValueError(f"{len(value)} tokens; a ring has at most {MAX_RANGES} ranges")
+    legal = [_token(item, position) for position, item in enumerate(value)]
+    legal.sort()
+    for one, other in pairwise(legal):
+        if one == other:
+            raise ValueError(f"token {one} is there twice; name each token once")
+    return tuple(legal)
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Feature names: a list of texts, each once; the order says nothing."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f'{_short(value)} is no list; write the features as ["CDC_GENERATIONS_V2"]')
+    return tuple(sorted({label(item) for item in value}))
+
+
+def whole_number(low: int, high: int) -> Callable[[object], int]:
+    """A validator of whole numbers from `low` to `high`; no booleans, no floats, no text."""
+
+    def check(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{_short(value)} is no whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def optional(check: Callable[[object], Any]) -> Callable[[object], Any]:
+    """A validator that lets null through: the field may be left out."""
+    return lambda value: None if value is None else check(value)
+
+
+HostId = Annotated[UUID, BeforeValidator(host_id)]
+Label = Annotated[str, BeforeValidator(label)]
+Tokens = Annotated[tuple[int, ...], BeforeValidator(tokens)]
+Names = Annotated[tuple[str, ...], BeforeValidator(names)]
+ShardCount = Annotated[int, BeforeValidator(whole_number(1, MAX_SHARD_COUNT))]
+IgnoreMsb = Annotated[int, BeforeValidator(whole_number(0, MAX_IGNORE_MSB))]
+OptionalTokens = Annotated[tuple[int, ...] | None, BeforeValidator(optional(tokens))]
+OptionalNumTokens = Annotated[int | None, BeforeValidator(optional(whole_number(1, MAX_RANGES)))]
+OptionalShardCount = Annotated[int | None, BeforeValidator(optional(whole_number(1, MAX_SHARD_COUNT)))]
+OptionalIgnoreMsb = Annotated[int | None, BeforeValidator(optional(whole_number(0, MAX_IGNORE_MSB)))]
+
+
+def refusal(error: ValidationError, source: str, known: tuple[str, ...]) -> InputError:
+    """The first of pydantic's complaints as the platform's error. `known` are the fields that the file may have."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return InputError(f"{source}: field {field} is missing; add it")
+    if first["type"] == "extra_forbidden":
+        return InputError(f"{source}: field {field} is not known; the fields are {', '.join(known)}")
+    reason = first.get("ctx", {}).get("error", first["msg"])
+    return InputError(f"{source}: {field}: {reason}" if field else f"{source}: {reason}")
+
+
+def _token(item: object, position: int) -> int:
+    if isinstance(item, str) and _INTEGER.fullmatch(item):
+        item = int(item)
+    if isinstance(item, bool) or not isinstance(item, int):
+        raise ValueError(f"entry {position} is {_short(item)}, which is no integer; {_LEGAL}")
+    if item == MINIMUM:
+        raise ValueError(f"entry {position} is {item}, the minimum before all keys, which no node owns; {_LEGAL}")
+    if not FIRST <= item <= LAST:
+        raise ValueError(f"entry {position} is {_short(item)}, out of range; {_LEGAL}")
+    return item
+
+
+def _short(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) or value is None else repr(value)
+    text = "null" if value is None else text
+    return text if len(text) <= 60 else text[:57] + "..."

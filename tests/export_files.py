@@ -1,0 +1,101 @@
+"""Files as `cqlsh COPY ... TO ... WITH HEADER = true` writes them, and the generations that tests export into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.ring import Node, Ring
+
+ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001"
+OTHER_ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de002"
+TIME_MS = 1_769_860_800_384  # 2026-01-31 12:00:00.384 UTC
+LATER_MS = 1_769_947_200_000  # 2026-02-01 12:00:00.000 UTC
+
+NODES = (
+    Node(
+        host_id=UUID("11111111-1111-4111-8111-111111111111"),
+        # The range that ends with 101 holds one token, so that all four of its streams have it.
+        tokens=(-6_000_000_000_000_000_000, 100, 101, 7_000_000_000_000_000_000),
+        shard_count=4,
+        ignore_msb=12,
+        address="127.0.0.1",
+        datacenter="dc1",
+        rack="r1",
+        features=("CDC_GENERATIONS_V2",),
+    ),
+    Node(
+        host_id=UUID("22222222-2222-4222-8222-222222222222"),
+        tokens=(-3_000_000_000_000_000_000, 4_000_000_000_000_000_000),
+        shard_count=3,
+        ignore_msb=0,
+        address="127.0.0.2",
+        datacenter="dc1",
+        rack="r2",
+        features=("CDC_GENERATIONS_V2",),
+    ),
+)
+NARROW_END = 101
+"""The range end whose streams cannot be told apart once a client has sorted them."""
+
+
+def generation(id_: str = ID, nodes: tuple[Node, ...] = NODES) -> TopologyDescription:
+    """The generation with this ID over these nodes."""
+    return generate(RingLayout.of(Ring.of(nodes)), UUID(id_))
+
+
+def v2_csv(
+    generations: Mapping[str, TopologyDescription], *, num_ranges: int | None = None, skip: frozenset[int] = frozenset()
+) -> str:
+    """cdc_generation_descriptions_v2: sets sorted as a client sorts them; `skip` leaves rows out by their number."""
+    lines = ["id,range_end,ignore_msb,num_ranges,streams"]
+    for id_, description in generations.items():
+        for row in range(len(description)):
+            entry = description.entry(row)
+            count = len(description) if num_ranges is None else num_ranges
+            if row not in skip:
+                lines.append(f"{id_},{entry.range_end},{entry.ignore_msb},{count},{blob_set(entry.streams)}")
+    return _file(lines)
+
+
+def streams_csv(generations: Mapping[int, TopologyDescription], *, skip: frozenset[int] = frozenset()) -> str:
+    """cdc_streams_descriptions_v2 of generations by their time (ms)."""
+    lines = ["time,range_end,streams"]
+    for time_ms, description in generations.items():
+        for row in range(len(description)):
+            entry = description.entry(row)
+            if row not in skip:
+                lines.append(f"{cql_time(time_ms)},{entry.range_end},{blob_set(entry.streams)}")
+    return _file(lines)
+
+
+def timestamps_csv(times: Mapping[int, int | None]) -> str:
+    """cdc_generation_timestamps: times (ms) with the times at which they expired."""
+    rows = [
+        f"timestamps,{cql_time(time)},{'' if expired is None else cql_time(expired)}" for time, expired in times.items()
+    ]
+    return _file(["key,time,expired", *rows])
+
+
+def blob_set(streams: object) -> str:
+    """A set of blobs as cqlsh writes it: sorted by unsigned bytes, quoted only where a comma is in it."""
+    ids = sorted(bytes(stream) for stream in streams)  # type: ignore[attr-defined]
+    text = "{" + ", ".join(f"0x{id_.hex()}" for id_ in ids) + "}"
+    return f'"{text}"' if len(ids) > 1 else text
+
+
+def cql_time(ms: int) -> str:
+    """A time as cqlsh writes it."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}+0000"
+
+
+def iso_time(ms: int) -> str:
+    """A time as the platform writes it."""
+    return cql_time(ms).replace(" ", "T").replace("+0000", "Z")
+
+
+def _file(lines: list[str]) -> str:
+    return "".join(f"{line}\r\n" for line in lines)
