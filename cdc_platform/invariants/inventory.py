@@ -1,0 +1,289 @@
+"""Which generations the lake holds, in which tables, and everything about them that an audit needs but the streams.
+
+Reads columns without streams through deltalake, no JVM; the rows with their streams are `one_pass`'s to read, from the
+very files that were read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from cdc_platform.clock import format_ms, parse_time_ms, to_datetime
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.tables import (
+    ALLOWED_FEATURES,
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.lake.translate import translated
+from cdc_platform.ring.tokens import Int64s
+
+KEY_COLUMN = {
+    TOPOLOGY_DESCRIPTIONS.full_name: "generation_id",
+    GENERATION_DESCRIPTIONS_V2.full_name: "id",
+    STREAMS_DESCRIPTIONS_V2.full_name: "time",
+}
+"""The column that says which generation a row belongs to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """One generation's rows in one table, without their streams.
+
+    `files` hold them, in the version of the table that was newest; `key`: the generation's UUID, or in the published
+    streams its time (ms) as text.
+    `range_ends` int64[n] ascending, with whatever comes twice; `range_starts` and `owners` beside them, where the
+    table has them; `claims`: the different values of `num_ranges`; `unordered` int64[]: range ends of rows whose
+    shard order could not be told when they were imported.
+    """
+
+    table: Table
+    files: tuple[str, ...]
+    key: str
+    range_ends: Int64s
+    range_starts: Int64s | None
+    owners: tuple[str, ...]
+    claims: tuple[int | None, ...]
+    unordered: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class HeldGeneration:
+    """A generation with what the lake has of it. `id` is None where only its time is known, `time_ms` where none is."""
+
+    id: str | None
+    time_ms: int | None
+    listed: bool
+    described: Holding | None
+    inserted: Holding | None
+    published: Holding | None
+
+    @property
+    def name(self) -> str:
+        """How people name it: its UUID, or its time where it has none."""
+        return self.id or ("" if self.time_ms is None else format_ms(self.time_ms))
+
+    @property
+    def rows(self) -> Holding | None:
+        """The rows that stand for the generation: its V2 descriptions, else the one to be inserted, else
+        what is published.
+        """
+        return self.inserted or self.described or self.published
+
+
+@dataclass(frozen=True, eq=False)
+class RingNodes:
+    """What is known of nodes: `normal` are the tokens (int64[], ascending) of the ring as it stands, with the
+    `shard_counts` and `ignore_msbs` of their owners beside them; `tokens` those of every node by its host_id;
+    `joined` the tokens that a generation's bootstrap event brings, by generation.
+    """
+
+    normal: Int64s
+    shard_counts: Int64s
+    ignore_msbs: Int64s
+    tokens: dict[str, Int64s]
+    joined: dict[str, Int64s]
+
+
+def file_name(path: str) -> str:
+    """The last part of a file's path, which is its own in all tables: it holds a UUID."""
+    return path.rsplit("/", 1)[-1]
+
+
+def holding(lake: Lake, table: Table, key: str) -> Holding | None:
+    """The rows of one generation in one table; None where there are none."""
+    return _holdings(lake, table, [key]).get(key)
+
+
+def holdings(lake: Lake, table: Table) -> dict[str, Holding]:
+    """The rows of every generation in one table, by key."""
+    return _holdings(lake, table, None)
+
+
+def generations(lake: Lake) -> list[HeldGeneration]:
+    """Every generation of the lake, in the order of their times; those without one at last."""
+    described, inserted, published = (
+        holdings(lake, table) for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
+    )
+    ledger = ledger_times(lake)
+    listed = set(listed_times(lake))
+    times = {int(key) for key in published} | listed
+    ids = dict.fromkeys([*described, *inserted, *ledger])
+    names = [(id_, ledger.get(id_)) for id_ in ids]
+    names += [(None, time) for time in times - set(ledger.values())]
+    found = [
+        HeldGeneration(
+            id_,
+            time,
+            time in listed,
+            None if id_ is None else described.get(id_),
+            None if id_ is None else inserted.get(id_),
+            None if time is None else published.get(str(time)),
+        )
+        for id_, time in names
+    ]
+    return sorted(found, key=lambda each: (each.time_ms is None, each.time_ms or 0, each.name))
+
+
+def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
+    """The generation with this UUID or this time (ISO 8601).
+
+    Raises:
+        NotFound: the lake holds nothing of it.
+    """
+    try:
+        time = parse_time_ms(name)
+    except InputError:
+        time = None
+    for each in held:
+        if each.id == name.lower() or (time is not None and each.time_ms == time):
+            return each
+    raise NotFound(f"no generation {name} is known; list them with: cdc-platform generations")
+
+
+def ledger_times(lake: Lake) -> dict[str, int]:
+    """The time (ms) of every generation that has been given one, by its UUID."""
+    rows = lake.read(GENERATIONS, ["generation_id", "time"])
+    return dict(zip(rows["generation_id"].to_pylist(), _ms(rows["time"]).tolist(), strict=True))
+
+
+def listed_times(lake: Lake) -> list[int]:
+    """The times (ms) in `cdc_generation_timestamps`, ascending."""
+    return np.sort(_ms(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])).tolist()
+
+
+def ring_nodes(lake: Lake) -> RingNodes:
+    """What the lake knows of nodes and their tokens."""
+    nodes = lake.read(NODES, ["host_id", "status", "tokens", "shard_count", "ignore_msb"]).to_pylist()
+    events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")]).to_pylist()
+    normal = [node for node in nodes if node["status"] == "NORMAL"]
+    tokens, counts, msbs = (
+        np.array(column, dtype=np.int64)
+        for column in (
+            [token for node in normal for token in node["tokens"]],
+            [node["shard_count"] for node in normal for _ in node["tokens"]],
+            [node["ignore_msb"] for node in normal for _ in node["tokens"]],
+        )
+    )
+    order = np.argsort(tokens)
+    return RingNodes(
+        tokens[order],
+        counts[order],
+        msbs[order],
+        {row["host_id"]: np.array(row["tokens"], dtype=np.int64) for row in [*events, *nodes]},
+        {row["generation_id"]: np.array(row["tokens"], dtype=np.int64) for row in events},
+    )
+
+
+def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
+    if not lake.exists(table):
+        return {}
+    column = KEY_COLUMN[table.full_name]
+    wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
+    chosen = None if keys is None else compute.field(column).isin([_stored(table, key) for key in keys])
+    with translated(f"reading {table.full_name}"):
+        opened = DeltaTable(lake.path(table))
+        _refuse_features(table, opened)
+        rows = opened.to_pyarrow_table(columns=[column, "range_end", *wanted], filters=chosen)
+        files = _files(lake, table, opened)
+    unordered = _unordered(lake, table, keys) if rows.num_rows else {}
+    return {
+        key: _holding(table, tuple(files[key]), key, part, unordered.get(key)) for key, part in _by_key(table, rows)
+    }
+
+
+def _refuse_features(table: Table, opened: DeltaTable) -> None:
+    """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
+    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+    if foreign:
+        raise StateError(
+            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
+            "drop them with ALTER TABLE ... DROP FEATURE"
+        )
+
+
+def _files(lake: Lake, table: Table, opened: DeltaTable) -> dict[str, list[str]]:
+    """The files of each generation; the key is the partition column, so that a file is of one generation."""
+    actions = pa.table(opened.get_add_actions(flatten=True))
+    values = actions[f"partition.{KEY_COLUMN[table.full_name]}"]
+    keys = [str(ms) for ms in _ms(values)] if table is STREAMS_DESCRIPTIONS_V2 else values.to_pylist()
+    files: dict[str, list[str]] = {}
+    for path, key in zip(actions["path"].to_pylist(), keys, strict=True):
+        # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
+        files.setdefault(key, []).append(str(Path(lake.path(table), unquote(path))))
+    return files
+
+
+def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, unordered: list[int] | None) -> Holding:
+    ends = _numbers(rows["range_end"])
+    order = np.argsort(ends, kind="stable")
+    names = rows.schema.names
+    return Holding(
+        table,
+        files,
+        key,
+        ends[order],
+        _numbers(rows["range_start"])[order] if "range_start" in names else None,
+        tuple(compute.unique(rows["owner"]).to_pylist()) if "owner" in names else (),
+        tuple(compute.unique(rows["num_ranges"]).to_pylist()) if "num_ranges" in names else (),
+        np.array(sorted(unordered or []), dtype=np.int64),
+    )
+
+
+def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
+    values = rows[KEY_COLUMN[table.full_name]]
+    encoded = (
+        pa.array(_ms(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
+    ).dictionary_encode()
+    codes = np.asarray(encoded.indices)
+    for code, key in enumerate(encoded.dictionary.to_pylist()):
+        part = rows if len(encoded.dictionary) == 1 else rows.take(pa.array(np.flatnonzero(codes == code)))
+        yield str(key), part
+
+
+def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, list[int]]:
+    filters: list[Filter] = [("table_name", "=", table.full_name)]
+    if keys is not None:
+        filters.append(("generation", "in", [_marked(table, key) for key in keys]))
+    found: dict[str, list[int]] = {}
+    for row in lake.read(UNORDERED_RANGES, ["generation", "range_end"], filters).to_pylist():
+        found.setdefault(_unmarked(table, row["generation"]), []).append(row["range_end"])
+    return found
+
+
+def _stored(table: Table, key: str) -> object:
+    return to_datetime(int(key) * 1000) if table is STREAMS_DESCRIPTIONS_V2 else key
+
+
+def _marked(table: Table, key: str) -> str:
+    """How `unordered_ranges` names a generation: times as text."""
+    return format_ms(int(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
+
+
+def _unmarked(table: Table, name: str) -> str:
+    return str(parse_time_ms(name)) if table is STREAMS_DESCRIPTIONS_V2 else name
+
+
+def _numbers(column: pa.ChunkedArray) -> Int64s:
+    """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
+    return np.asarray(compute.fill_null(column, -(2**63)), dtype=np.int64)
+
+
+def _ms(moments: pa.ChunkedArray) -> Int64s:
+    return np.asarray(moments.cast(pa.int64()), dtype=np.int64) // 1000

@@ -1,0 +1,243 @@
+"""Streams that are there more than once: within a generation whose indexes are wrong, and across generations.
+
+Exact, at the price of a shuffle of stream IDs. Across generations the price is paid only for streams that another
+generation could have at all: an ID carries the number of its range and its token, so both generations must have a
+range of that number and the two must overlap. After most changes of the ring hardly any do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.generations.stream_ids import decode, ordered_words
+from cdc_platform.invariants.findings import STREAMS_UNIQUE, STREAMS_UNIQUE_ACROSS_GENERATIONS, Tally
+from cdc_platform.invariants.inventory import HeldGeneration, Holding, file_name
+from cdc_platform.invariants.one_pass import by_generation, generation_rows, row_streams
+from cdc_platform.invariants.rows import RangeEnds
+from cdc_platform.lake.translate import translated
+from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What one task compares: with 64 streams a range a million of them, 16 MB.
+_RANGES_A_TASK = 1 << 14
+_EMITTED = "part int, generation int, streams bigint, strays bigint, ids binary"
+_FOUND = "streams bigint, strays bigint, violations bigint, stream binary, first int, last int"
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """A generation's part in the search. `contested` bool[n] are the ranges whose streams others may have, None when
+    all of them are looked at; `counted`: its streams are part of the population.
+    """
+
+    number: int
+    ranges: RangeEnds
+    contested: Bools | None
+    counted: bool
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a search gave: streams counted, streams outside their ranges, streams that are there more than once."""
+
+    streams: int
+    strays: int
+    violations: int
+    stream: str = ""
+    first: int = 0
+    last: int = 0
+
+
+def within(spark: SparkSession, holding: Holding) -> Tally:
+    """streams_unique of one generation, every stream against all others: for when its indexes prove nothing."""
+    side = _Side(0, RangeEnds(np.unique(holding.range_ends)), None, counted=True)
+    found = _search(spark, {holding: side}, limit=None)
+    sample = f"stream {found.stream} comes more than once" if found.violations else ""
+    return Tally(STREAMS_UNIQUE, found.streams, found.violations, 0, sample)
+
+
+def across(spark: SparkSession, mine: Sequence[HeldGeneration], others: Sequence[HeldGeneration]) -> Tally:
+    """streams_unique_across_generations: the streams of `mine` that another generation, of `mine` or `others`, has.
+
+    Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
+    them with. Two Spark jobs; two more where streams are outside their ranges.
+    """
+    held = [each for each in [*mine, *others] if each.rows is not None]
+    limit = sum(each.rows is not None for each in mine)
+    holdings = [each.rows for each in held if each.rows is not None]
+    if not limit:
+        return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, 0, 0)
+    if len(holdings) == 1:
+        return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(spark, holdings[0]), 0)
+    found = _search(spark, _sides(holdings, limit), limit)
+    if found.strays:
+        # A stream that is not in its own range may be in any range of another generation.
+        found = _search(spark, _sides(holdings, limit, everything=True), limit)
+    one, other = held[found.first].name, held[found.last].name
+    sample = f"stream {found.stream} of generation {one} is in generation {other} as well" if found.violations else ""
+    return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, found.streams, found.violations, 0, sample)
+
+
+def overlaps(one: RangeEnds, other: RangeEnds) -> Bools:
+    """Of the ranges that both have by number, which overlap: bool[min(n, m)].
+
+    Two ranges overlap when the end of one lies in the other.
+    """
+    both = min(len(one.ends), len(other.ends))
+    numbers = np.arange(both)
+    here = one.lookup.row_of(other.ends[:both]) == numbers
+    return here | (other.lookup.row_of(one.ends[:both]) == numbers)
+
+
+def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, Int64s]:
+    """How many violations there are among streams (uint8[n, 16]) of generations (int64[n]), and one of them.
+
+    With a `limit`, a stream is one violation when a generation below it has the stream and another one has it as
+    well; without, every repetition is one. The example is a pair of places: the first and the last holder of the
+    first such stream; empty where there is none.
+    """
+    words = ordered_words(ids)
+    # Nearly all streams differ in their random bits: what is left after one fast sort is compared in full.
+    order = np.argsort(words[:, 1])
+    alike = words[order[1:], 1] == words[order[:-1], 1]
+    places = order[np.append(alike, False) | np.insert(alike, 0, False)] if len(ids) else order
+    words, owners = words[places], generations[places]
+    order = np.lexsort((owners, words[:, 1], words[:, 0]))
+    words, owners, places = words[order], owners[order], places[order]
+    fresh = np.ones(len(places), dtype=bool)
+    fresh[1:] = (words[1:] != words[:-1]).any(axis=1)
+    first = np.flatnonzero(fresh)
+    last = np.append(first[1:], len(places))[: len(first)] - 1
+    if limit is None:
+        violations, wrong = int((last - first).sum()), last > first
+    else:
+        wrong = (owners[first] < limit) & (owners[first] != owners[last])
+        violations = int(wrong.sum())
+    where = np.flatnonzero(wrong)[:1]
+    return violations, places[np.concatenate([first[where], last[where]])]
+
+
+def _sides(holdings: Sequence[Holding], limit: int, *, everything: bool = False) -> dict[Holding, _Side]:
+    ranges = [RangeEnds(np.unique(holding.range_ends)) for holding in holdings]
+    contested = None if everything else _contested(ranges, limit)
+    return {
+        holding: _Side(number, ranges[number], None if contested is None else contested[number], number < limit)
+        for number, holding in enumerate(holdings)
+    }
+
+
+def _contested(ranges: Sequence[RangeEnds], limit: int) -> list[Bools]:
+    """Of each generation the ranges that overlap the range of the same number in one it is compared with."""
+    contested = [np.zeros(len(each.ends), dtype=bool) for each in ranges]
+    for one in range(limit):
+        for other in range(one + 1, len(ranges)):
+            both = overlaps(ranges[one], ranges[other])
+            contested[one][: len(both)] |= both
+            contested[other][: len(both)] |= both
+    return contested
+
+
+def _search(spark: SparkSession, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
+    """Bring equal streams together and count them, see `repeated`."""
+    groups: dict[str, list[Holding]] = {}
+    for holding in sides:
+        groups.setdefault(holding.table.full_name, []).append(holding)
+    looked_at = sum(
+        len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
+    )
+    parts = 1 + looked_at // _RANGES_A_TASK
+    of_file = {file_name(path): side for holding, side in sides.items() for path in holding.files}
+    frames = [generation_rows(spark, group).select("file", "range_end", "streams") for group in groups.values()]
+    with translated("comparing streams"):
+        rows = reduce(lambda one, other: one.unionByName(other), frames)
+        found = (
+            rows.mapInArrow(_emitter(of_file, parts), _EMITTED)
+            .repartition(parts, "part")
+            .mapInArrow(_comparer(limit), _FOUND)
+            .toArrow()
+            .to_pylist()
+        )
+    streams, strays, violations = (sum(row[name] for row in found) for name in ("streams", "strays", "violations"))
+    example: dict[str, Any] | None = next((row for row in found if row["violations"]), None)
+    if example is None:
+        return _Found(streams, strays, violations)
+    return _Found(streams, strays, violations, f"0x{example['stream'].hex()}", example["first"], example["last"])
+
+
+def _emitter(
+    of_file: Mapping[str, _Side], parts: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that runs on the executors: rows in, the IDs of their contested streams out, cut into parts."""
+
+    def emit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for side, rows in by_generation(batch, of_file):
+                yield _emitted(side, rows, parts)
+
+    return emit
+
+
+def _emitted(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
+    counts, streams, damaged = row_streams(rows.column("streams"))
+    whole = np.ones(len(streams), dtype=bool)
+    whole[list(damaged)] = False
+    ends = np.asarray(rows.column("range_end"), dtype=np.int64)
+    ranks = np.repeat(np.searchsorted(side.ranges.ends, ends), counts)
+    fields = decode(streams)
+    strays, chosen = 0, whole
+    if side.contested is not None:
+        stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
+        strays, chosen = int((stray & whole).sum()), whole & side.contested[ranks]
+    part = (fields.randoms[chosen] % np.uint64(parts)).astype(np.int64)
+    ids = streams[chosen][np.argsort(part, kind="stable")] if parts > 1 else streams[chosen]
+    bounds = np.append(0, np.cumsum(np.bincount(part, minlength=parts))).tolist()
+    cut = [ids[lo:hi].tobytes() for lo, hi in itertools.pairwise(bounds)]
+    columns = {
+        "part": pa.array(range(parts), pa.int32()),
+        "generation": pa.repeat(pa.scalar(side.number, pa.int32()), parts),
+        # Counted once, not in every part.
+        "streams": pa.array([int(whole.sum()) if side.counted else 0] + [0] * (parts - 1)),
+        "strays": pa.array([strays] + [0] * (parts - 1)),
+        "ids": pa.array(cut, pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _comparer(limit: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that runs where the parts of all generations come together."""
+
+    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        ids = np.frombuffer(b"".join(row["ids"] for row in rows), dtype=np.uint8).reshape(-1, 16)
+        owners = np.repeat([row["generation"] for row in rows], [len(row["ids"]) // 16 for row in rows])
+        violations, pair = repeated(ids, owners.astype(np.int64), limit)
+        first, last = pair.tolist() if violations else (None, None)
+        columns = {
+            "streams": pa.array([sum(row["streams"] for row in rows)], pa.int64()),
+            "strays": pa.array([sum(row["strays"] for row in rows)], pa.int64()),
+            "violations": pa.array([violations], pa.int64()),
+            "stream": pa.array([None if first is None else ids[first].tobytes()], pa.binary()),
+            "first": pa.array([None if first is None else owners[first]], pa.int32()),
+            "last": pa.array([None if last is None else owners[last]], pa.int32()),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+    return compare
+
+
+def _count(spark: SparkSession, holding: Holding) -> int:
+    """How many streams a generation has."""
+    from pyspark.sql import functions as F
+
+    with translated("counting streams"):
+        rows = generation_rows(spark, [holding]).select(F.sum(F.size("streams")).alias("streams"))
+        return rows.toArrow()["streams"][0].as_py() or 0

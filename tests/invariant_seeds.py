@@ -1,0 +1,205 @@
+"""Small generations as rows that a test can damage, and their way into a lake past every guard.
+
+The rows are plain Python: lists of dicts, one a range, with the streams as bytes in shard order.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import oracle
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from cdc_platform.clock import to_datetime
+from cdc_platform.invariants.findings import Finding, Tally, add_up
+from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
+    Table,
+)
+
+Row = dict[str, Any]
+Owners = dict[int, tuple[int, int]]
+
+OWNERS: Owners = {
+    -(2**62): (4, 12),
+    -1000: (4, 12),
+    0: (2, 0),
+    # A range of three tokens: most of its eight shards own nothing there.
+    3: (8, 4),
+    2**40: (1, 0),
+    2**62: (8, 4),
+}
+"""A ring: token -> (shard_count, ignore_msb) of its owner."""
+ONE = str(uuid.UUID(int=1))
+OTHER = str(uuid.UUID(int=2))
+TIME_MS = 1_700_000_000_123
+CROWDED = 3
+"""The row (and range end) of the range in which most shards own nothing."""
+
+
+def host_id(number: int) -> str:
+    """The UUID of a node."""
+    return str(uuid.UUID(int=100 + number))
+
+
+def generation_rows(owners: Owners = OWNERS, seed: int = 1, of_second: tuple[int, ...] = ()) -> list[Row]:
+    """The rows of a sound generation over a ring, made by the oracle; another seed gives other random bits.
+
+    Node 1 owns all tokens but those `of_second`.
+    """
+    random = np.random.default_rng(seed)
+    return [
+        {
+            "range_end": entry.end,
+            "range_start": entry.start,
+            "vnode_index": index,
+            "owner": host_id(2 if entry.end in of_second else 1),
+            "ignore_msb": entry.ignore_msb,
+            "streams": [
+                oracle.pack_stream_id(token, index, int(random.integers(2**38))) for token in entry.stream_tokens
+            ],
+        }
+        for index, entry in enumerate(oracle.generation(owners))
+    ]
+
+
+def with_token(stream: bytes, token: int) -> bytes:
+    """The stream with another token."""
+    return token.to_bytes(8, "big", signed=True) + stream[8:]
+
+
+def with_low_bits(stream: bytes, *, version: int = 1, index: int | None = None) -> bytes:
+    """The stream with another version, or another index."""
+    token, _, own, random = oracle.unpack_stream_id(stream)
+    low = version | (own if index is None else index) << 4 | random << 26
+    return token.to_bytes(8, "big", signed=True) + low.to_bytes(8, "big")
+
+
+def row_violations(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, int]:
+    """What the audit of rows finds, without Spark: violations by invariant, those with none left out."""
+    return {
+        name: tally.violations for name, tally in row_tallies(rows, unordered=unordered).items() if tally.violations
+    }
+
+
+def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, Tally]:
+    """What the audit of rows finds, without Spark."""
+    ends = np.array([row["range_end"] for row in rows], dtype=np.int64)
+    streams = [stream for row in rows for stream in row["streams"]]
+    damaged = {place: f"0x{stream.hex()}" for place, stream in enumerate(streams) if len(stream) != 16}
+    whole = b"".join(bytes(16) if place in damaged else stream for place, stream in enumerate(streams))
+    columns = Rows(
+        range_ends=ends,
+        ignore_msbs=np.array([row["ignore_msb"] for row in rows], dtype=np.int64),
+        stream_counts=np.array([len(row["streams"]) for row in rows], dtype=np.int64),
+        streams=np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16),
+        order_known=~np.isin(ends, unordered),
+        damaged=damaged,
+    )
+    return add_up(audit_rows(columns, RangeEnds(np.unique(ends))))
+
+
+def violations(findings: list[Finding]) -> dict[str, int]:
+    """Violations by invariant, those with none left out."""
+    return {line.invariant: line.violations for line in findings if line.violations}
+
+
+def populations(findings: list[Finding]) -> dict[str, int]:
+    """Populations by invariant."""
+    return {line.invariant: line.population for line in findings}
+
+
+@dataclass
+class SeededLake:
+    """A lake that takes any rows: its tables are made without constraints, and every column may be null."""
+
+    lake: Lake
+    owners: Owners = field(default_factory=lambda: dict(OWNERS))
+
+    def described(self, rows: list[Row], generation: str = ONE) -> None:
+        """Rows of `topology_descriptions`."""
+        self.write(TOPOLOGY_DESCRIPTIONS, [row | {"generation_id": generation} for row in rows])
+
+    def inserted(self, rows: list[Row], generation: str = ONE, num_ranges: int | None = -1) -> None:
+        """Rows of `cdc_generation_descriptions_v2`; `num_ranges` is right unless given."""
+        claim = len(rows) if num_ranges == -1 else num_ranges
+        self.write(GENERATION_DESCRIPTIONS_V2, [row | {"id": generation, "num_ranges": claim} for row in rows])
+
+    def published(self, rows: list[Row], time_ms: int = TIME_MS) -> None:
+        """Rows of `cdc_streams_descriptions_v2`."""
+        self.write(STREAMS_DESCRIPTIONS_V2, [row | {"time": _time(time_ms)} for row in rows])
+
+    def introduced(self, generation: str = ONE, time_ms: int = TIME_MS) -> None:
+        """The generation's time in the ledger."""
+        row = {"generation_id": generation, "time": _time(time_ms), "num_ranges": 1, "num_streams": 1}
+        self.write(GENERATIONS, [row | {"created_at": _time(time_ms)}])
+
+    def listed(self, time_ms: int = TIME_MS) -> None:
+        """The published timestamp."""
+        self.write(GENERATION_TIMESTAMPS, [{"key": "timestamps", "time": _time(time_ms)}])
+
+    def unordered(self, table: Table, generation: str, range_end: int) -> None:
+        """A mark that the shard order of a range is not known."""
+        row = {"table_name": table.full_name, "generation": generation, "range_end": range_end, "reason": "seeded"}
+        self.write(UNORDERED_RANGES, [row])
+
+    def node(self, tokens: list[int], number: int = 1, status: str = "NORMAL") -> None:
+        """A node of the ring as it stands, sharded as the owner of its first token."""
+        self.write(NODES, [_node(tokens, number, self.owners) | {"status": status}])
+
+    def event(self, tokens: list[int], generation: str = ONE, number: int = 1) -> None:
+        """The bootstrap event that introduces a generation."""
+        row = _node(tokens, number, self.owners) | {"event_id": f"event {number}", "kind": "join"}
+        self.write(BOOTSTRAP_EVENTS, [row | {"generation_id": generation, "created_at": _time(TIME_MS)}])
+
+    def whole(self, rows: list[Row], generation: str = ONE, time_ms: int = TIME_MS) -> None:
+        """A generation in every table, as at the end of its join."""
+        self.described(rows, generation)
+        self.inserted(rows, generation)
+        self.introduced(generation, time_ms)
+        self.published(rows, time_ms)
+        self.listed(time_ms)
+
+    def write(self, table: Table, rows: list[Row]) -> None:
+        """Append rows to a table; columns that a row lacks are null."""
+        nullable = pa.schema([pa.field(column.name, _nullable(column.type)) for column in table.schema])
+        data = pa.Table.from_pylist([{name: row.get(name) for name in nullable.names} for row in rows], schema=nullable)
+        write_deltalake(self.lake.path(table), data, mode="append", partition_by=list(table.partition_by) or None)
+
+
+def copied(rows: list[Row]) -> list[Row]:
+    """Rows that a test may damage without touching the ones that they came from."""
+    return copy.deepcopy(rows)
+
+
+def _node(tokens: list[int], number: int, owners: Owners) -> Row:
+    shard_count, ignore_msb = owners.get(tokens[0], (4, 12))
+    return {
+        "host_id": host_id(number),
+        "tokens": sorted(tokens),
+        "shard_count": shard_count,
+        "ignore_msb": ignore_msb,
+        "features": [],
+    }
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _time(ms: int) -> Any:
+    return to_datetime(ms * 1000)

@@ -1,0 +1,14 @@
+"""A lake to seed for the audits."""
+
+from __future__ import annotations
+
+import pytest
+from invariant_seeds import SeededLake
+
+from cdc_platform.lake.lake import Lake
+
+
+@pytest.fixture
+def seeded(lake: Lake) -> SeededLake:
+    """An empty lake that takes any rows."""
+    return SeededLake(lake)

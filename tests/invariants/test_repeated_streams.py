@@ -1,0 +1,69 @@
+"""Streams that are there more than once, without Spark: what is counted, and which ranges have to be looked at."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import oracle
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import tokens
+
+from cdc_platform.invariants.rows import RangeEnds
+from cdc_platform.invariants.sharing import overlaps, repeated
+
+# Few tokens and few random bits, so that streams are equal, or equal in one half alone, again and again.
+few_streams = st.builds(oracle.pack_stream_id, st.integers(-2, 2), st.integers(0, 1), st.integers(0, 3))
+held = st.lists(st.tuples(few_streams, st.integers(0, 3)), max_size=30)
+
+
+def columns(streams: list[tuple[bytes, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Streams and their generations as arrays."""
+    ids = np.frombuffer(b"".join(stream for stream, _ in streams), dtype=np.uint8).reshape(-1, 16)
+    return ids, np.array([generation for _, generation in streams], dtype=np.int64)
+
+
+@given(streams=held)
+def test_every_repetition_counts_within_a_generation(streams: list[tuple[bytes, int]]) -> None:
+    """A stream that is there three times is two violations; the example is one of them."""
+    violations, pair = repeated(*columns(streams), None)
+    counted = Counter(stream for stream, _ in streams)
+    assert violations == sum(counted.values()) - len(counted)
+    if violations:
+        assert streams[pair[0]][0] == streams[pair[1]][0]
+        assert pair[0] != pair[1]
+
+
+@given(streams=held, limit=st.integers(1, 4))
+def test_a_stream_counts_once_across_generations(streams: list[tuple[bytes, int]], limit: int) -> None:
+    """It does when a generation below the limit has it and any other has it too."""
+    violations, pair = repeated(*columns(streams), limit)
+    holders = defaultdict(set)
+    for stream, generation in streams:
+        holders[stream].add(generation)
+    assert violations == sum(len(some) > 1 and min(some) < limit for some in holders.values())
+    if violations:
+        (one, first), (other, last) = streams[pair[0]], streams[pair[1]]
+        assert one == other
+        assert first < limit
+        assert first != last
+
+
+@given(here=st.sets(tokens, min_size=1, max_size=6), there=st.sets(tokens, min_size=1, max_size=6), token=tokens)
+def test_ranges_that_share_a_token_overlap(here: set[int], there: set[int], token: int) -> None:
+    """No token lies in ranges of the same number that are said not to overlap."""
+    one, other = sorted(here), sorted(there)
+    found = overlaps(RangeEnds(np.array(one)), RangeEnds(np.array(other)))
+    assert len(found) == min(len(one), len(other))
+    for probe in (token, *one, *other):
+        for number, overlapping in enumerate(found):
+            in_both = all(oracle.in_range(ends[number - 1], ends[number], probe) for ends in (one, other))
+            assert overlapping or not in_both
+
+
+def test_ranges_apart_do_not_overlap() -> None:
+    """After a join the numbers of most ranges have moved on, so that hardly any has to be looked at."""
+    before = np.array([10, 20, 30, 40], dtype=np.int64)
+    after = np.array([5, 10, 20, 30, 40], dtype=np.int64)
+    assert overlaps(RangeEnds(before), RangeEnds(after)).tolist() == [True, False, False, False]
