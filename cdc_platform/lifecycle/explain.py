@@ -1,0 +1,166 @@
+"""Where a write goes: the token, the generation, the range, the owner, the shard, the stream; accepted or why not.
+
+It finds the rows that the rules of `generations` need, one row of streams and not the whole description. No JVM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import Verdict, decide, operating_index, restore_shard_orders
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.lifecycle import reading
+from cdc_platform.ring import shard_of
+from cdc_platform.settings import Policy, Settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a generation puts a token. `shard` and `stream_id` are None where they cannot be told; `note` says why."""
+
+    range_start: int
+    range_end: int
+    vnode_index: int
+    owner: str | None
+    shard: int | None
+    stream_id: bytes | None
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp."""
+
+    token: int
+    at_us: int
+    now_us: int
+    policy: Policy
+    generation: reading.KnownGeneration | None
+    place: Place | None
+    verdict: Verdict
+    reason: str
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a coordinator whose clock shows `now_us` takes the write."""
+        return self.verdict is Verdict.OK
+
+
+def explain(
+    lake: Lake, clock: Clock, settings: Settings, token: int, at_us: int | None = None, policy: Policy | None = None
+) -> Explanation:
+    """Where a write of `token` with timestamp `at_us` (by default now) goes, and whether it is accepted now.
+
+    The generation and its stream are named for a refused write as well, where one operated at its timestamp.
+    """
+    now_us = clock.now_us()
+    at_us = now_us if at_us is None else at_us
+    policy = policy or settings.policy
+    generations = reading.known_generations(lake)
+    times = [generation.time_ms * 1000 for generation in generations]
+    index = int(operating_index(np.array(times, dtype=np.int64), at_us))
+    generation = generations[index] if index >= 0 else None
+    place, missing = _try_place(lake, generation, token)
+    retrieved = [number != index or place is not None for number in range(len(times))]
+    leeway_us = settings.generation_leeway_ms * 1000
+    decision = decide(times, at_us, now_us, leeway_us=leeway_us, policy=policy, retrieved=retrieved)
+    details = (decision.reason, missing, place.note if place else None)
+    reason = "; ".join(detail for detail in details if detail)
+    return Explanation(token, at_us, now_us, policy, generation, place, decision.verdict, reason)
+
+
+def _try_place(lake: Lake, generation: reading.KnownGeneration | None, token: int) -> tuple[Place | None, str | None]:
+    if generation is None:
+        return None, None
+    try:
+        return place_of(lake, generation, token), None
+    except (NotFound, StateError) as error:
+        return None, str(error)
+
+
+def place_of(lake: Lake, generation: reading.KnownGeneration, token: int) -> Place:
+    """Where `generation` puts `token`: from its V2 descriptions, or from its streams rows where only those are known.
+
+    Raises:
+        NotFound: nothing describes the generation.
+        StateError: its descriptions are partial.
+    """
+    table, key, ends = _described_ends(lake, generation)
+    row = int(np.searchsorted(ends, token)) % ends.size
+    start, end = int(ends[row - 1]), int(ends[row])
+    found = lake.read(table, filters=[key, ("range_end", "=", end)]).to_pylist()[0]
+    streams: list[bytes] = found["streams"]
+    owner, owner_msb = _owner(lake, generation, end)
+    msb = found.get("ignore_msb", owner_msb)
+    shard, note = _shard(start, end, streams, token, msb, _mark(lake, table, generation, end))
+    return Place(start, end, row, owner, shard, None if shard is None else streams[shard], note)
+
+
+def _described_ends(
+    lake: Lake, generation: reading.KnownGeneration
+) -> tuple[Table, tuple[str, str, object], np.ndarray]:
+    if generation.id is not None:
+        key = ("id", "=", generation.id)
+        return GENERATION_DESCRIPTIONS_V2, key, reading.complete_range_ends(lake, generation.id)
+    ends = reading.published_range_ends(lake, generation.time_ms)
+    if ends.size == 0:
+        raise NotFound(
+            f"generation {format_ms(generation.time_ms)} is known by its timestamp alone; import its streams rows"
+        )
+    return STREAMS_DESCRIPTIONS_V2, ("time", "=", to_datetime(generation.time_ms * 1000)), ends
+
+
+def _owner(lake: Lake, generation: reading.KnownGeneration, range_end: int) -> tuple[str | None, int | None]:
+    """The owner of the range and its ignore_msb: as described, else the node that has the range end as a token now."""
+    if generation.id is not None:
+        where = [("generation_id", "=", generation.id), ("range_end", "=", range_end)]
+        described = lake.read(TOPOLOGY_DESCRIPTIONS, ["owner", "ignore_msb"], where).to_pylist()
+        if described:
+            return described[0]["owner"], described[0]["ignore_msb"]
+    for node in lake.read(NODES, ["host_id", "tokens", "ignore_msb"]).to_pylist():
+        if range_end in node["tokens"]:
+            return node["host_id"], node["ignore_msb"]
+    return None, None
+
+
+def _mark(lake: Lake, table: Table, generation: reading.KnownGeneration, end: int) -> str | None:
+    """Why the order of the row's streams could not be told when it was imported; None where it is known."""
+    name = generation.id if table is GENERATION_DESCRIPTIONS_V2 else format_ms(generation.time_ms)
+    where = [("table_name", "=", table.full_name), ("generation", "=", name), ("range_end", "=", end)]
+    reasons = lake.read(UNORDERED_RANGES, ["reason"], where)["reason"].to_pylist()
+    return reasons[0] if reasons else None
+
+
+def _shard(
+    start: int, end: int, streams: list[bytes], token: int, msb: int | None, mark: str | None
+) -> tuple[int | None, str | None]:
+    """The shard of `token` in its row, or a note that says why it cannot be named.
+
+    In a marked row a position may be certain all the same: only shards that own nothing there can be told apart by
+    their order alone, and no write goes to them.
+    """
+    count = len(streams)
+    if count == 1:
+        return 0, None
+    if msb is None:
+        return None, f"the shard cannot be named: {mark or 'the ignore_msb of its owner is not known'}"
+    shard = int(shard_of(token, count, msb))
+    if mark is None:
+        return shard, None
+    flat = np.frombuffer(b"".join(streams), dtype=np.uint8).reshape(count, 16)
+    restored = restore_shard_orders([start], [end], [count], flat, [msb])
+    if restored.settled[shard] and np.array_equal(restored.streams[shard], flat[shard]):
+        return shard, None
+    return None, f"the shard cannot be named: {mark}"

@@ -1,0 +1,278 @@
+"""The inbox of joins: which nodes want to join, in which order, and which of them is next.
+
+It knows bootstrap events and who is finished; what a join does is in `bootstrap`. No Spark: it runs in sensors.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
+from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
+from cdc_platform.sources.bootstrap_file import JoinRequest
+
+JOIN = "join"
+WITHDRAW = "withdraw"
+NORMAL = "NORMAL"
+
+
+@dataclass(frozen=True)
+class BootstrapEvent:
+    """A node that wants to join, as it stands in the inbox.
+
+    `generation_id` is the random UUID that the joining node draws; `created_at_us` (µs) orders the inbox.
+    """
+
+    event_id: str
+    generation_id: str
+    node: Node
+    created_at_us: int
+
+
+@dataclass(frozen=True)
+class WaitingJoin:
+    """An event that is not finished, without its tokens: what a sensor needs to know of it."""
+
+    event_id: str
+    generation_id: str
+    host_id: str
+
+
+def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = False) -> BootstrapEvent:
+    """Put a joining node into the inbox and answer with its event. The same request is the same event.
+
+    A withdrawn request may be queued again; that is a new event with a new generation. Who means to run the join at
+    once says so with `to_run_now`: behind an unfinished one nothing is queued.
+
+    Raises:
+        InputError: the host is in the ring or waits already with other content, or a token has an owner.
+        StateError: the join is to run now, and an earlier one is unfinished.
+    """
+    event_id, known = _event_id(lake, request)
+    if known is not None:
+        return known
+    ahead = waiting(lake)
+    if to_run_now and ahead and ahead[0].event_id != event_id:
+        raise StateError(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
+    # Another process may have queued this very request since the look above: it is not in its own way.
+    others = [other.node for other in _unfinished(lake) if other.event_id != event_id]
+    ring = Ring.of([*current_ring(lake).nodes, *others])
+    generation_id = uuid.uuid4()
+    node = _node(request, ring, generation_id)
+    ring.join(node)
+    rows = _row(lake, clock, event_id, JOIN, str(generation_id), node)
+    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
+    return event(lake, event_id=event_id)
+
+
+def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
+    """Take a waiting join back, so that those behind it can go on. Withdrawing twice changes nothing.
+
+    Raises:
+        NotFound: there is no such event.
+        StateError: its generation has its timestamp already: nodes may know it, it can't be taken back.
+    """
+    taken_back = event(lake, event_id=event_id)
+    if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", taken_back.generation_id)]).num_rows:
+        raise StateError(
+            f"event {event_id}: generation {taken_back.generation_id} has its timestamp and cannot be withdrawn; "
+            "finish the join with bootstrap --run"
+        )
+    rows = _row(lake, clock, _withdrawal_id(event_id), WITHDRAW, taken_back.generation_id, taken_back.node)
+    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
+
+
+def waiting(lake: Lake) -> list[WaitingJoin]:
+    """The joins that are not finished, oldest first. Reads no tokens: 10,000 events cost milliseconds."""
+    inbox = lake.read(BOOTSTRAP_EVENTS, ["event_id", "kind", "generation_id", "host_id", "created_at"])
+    inbox = inbox.sort_by([("created_at", "ascending"), ("event_id", "ascending")])
+    ledger = lake.read(GENERATIONS, ["generation_id", "published_at"])
+    published = {
+        generation
+        for generation, at in zip(ledger["generation_id"].to_pylist(), ledger["published_at"].to_pylist(), strict=True)
+        if at is not None
+    }
+    columns = [inbox[name].to_pylist() for name in ("event_id", "kind", "generation_id", "host_id")]
+    rows = list(zip(*columns, strict=True))
+    withdrawn = {generation for _, kind, generation, _ in rows if kind == WITHDRAW}
+    return [
+        WaitingJoin(event_id, generation, host)
+        for event_id, kind, generation, host in rows
+        if kind == JOIN and generation not in published and generation not in withdrawn
+    ]
+
+
+def event(lake: Lake, *, event_id: str | None = None, generation_id: str | None = None) -> BootstrapEvent:
+    """The event with this ID, or the one whose node introduces this generation.
+
+    Raises:
+        NotFound: the inbox has no such event.
+    """
+    column, value = ("event_id", event_id) if event_id is not None else ("generation_id", generation_id)
+    found = _events(lake, [(column, "=", value), ("kind", "=", JOIN)])
+    if not found:
+        raise NotFound(f"no bootstrap event has {column} {value}; queue one with: cdc-platform bootstrap FILE")
+    return found[0]
+
+
+def assert_next(lake: Lake, generation_id: str) -> None:
+    """Joins are taken one at a time in the order of the inbox: refuse one that has an unfinished one before it.
+
+    Two joins at once would each refine a ring without the other's tokens, and their timestamps could come out in
+    the other order: either loses colocation.
+
+    Raises:
+        StateError: an earlier join is unfinished, or this one was withdrawn.
+    """
+    head = waiting(lake)
+    if any(join.generation_id == generation_id for join in head[1:]):
+        raise StateError(f"generation {generation_id} must wait: {_in_the_way(head[0])}")
+    if not any(join.generation_id == generation_id for join in head) and not _introduced(lake, generation_id):
+        raise StateError(f"generation {generation_id}: its bootstrap event was withdrawn; queue the node again")
+
+
+def _in_the_way(join: WaitingJoin) -> str:
+    return (
+        f"host {join.host_id} (event {join.event_id}, generation {join.generation_id}) joins first; finish it with "
+        f"bootstrap --run, or take it back with bootstrap --withdraw {join.event_id}"
+    )
+
+
+def current_ring(lake: Lake) -> Ring:
+    """The ring as it stands: the nodes of `platform.nodes` with status NORMAL."""
+    return Ring.of(_nodes(lake.read(NODES, filters=[("status", "=", NORMAL)])))
+
+
+def node_rows(nodes: Sequence[Node]) -> pa.Table:
+    """Nodes as rows of `platform.nodes`."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "host_id": str(node.host_id),
+                "address": node.address,
+                "datacenter": node.datacenter,
+                "rack": node.rack,
+                "status": node.status,
+                "tokens": list(node.tokens),
+                "shard_count": node.shard_count,
+                "ignore_msb": node.ignore_msb,
+                "features": list(node.features),
+            }
+            for node in nodes
+        ],
+        schema=NODES.schema,
+    )
+
+
+def _nodes(rows: pa.Table) -> list[Node]:
+    return [
+        Node(
+            host_id=uuid.UUID(row["host_id"]),
+            tokens=tuple(row["tokens"]),
+            shard_count=row["shard_count"],
+            ignore_msb=row["ignore_msb"],
+            address=row["address"] or "",
+            datacenter=row["datacenter"] or "",
+            rack=row["rack"] or "",
+            features=tuple(row["features"] or ()),
+            status=row.get("status", NORMAL),
+        )
+        for row in rows.to_pylist()
+    ]
+
+
+def _event_id(lake: Lake, request: JoinRequest) -> tuple[str, BootstrapEvent | None]:
+    """The ID under which `request` stands or would stand in the inbox, and its event if it is there."""
+    event_id = request.event_id
+    while True:
+        found = _events(lake, [("event_id", "=", event_id), ("kind", "=", JOIN)])
+        if not found:
+            return event_id, None
+        withdrawal = _withdrawal_id(event_id)
+        if not lake.read(BOOTSTRAP_EVENTS, ["event_id"], [("event_id", "=", withdrawal)]).num_rows:
+            return event_id, found[0]
+        event_id = str(uuid.uuid5(uuid.UUID(event_id), "queued again"))
+
+
+def _withdrawal_id(event_id: str) -> str:
+    return str(uuid.uuid5(uuid.UUID(event_id), WITHDRAW))
+
+
+def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[BootstrapEvent]:
+    rows = lake.read(BOOTSTRAP_EVENTS, filters=filters)
+    return [
+        BootstrapEvent(row["event_id"], row["generation_id"], node, from_datetime(row["created_at"]))
+        for row, node in zip(rows.to_pylist(), _nodes(rows), strict=True)
+    ]
+
+
+def _unfinished(lake: Lake) -> list[BootstrapEvent]:
+    generations = [join.generation_id for join in waiting(lake)]
+    if not generations:
+        return []
+    return _events(lake, [("generation_id", "in", generations), ("kind", "=", JOIN)])
+
+
+def _introduced(lake: Lake, generation_id: str) -> bool:
+    return lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", generation_id)]).num_rows > 0
+
+
+def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
+    host_id = uuid.UUID(str(request.host_id))
+    if any(node.host_id == host_id for node in ring.nodes):
+        raise InputError(
+            f"host_id {host_id} is in the ring or waits to join already, with other content; "
+            "a node joins once: give the new node its own host_id"
+        )
+    tokens = request.tokens
+    wanted = len(tokens) if tokens is not None else request.num_tokens or 0
+    if len(ring.tokens) + wanted > MAX_RANGES:
+        raise InputError(
+            f"{wanted} tokens more on a ring of {len(ring.tokens)} make more than {MAX_RANGES} ranges, the most that a "
+            "stream's index can number; bring fewer tokens"
+        )
+    if tokens is None:
+        tokens = _draw_tokens(request.num_tokens or 0, ring, generation_id)
+    return Node(
+        host_id=host_id,
+        tokens=tuple(tokens),
+        shard_count=request.shard_count,
+        ignore_msb=request.ignore_msb,
+        address=request.address,
+        datacenter=request.datacenter,
+        rack=request.rack,
+        features=tuple(request.features),
+        status="JOINING",
+    )
+
+
+def _draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
+    """`count` random tokens that nobody owns, drawn from the generation's UUID."""
+    source = np.random.default_rng(generation_id.int)
+    drawn: np.ndarray = np.empty(0, dtype=np.int64)
+    while drawn.size < count:
+        more = source.integers(FIRST, LAST, size=count - drawn.size, endpoint=True, dtype=np.int64)
+        drawn = np.union1d(drawn, np.setdiff1d(more, ring.tokens))
+    return drawn.tolist()
+
+
+def _row(lake: Lake, clock: Clock, event_id: str, kind: str, generation_id: str, node: Node) -> pa.Table:
+    """One inbox row. `created_at` grows strictly, so that the order survives a stopped or turned-back clock."""
+    earlier = lake.read(BOOTSTRAP_EVENTS, ["created_at"])["created_at"].to_pylist()
+    after = max((from_datetime(moment) for moment in earlier), default=-1)
+    row = node_rows([node]).drop_columns(["status"]).to_pylist()[0]
+    row |= {
+        "event_id": event_id,
+        "kind": kind,
+        "generation_id": generation_id,
+        "created_at": to_datetime(max(clock.now_us(), after + 1)),
+    }
+    return pa.Table.from_pylist([row], schema=BOOTSTRAP_EVENTS.schema)

@@ -1,0 +1,173 @@
+"""Where a write goes and whether it is taken, from rows in the lake; held against the oracle. No Spark, no JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import oracle
+import pyarrow as pa
+import pytest
+
+from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.generations import RingLayout, Verdict, generate
+from cdc_platform.lake.arrow import stream_lists
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+)
+from cdc_platform.lifecycle import explain, inbox
+from cdc_platform.ring import FIRST, LAST, Node, Ring
+from cdc_platform.settings import Policy, Settings
+
+OLD, NEW = UUID(int=0xA), UUID(int=0xB)
+T1, T2 = 1_700_000_000_000, 1_700_000_600_000
+HOSTS = [Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12), Node(UUID(int=2), (0, 77), 3, 0)]
+
+
+def write_generation(
+    lake: Lake, generation_id: UUID, nodes: list[Node], time_ms: int, *, rows: slice = slice(None)
+) -> None:
+    """Put a generation into the lake as publishing would; `rows` leaves some of its V2 rows out."""
+    made = generate(RingLayout.of(Ring.of(nodes)), generation_id)
+    count = len(made)
+    streams = stream_lists(made.stream_counts, made.streams)
+    v2 = pa.table(
+        {
+            "id": pa.array([str(generation_id)] * count),
+            "range_end": pa.array(made.range_ends),
+            "ignore_msb": pa.array(made.ignore_msbs.astype(np.int8)),
+            "num_ranges": pa.array(np.full(count, count, dtype=np.int32)),
+            "streams": streams,
+        }
+    )
+    when = to_datetime(time_ms * 1000)
+    ledger = {
+        "generation_id": str(generation_id),
+        "time": when,
+        "num_ranges": count,
+        "num_streams": len(made.streams),
+        "created_at": when,
+    }
+    lake.merge(
+        GENERATION_DESCRIPTIONS_V2,
+        pa.Table.from_batches(v2.to_batches()).take(pa.array(range(count)[rows])),
+        update=False,
+    )
+    lake.merge(GENERATIONS, pa.Table.from_pylist([ledger]), update=False)
+    published = pa.table({"time": pa.array([when] * count), "range_end": v2["range_end"], "streams": streams})
+    lake.merge(STREAMS_DESCRIPTIONS_V2, published, update=False)
+    lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist([{"key": "timestamps", "time": when}]), update=False)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake of its own."""
+    lake = Lake(tmp_path / "lake")
+    write_generation(lake, OLD, HOSTS[:1], T1)
+    write_generation(lake, NEW, HOSTS, T2)
+    lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    return lake
+
+
+def ask(lake: Lake, token: int, at_ms: int, now_ms: int, policy: Policy = "strict") -> explain.Explanation:
+    """Explain a write of `token` with timestamp `at_ms` when the clock shows `now_ms`."""
+    return explain.explain(lake, Clock(now_ms * 1000), Settings(), token, at_ms * 1000, policy)
+
+
+@pytest.mark.parametrize("token", [FIRST, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST])
+def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
+    """Range, owner, shard and stream agree with the oracle, on both sides of every range end and where ranges wrap."""
+    told = ask(lake, token, T2 + 1, T2 + 1)
+    tokens = {token: node for node in HOSTS for token in node.tokens}
+    ends = sorted(tokens)
+    row = next((i for i, end in enumerate(ends) if end >= token), 0)
+    owner = tokens[ends[row]]
+    shard = oracle.shard_of(token, owner.shard_count, owner.ignore_msb)
+    expected = generate(RingLayout.of(Ring.of(HOSTS)), NEW).entry(row)
+    place = told.place
+    assert place is not None
+    assert told.accepted
+    assert (place.range_start, place.range_end, place.vnode_index) == (ends[row - 1], ends[row], row)
+    assert (place.owner, place.shard) == (str(owner.host_id), shard)
+    assert place.stream_id == expected.streams[shard].tobytes()
+
+
+def test_the_timestamp_of_the_write_chooses_the_generation(lake: Lake) -> None:
+    """A millisecond before the switch the old generation takes the write, at the switch the new one."""
+    for at, generation in ((T2 - 1, OLD), (T2, NEW)):
+        told = ask(lake, 3, at, at)
+        assert told.generation is not None
+        assert told.generation.id == str(generation)
+        assert told.accepted
+
+
+def test_a_write_before_the_current_generation_is_refused_but_explained(lake: Lake) -> None:
+    """Under the documents' rule an earlier write is refused; the answer still names where it would have gone."""
+    told = ask(lake, 3, T2 - 1, T2 + 1)
+    assert (told.verdict, told.generation and told.generation.id) == (Verdict.EARLIER, str(OLD))
+    assert told.place is not None
+    assert told.place.stream_id is not None
+    assert ask(lake, 3, T2 - 1, T2 + 1, "recent-past").accepted
+
+
+def test_the_leeway_is_half_open_under_the_strict_policy(lake: Lake) -> None:
+    """Clock + leeway is refused by the documents' rule and taken by the later one."""
+    assert ask(lake, 3, T2 + 5_000, T2).verdict is Verdict.FUTURE
+    assert ask(lake, 3, T2 + 4_999, T2).accepted
+    assert ask(lake, 3, T2 + 5_000, T2, "recent-past").accepted
+
+
+def test_before_the_first_generation_the_first_usable_time_is_named(lake: Lake) -> None:
+    """The message users search for, with the time from which on it will work."""
+    told = ask(lake, 3, T1 - 1, T1 - 1)
+    assert (told.verdict, told.generation, told.place) == (Verdict.NO_STREAM, None, None)
+    assert "could not find any CDC stream" in told.reason
+    assert format_ms(T1) in told.reason
+
+
+def test_an_empty_lake_has_an_answer(tmp_path: Path) -> None:
+    """Nothing is known yet: refused, and no error."""
+    told = ask(Lake(tmp_path), 3, T1, T1)
+    assert told.verdict is Verdict.NO_STREAM
+    assert "let a node join" in told.reason
+
+
+def test_a_partial_generation_refuses_the_writes_that_need_it(tmp_path: Path) -> None:
+    """Rows of the newest generation are missing: its writes are refused and the rows are counted."""
+    lake = Lake(tmp_path / "lake")
+    write_generation(lake, OLD, HOSTS[:1], T1)
+    write_generation(lake, NEW, HOSTS, T2, rows=slice(0, 4))
+    told = ask(lake, 3, T2, T2)
+    assert told.verdict is Verdict.NOT_RETRIEVED
+    assert told.place is None
+    assert "num_ranges claims 5 rows, 4 are there" in told.reason
+    assert ask(lake, 3, T2 - 1, T2 - 1).accepted
+
+
+def test_a_range_of_unknown_order_names_no_shard_where_the_order_decides_it(tmp_path: Path) -> None:
+    """Where two shards' streams have the range end's token neither is named; what is certain in the row is."""
+    lake = Lake(tmp_path / "lake")
+    end = oracle.shard_starts(3, 0)[2] - 2**63
+    write_generation(lake, NEW, [Node(UUID(int=1), (end - 10, end), 3, 0)], T2)
+    mark = {
+        "table_name": GENERATION_DESCRIPTIONS_V2.full_name,
+        "generation": str(NEW),
+        "range_end": end,
+        "reason": "two streams have the token of the range end",
+    }
+    lake.merge(UNORDERED_RANGES, pa.Table.from_pylist([mark]), update=False)
+    told = ask(lake, end, T2, T2)
+    assert told.accepted
+    assert told.place is not None
+    assert (told.place.shard, told.place.stream_id) == (None, None)
+    assert "the shard cannot be named: two streams have the token of the range end" in told.reason
+    certain = ask(lake, end - 1, T2, T2).place
+    assert certain is not None
+    assert certain.shard == 1

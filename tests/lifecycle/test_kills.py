@@ -1,0 +1,125 @@
+"""Processes that are killed at named points, and two that publish at once: real ones, by the command line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_platform import failpoints
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, STREAMS_DESCRIPTIONS_V2, TABLES
+
+# When a row was written is the one thing in which a second start may differ.
+BOOKKEEPING = {"created_at", "published_at"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConnectServer]:
+    """A warm Connect server, which spares each process the start of a JVM."""
+    with ConnectServer() as server:
+        yield server
+
+
+def command(home: Path, file: Path, *options: str) -> list[str]:
+    """The command that queues the node in `file`."""
+    return [sys.executable, "-m", "cdc_platform", "--home", str(home), *options, "bootstrap", str(file)]
+
+
+def run(command: list[str], remote: str | None, kill_at: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, on a Connect server if there is a `remote`, killed where `kill_at` says."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("SPARK_REMOTE", failpoints.VARIABLE)
+    }
+    if remote:
+        environment["SPARK_REMOTE"] = remote
+    if kill_at:
+        environment[failpoints.VARIABLE] = kill_at
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def contents(home: Path) -> dict[str, list[dict[str, object]]]:
+    """Every row of every table of a home, but for when rows were written."""
+    lake = Lake(home / "lake")
+    found: dict[str, list[dict[str, object]]] = {}
+    for name, table in TABLES.items():
+        columns = [column for column in table.schema.names if column not in BOOKKEEPING]
+        rows = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys])
+        found[name] = rows.to_pylist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def waiting(
+    tmp_path_factory: pytest.TempPathFactory, server: ConnectServer, bootstrap_text: Callable[..., str]
+) -> Path:
+    """A home in which one node has joined and another waits."""
+    folder = tmp_path_factory.mktemp("waiting")
+    for number, options in ((1, ["--run"]), (2, [])):
+        file = folder / f"node{number}.json"
+        file.write_text(bootstrap_text(number), encoding="utf-8")
+        done = run(
+            [*command(folder / "home", file, "--clock", f"2026-01-01T0{number}:00:00Z"), *options], server.remote
+        )
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(waiting: Path, server: ConnectServer) -> dict[str, list[dict[str, object]]]:
+    """What the tables hold when the waiting node's join is not disturbed."""
+    home = waiting / "undisturbed"
+    shutil.copytree(waiting / "home", home)
+    done = run([*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"], server.remote)
+    assert done.returncode == 0, done.stderr
+    return contents(home)
+
+
+@pytest.mark.parametrize("point", failpoints.NAMES)
+def test_a_killed_join_ends_where_it_would_have_ended(
+    point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], server: ConnectServer
+) -> None:
+    """Killed at each named point and started again: the same bytes in every table, and one timestamp."""
+    home = waiting / point
+    shutil.copytree(waiting / "home", home)
+    first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    # In the middle of the streams the whole session has to die, not the client of one.
+    killed = run(first, None if point == failpoints.IN_STREAMS else server.remote, kill_at=point)
+    assert killed.returncode == -signal.SIGKILL
+    assert contents(home) != undisturbed
+    if point in (failpoints.AFTER_TIMESTAMP, failpoints.IN_STREAMS, failpoints.AFTER_STREAMS):
+        # The timestamp is chosen: a later clock must not choose another.
+        again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
+    else:
+        again = first
+    done = run(again, server.remote)
+    assert done.returncode == 0, done.stderr
+    assert contents(home) == undisturbed
+
+
+def test_two_nodes_publish_one_generation_at_once(
+    waiting: Path, undisturbed: dict[str, list[dict[str, object]]], server: ConnectServer
+) -> None:
+    """Two processes finish the same join at the same moment: one result, no duplicates, no error."""
+    home = waiting / "race"
+    shutil.copytree(waiting / "home", home)
+    first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    assert run(first, server.remote, kill_at=failpoints.AFTER_TIMESTAMP).returncode == -signal.SIGKILL
+    environment = os.environ | {"SPARK_REMOTE": server.remote}
+    started = [
+        subprocess.Popen(first, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    assert contents(home) == undisturbed
+    lake = Lake(home / "lake")
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == lake.read(GENERATIONS).num_rows == 2
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 16 + 32
