@@ -1,0 +1,16 @@
+"""The door of the command line: `cdc-platform`, or `python -m cdc_platform`. The commands are in `commands`."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from cdc_platform.commands.program import program
+
+
+def main() -> NoReturn:
+    """Run the command that the process was started with and leave with its exit code."""
+    program.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What people type: times, tokens, keys, generations. Each is checked here, before a command does anything."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+import click
+
+from cdc_platform.clock import parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.errors import InputError
+
+# As cdc_platform.ring has them; written down here because the command line is ready before numpy is loaded.
+FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
+MAX_SHARD_COUNT = 4096
+MAX_IGNORE_MSB = 31
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
+
+
+class _Checked(click.ParamType):
+    """A parameter whose text is read by `read`; what that refuses is a usage error that names the parameter."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+    def read(self, text: str) -> object:
+        """The value of the text; raises InputError."""
+        raise NotImplementedError
+
+
+class _ClockTime(_Checked):
+    """A time with a zone, as µs since 1970."""
+
+    name = "time"
+
+    def read(self, text: str) -> int:
+        return parse_time_us(text)
+
+
+class _WriteTimestamp(_Checked):
+    """A write's timestamp: a time with a zone, or µs since 1970 as CQL's USING TIMESTAMP has it; as µs."""
+
+    name = "time"
+
+    def read(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            return parse_time_us(text)
+        to_datetime(int(text))
+        return int(text)
+
+
+class _GenerationTime(_Checked):
+    """A time with a zone and no finer than milliseconds, as ms since 1970."""
+
+    name = "time"
+
+    def read(self, text: str) -> int:
+        return parse_time_ms(text)
+
+
+class _Generation(_Checked):
+    """A generation's UUID (lower-case text) or its time (ms since 1970)."""
+
+    name = "generation"
+
+    def read(self, text: str) -> str | int:
+        if _UUID.fullmatch(text):
+            return str(UUID(text))
+        if not text[:4].isdigit() or "-" not in text:
+            raise InputError(f"{text!r} is neither a generation's UUID nor its time, as in 2026-01-31T12:00:00.000Z")
+        return parse_time_ms(text)
+
+
+class _Token(_Checked):
+    """A token of the ring."""
+
+    name = "token"
+
+    def read(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise InputError(f"{text!r} is no integer; tokens are integers from {FIRST_TOKEN} to {LAST_TOKEN}")
+        if not FIRST_TOKEN <= int(text) <= LAST_TOKEN:
+            raise InputError(f"{text} is no key's token; tokens are integers from {FIRST_TOKEN} to {LAST_TOKEN}")
+        return int(text)
+
+
+class _Key(_Checked):
+    """A serialized partition key, or one component of it: hexadecimal digits, with or without 0x."""
+
+    name = "hex"
+
+    def read(self, text: str) -> bytes:
+        digits = text.removeprefix("0x").removeprefix("0X")
+        if not re.fullmatch(r"[0-9a-fA-F]*", digits):
+            raise InputError(f"{text!r} is not hexadecimal; write the key's bytes as 0x00000001")
+        if len(digits) % 2:
+            raise InputError(f"{text!r} has {len(digits)} hexadecimal digits; a byte has two")
+        if len(digits) > 2 * 0xFFFF:
+            raise InputError(f"a key of {len(digits) // 2} bytes; partition keys have at most 65535")
+        return bytes.fromhex(digits)
+
+
+CLOCK_TIME = _ClockTime()
+WRITE_TIMESTAMP = _WriteTimestamp()
+GENERATION_TIME = _GenerationTime()
+GENERATION = _Generation()
+TOKEN = _Token()
+KEY = _Key()
+SHARDS = click.IntRange(1, MAX_SHARD_COUNT)
+IGNORE_MSB = click.IntRange(0, MAX_IGNORE_MSB)

@@ -1,0 +1,86 @@
+"""`cdc-platform bootstrap`: a joining node goes into the inbox; with --run its generation is made at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.clock import format_ms
+from cdc_platform.commands.output import json_option, write_facts, write_json
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.sources.bootstrap_file import JoinRequest
+
+
+@click.command()
+@click.argument("file", required=False)
+@click.option("--run", is_flag=True, help="Make the node's generation at once: describe, audit, insert, publish.")
+@click.option("--withdraw", metavar="EVENT_ID", help="Take a waiting join back instead of queueing one.")
+@json_option
+@pass_session
+def bootstrap(session: Session, file: str | None, run: bool, withdraw: str | None, as_json: bool) -> None:
+    """Queue the joining node that FILE describes; `-` reads standard input. The same file twice is one event.
+
+    FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and features
+    where they are not ["CDC_GENERATIONS_V2"].
+
+    \b
+    Example:
+      cdc-platform bootstrap node.json --run
+      cdc-platform bootstrap --withdraw 904ce865-9c82-5920-853d-ed9a525bfa74
+    """
+    if (file is None) == (withdraw is None) or (withdraw and run):
+        raise click.UsageError("name either a FILE, with --run or without, or --withdraw EVENT_ID")
+    if withdraw is not None:
+        result = _withdraw(session, withdraw)
+    else:
+        assert file is not None
+        result = _queue(session, _read(file), run)
+    if as_json:
+        write_json(result)
+    else:
+        write_facts(result.items())
+
+
+def _read(file: str) -> JoinRequest:
+    from cdc_platform.sources.bootstrap_file import parse_join_request, read_join_request
+
+    if file != "-":
+        return read_join_request(file)
+    try:
+        return parse_join_request(sys.stdin.buffer.read().decode("utf-8-sig"), "standard input")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
+
+
+def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, object]:
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import inbox
+
+    home = session.open_home(create=True)
+    lake = Lake(home.lake)
+    event = inbox.queue(lake, session.clock, request, to_run_now=run)
+    result: dict[str, object] = {"event_id": event.event_id, "generation_id": event.generation_id}
+    if not run:
+        return result
+    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lifecycle.joining import run_join
+
+    joined = run_join(spark_session(), lake, session.clock, home.settings, event.generation_id)
+    return result | {
+        "time": format_ms(joined.time_ms),
+        "num_ranges": joined.num_ranges,
+        "num_streams": joined.num_streams,
+    }
+
+
+def _withdraw(session: Session, event_id: str) -> dict[str, object]:
+    from cdc_platform.lifecycle import inbox
+
+    lake = session.lake()
+    inbox.withdraw(lake, session.clock, event_id.lower())
+    return {"event_id": event_id.lower(), "withdrawn": True}

@@ -1,0 +1,54 @@
+"""`cdc-platform check`: every invariant over one generation or all of them, with counts and samples."""
+
+from __future__ import annotations
+
+import click
+
+from cdc_platform.clock import format_ms
+from cdc_platform.commands.arguments import GENERATION
+from cdc_platform.commands.output import json_option, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+
+@click.command()
+@click.argument("generation", type=GENERATION, required=False)
+@json_option
+@pass_session
+@click.pass_context
+def check(ctx: click.Context, session: Session, generation: str | int | None, as_json: bool) -> None:
+    """Judge every invariant of GENERATION (its UUID or its time), or of all generations and the tables around them.
+
+    The exit code is 1 when one does not hold, or when there was nothing to check.
+
+    \b
+    Example:
+      cdc-platform check
+      cdc-platform check 2026-01-31T12:00:00.000Z --json
+    """
+    lake = session.lake()
+    from cdc_platform.invariants import audit_lake, inventory, judge
+    from cdc_platform.lake.session import spark_session
+
+    name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
+    if name is not None:
+        inventory.find(inventory.generations(lake), name)  # before a JVM is started for it
+    judgements = judge(audit_lake(spark_session(), lake, name))
+    if as_json:
+        write_json(
+            [
+                {
+                    "invariant": line.invariant,
+                    "population": line.population,
+                    "violations": line.violations,
+                    "sample": line.sample,
+                    "passed": line.passed,
+                }
+                for line in judgements
+            ]
+        )
+    else:
+        columns = ("invariant", ">checked", ">violations", "passed", "sample")
+        rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
+        write_table(f"Invariants of {'all generations' if name is None else name}", columns, rows)
+    if not all(line.passed for line in judgements):
+        ctx.exit(1)

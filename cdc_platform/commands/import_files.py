@@ -1,0 +1,88 @@
+"""`cdc-platform import`: ring snapshots and cqlsh exports go into the lake, all of them or none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS
+from cdc_platform.commands.output import json_option, time_of, warn, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.sources.importing import ImportReport
+
+
+@click.command("import")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
+@click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
+@json_option
+@pass_session
+def import_files(
+    session: Session, paths: tuple[str, ...], shards: int | None, ignore_msb: int | None, as_json: bool
+) -> None:
+    """Take in files, or the .json and .csv files of folders. The same files again change nothing.
+
+    A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
+    COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2 or
+    cdc_generation_descriptions_v2.
+
+    \b
+    Example:
+      cdc-platform import ring.json --shards 8 --ignore-msb 12
+      cdc-platform import timestamps.csv streams.csv descriptions.csv
+    """
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.sources.importing import import_sources, read_sources
+
+    sources = read_sources(paths, shards, ignore_msb)
+    lake = Lake(session.open_home(create=True).lake)
+    report = import_sources(lake, session.clock, sources)
+    for warning in report.warnings:
+        warn(warning)
+    if as_json:
+        write_json(_document(report))
+    else:
+        _show(report)
+
+
+def _document(report: ImportReport) -> dict[str, object]:
+    return {
+        "nodes": {"added": report.nodes_added, "changed": report.nodes_changed, "removed": report.nodes_removed},
+        "generations": [
+            {
+                "id": generation.id,
+                "time": time_of(generation.time_ms),
+                "expired": time_of(generation.expired_ms),
+                "num_ranges": generation.ranges,
+                "num_streams": generation.streams,
+                "unordered_ranges": generation.unordered_ranges,
+            }
+            for generation in report.generations
+        ],
+        "rows_written": report.rows_written,
+    }
+
+
+def _show(report: ImportReport) -> None:
+    changes = (("added", report.nodes_added), ("changed", report.nodes_changed), ("removed", report.nodes_removed))
+    nodes = [(what, host) for what, hosts in changes for host in hosts]
+    if nodes:
+        write_table("Nodes of the ring", ("", "host_id"), nodes)
+    if report.generations:
+        columns = ("time", "id", ">ranges", ">streams", ">of unknown order", "expired")
+        rows = [
+            (
+                time_of(generation.time_ms),
+                generation.id,
+                generation.ranges,
+                generation.streams,
+                generation.unordered_ranges,
+                time_of(generation.expired_ms),
+            )
+            for generation in report.generations
+        ]
+        write_table("Generations", columns, rows)
+    write_facts([("rows written", report.rows_written)])

@@ -1,0 +1,194 @@
+"""Results on standard output, as one JSON document or as tables; remarks on standard error.
+
+Every value that goes out as JSON goes through `plain`, so that one rule holds for all commands.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import singledispatch
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from cdc_platform.clock import format_ms, format_us, from_datetime
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PAGE_WIDTH = 2000
+_DURATION_UNITS = (
+    ("d", 86_400_000_000),
+    ("h", 3_600_000_000),
+    ("m", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+)
+EXACT = 1 << 53
+"""Whole numbers beyond this are no longer exact as JavaScript's and many JSON readers' numbers: they go out as text."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Write the result as one JSON document.")
+
+
+@singledispatch
+def plain(value: object) -> object:
+    """A value as JSON has it: blobs as 0x hex, times as ISO 8601 in UTC, maps as lists of [key, value], sets sorted."""
+    item = getattr(value, "item", None)
+    return plain(item()) if callable(item) else str(value)
+
+
+@plain.register(type(None))
+@plain.register(bool)
+@plain.register(str)
+def _as_it_is(value: object) -> object:
+    return value
+
+
+@plain.register
+def _(value: int) -> object:
+    return str(value) if abs(value) > EXACT else value
+
+
+@plain.register
+def _(value: float) -> object:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+@plain.register(bytes)
+@plain.register(bytearray)
+def _blob(value: bytes) -> object:
+    return f"0x{value.hex()}"
+
+
+@plain.register
+def _(value: datetime) -> object:
+    return format_us(from_datetime(value))
+
+
+@plain.register(date)
+@plain.register(time)
+def _day(value: date) -> object:
+    return value.isoformat()
+
+
+@plain.register
+def _(value: timedelta) -> object:
+    """A duration as CQL writes it: 1d12h30m."""
+    left = abs(value) // timedelta(microseconds=1)
+    text = ""
+    for unit, size in _DURATION_UNITS:
+        count, left = divmod(left, size)
+        text += f"{count}{unit}" if count else ""
+    return f"{'-' if value < timedelta(0) else ''}{text or '0s'}"
+
+
+@plain.register(UUID)
+@plain.register(Decimal)
+def _text(value: object) -> object:
+    return str(value)
+
+
+@plain.register
+def _(value: Mapping) -> object:
+    return {str(key): plain(inner) for key, inner in value.items()}
+
+
+@plain.register(set)
+@plain.register(frozenset)
+def _set(value: Iterable) -> object:
+    return [plain(inner) for inner in sorted(value)]
+
+
+@plain.register(list)
+@plain.register(tuple)
+def _list(value: Iterable) -> object:
+    return [plain(inner) for inner in value]
+
+
+def write_json(value: object) -> None:
+    """One JSON document; a list has an entry a line."""
+    if isinstance(value, list):
+        write_json_list(json.dumps(plain(entry), ensure_ascii=False) for entry in value)
+    else:
+        click.echo(json.dumps(plain(value), ensure_ascii=False, indent=2))
+
+
+def write_json_list(entries: Iterable[str]) -> None:
+    """A JSON list of entries that are JSON already, written as they come: nothing waits for the last one."""
+    opening = "["
+    for entry in entries:
+        click.echo(f"{opening}{entry}", nl=False)
+        opening = ",\n"
+    click.echo("[]" if opening == "[" else "]")
+
+
+def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for people. A column whose name begins with `>` is aligned to the right. None shows as a dash."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(value)) for value in row))
+    _print(table)
+
+
+def write_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Names and values, one a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(name, Text(shown(value)))
+    _print(grid)
+
+
+def shown(value: object) -> str:
+    """A value as tables show it: as JSON has it, whole numbers always as digits, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    as_json = plain(value)
+    return as_json if isinstance(as_json, str) else json.dumps(as_json, ensure_ascii=False)
+
+
+def time_of(ms: int | None) -> str | None:
+    """A generation's time (ms) as text, None as None."""
+    return None if ms is None else format_ms(ms)
+
+
+def warn(text: str) -> None:
+    """A remark that is not part of the result, on standard error."""
+    click.echo(f"warning: {text}", err=True)
+
+
+def _print(renderable: RenderableType) -> None:
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(renderable)
+        return
+    # In a file or a pipe lines are as long as they need to be: nobody can widen that window.
+    page = Console(file=io.StringIO(), highlight=False, width=_PAGE_WIDTH)
+    with page.capture() as capture:
+        page.print(renderable)
+    click.echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))

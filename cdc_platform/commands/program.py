@@ -1,0 +1,145 @@
+"""The program `cdc-platform`: its options, its commands by name, and how every failure becomes one line and a code.
+
+Commands are loaded when they are used; what they do is theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import click
+
+from cdc_platform import __version__
+from cdc_platform.clock import Clock
+from cdc_platform.commands.arguments import CLOCK_TIME
+from cdc_platform.commands.session import Session
+from cdc_platform.errors import PlatformError
+
+NAME = "cdc-platform"
+DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "demo": ("demo", "The main job on real ring snapshots, end to end."),
+    "up": ("up", "A warm Spark server, the Dagster UI and its daemon."),
+    "doctor": ("doctor", "Is this machine fit: Java, versions, JARs, home, disk."),
+    "bootstrap": ("bootstrap", "Queue a joining node; with --run, make its generation."),
+    "import": ("import_files", "Take in ring snapshots and cqlsh exports."),
+    "generations": ("generations", "List the generations, newest first."),
+    "streams": ("streams", "Print a generation's streams, range by range."),
+    "ring": ("ring", "Show the nodes of the ring as it stands."),
+    "diff": ("diff", "What changes from one generation to another."),
+    "explain": ("explain", "Where a write goes, and whether it is accepted."),
+    "check": ("check", "Judge every invariant, with counts and samples."),
+    "sql": ("sql", "Spark SQL over every table."),
+    "completion": ("completion", "Print a shell's completion script."),
+}
+"""Commands by name: the module in cdc_platform.commands that has the function `<module>`, and what help says."""
+
+
+class Failure(click.ClickException):
+    """A failure as it is shown: one line on standard error, and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Program(click.Group):
+    """The group of commands: loads them by name, and is the one edge at which errors become lines and codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, (module, _) in COMMANDS.items() if find_spec(f"{__package__}.{module}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = COMMANDS[cmd_name][0]
+        return getattr(import_module(f"{__package__}.{module}"), module)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in the help text, which loads none of the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a failure leaves as one line with its exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except PlatformError as error:
+            _trace(ctx)
+            raise Failure(str(error), error.exit_code) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            _trace(ctx)
+            where = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST) from error
+        except Exception as error:
+            _trace(ctx)
+            raise Failure(
+                f"this is a defect of {NAME}: {type(error).__name__}: {str(error)[:300]}; "
+                f"{NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
+                DEFECT,
+            ) from error
+
+    def main(self, args: Any = None, prog_name: str | None = None, *pos: Any, **extra: Any) -> NoReturn:
+        """Run the program and leave the process with the exit code."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args, NAME, *pos, **extra)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except click.ClickException as error:
+            click.echo(f"error: {_line(error)}", err=True)
+            sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
+        sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _line(error: click.ClickException) -> str:
+    line = " ".join(error.format_message().split())
+    if isinstance(error, click.UsageError) and not isinstance(error, click.BadParameter) and error.ctx is not None:
+        line = f"{line.rstrip('.')}; see: {error.ctx.command_path} --help"
+    return line
+
+
+def _trace(ctx: click.Context) -> None:
+    if ctx.params.get("debug"):
+        traceback.print_exc(file=sys.stderr)
+
+
+@click.group(
+    cls=Program,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name=NAME)
+@click.option("--home", metavar="DIR", help="Where everything lives. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]")
+@click.option("--clock", type=CLOCK_TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
+@click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
+@click.option("--debug", is_flag=True, help="Show where a failure comes from.")
+@click.pass_context
+def program(ctx: click.Context, home: str | None, clock: int | None, verbose: bool, debug: bool) -> None:
+    """The life of ScyllaDB's CDC generations on Dagster, Spark and Delta Lake.
+
+    Exit code 0: done. 1: the answer is no, a check failed or a write is refused. 2: the request was wrong.
+
+    \b
+    Example:
+      cdc-platform demo
+      cdc-platform --clock 2026-01-31T12:00:00Z explain --token 42
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        return
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
+    ctx.obj = Session(home, Clock(clock))

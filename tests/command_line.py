@@ -1,0 +1,36 @@
+"""The command line in the tests' own process: what a command wrote, and how it left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from cdc_platform.commands.program import program
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command wrote and how it left."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output as the one JSON document that it has to be."""
+        return json.loads(self.stdout)
+
+
+Cli = Callable[..., Answer]
+
+
+def run(*args: str | Path, stdin: str | bytes | None = None) -> Answer:
+    """Run the program with these arguments."""
+    result = CliRunner().invoke(program, [str(arg) for arg in args], input=stdin)
+    return Answer(result.exit_code, result.stdout, result.stderr)

@@ -1,0 +1,64 @@
+"""A home with a ring, a waiting join and two generations that were imported, and the program on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Answer, Cli, run
+from export_files import ID, LATER_MS, NODES, OTHER_ID, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
+
+JOINING = {
+    "host_id": "33333333-3333-4333-8333-333333333333",
+    "address": "127.0.0.3",
+    "datacenter": "dc1",
+    "rack": "r1",
+    "tokens": [33, -33],
+    "shard_count": 4,
+    "ignore_msb": 12,
+}
+SNAPSHOT = [
+    {
+        "host_id": str(node.host_id),
+        "address": node.address,
+        "datacenter": node.datacenter,
+        "rack": node.rack,
+        "tokens": list(node.tokens),
+        "shard_count": node.shard_count,
+        "ignore_msb": node.ignore_msb,
+    }
+    for node in NODES
+]
+
+
+@pytest.fixture(scope="session")
+def seeded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two nodes, a third that waits to join, and two generations; made once and only looked at."""
+    folder = tmp_path_factory.mktemp("seeded")
+    home = folder / "home"
+    one, other = generation(), generation(OTHER_ID)
+    files = {
+        "ring.json": json.dumps(SNAPSHOT),
+        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
+        "streams.csv": streams_csv({TIME_MS: one, LATER_MS: other}),
+        "times.csv": timestamps_csv({TIME_MS: None, LATER_MS: None}),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+    (folder / "joining.json").write_text(json.dumps(JOINING), encoding="utf-8")
+    for command in (("import", *(folder / name for name in files)), ("bootstrap", folder / "joining.json")):
+        answer = run("--home", home, *command)
+        assert answer.exit_code == 0, answer.stderr
+    return home
+
+
+@pytest.fixture
+def cli(seeded_home: Path) -> Cli:
+    """The program on the seeded home."""
+
+    def on_seeded_home(*args: str | Path, **how: Any) -> Answer:
+        return run("--home", seeded_home, *args, **how)
+
+    return on_seeded_home

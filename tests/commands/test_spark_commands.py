@@ -1,0 +1,120 @@
+"""The commands that start Spark: a whole join, every invariant, and SQL; as processes where the JVM could be heard."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+from export_files import ID, TIME_MS, generation, iso_time, streams_csv, timestamps_csv, v2_csv
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+NODE = {
+    "host_id": "55555555-5555-4555-8555-555555555555",
+    "address": "127.0.0.5",
+    "datacenter": "dc1",
+    "rack": "r1",
+    "tokens": [-5_000_000_000_000_000_000, 0, 5_000_000_000_000_000_000],
+    "shard_count": 3,
+    "ignore_msb": 12,
+}
+CLOCK = ("--clock", "2026-01-31T12:00:00Z")
+
+
+def process(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a process of its own, which gets a JVM of its own."""
+    command = [sys.executable, "-m", "cdc_platform", "--home", str(home), *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A home in which one node has joined by `bootstrap --run`, and what that command answered."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "node.json").write_text(json.dumps(NODE))
+    result = process(folder / "home", *CLOCK, "bootstrap", str(folder / "node.json"), "--run", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    return folder / "home", json.loads(result.stdout)
+
+
+def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> None:
+    """The answer names the event, the generation, its time and size; the generation is there and operates."""
+    home, answer = joined
+    assert set(answer) == {"event_id", "generation_id", "time", "num_ranges", "num_streams"}
+    assert (answer["time"], answer["num_ranges"], answer["num_streams"]) == ("2026-01-31T12:01:05.000Z", 3, 9)
+    listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").json
+    assert listed == [{"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}]
+    assert [row["host_id"] for row in run("--home", home, "ring", "--json").json] == [NODE["host_id"]]
+    assert len(run("--home", home, "streams", answer["time"], "--json").json) == 3
+
+
+def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None:
+    """Every invariant with its counts; the exit code is 0."""
+    home, answer = joined
+    result = run("--home", home, "check", answer["generation_id"], "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.json
+    assert all(set(line) == {"invariant", "population", "violations", "sample", "passed"} for line in lines)
+    assert len(lines) == 10
+    assert all(line["passed"] and line["population"] > 0 and line["violations"] == 0 for line in lines)
+
+
+def test_check_says_no(tmp_path: Path) -> None:
+    """A timestamp without its rows: the exit code is 1, and the line that failed says which."""
+    files = {"v.csv": v2_csv({ID: generation()}), "s.csv": streams_csv({TIME_MS: generation()})}
+    files["t.csv"] = timestamps_csv({TIME_MS: None})
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, newline="")
+    home = tmp_path / "home"
+    assert run("--home", home, "import", *(tmp_path / name for name in files)).exit_code == 0
+    (tmp_path / "bare.csv").write_text(timestamps_csv({TIME_MS + 1000: None}), newline="")
+    assert run("--home", home, "import", tmp_path / "bare.csv").exit_code == 0
+    result = run("--home", home, "check", "--json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    failed = {line["invariant"]: line for line in result.json if not line["passed"]}
+    assert failed["timestamp_complete"]["violations"] == 1
+    assert iso_time(TIME_MS + 1000) in failed["timestamp_complete"]["sample"]
+
+
+def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None:
+    """A query that people know from CQL runs as it stands; values come out by the one rule."""
+    home, answer = joined
+    query = (
+        "SELECT time, X'00ff' AS blob, -9007199254740993 AS wide, map('b', 1, 'a', 2) AS m, 1 AS n, 2 AS n "
+        "FROM system_distributed.cdc_generation_timestamps WHERE time > '2026-01-01'"
+    )
+    result = run("--home", home, "sql", query, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    row = {"time": answer["time"], "blob": "0x00ff", "wide": "-9007199254740993", "m": [["a", 2], ["b", 1]]}
+    assert result.json == [row | {"n": 1, "n_2": 2}]
+
+
+def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
+    """What Spark says of it, without Spark's stack."""
+    result = process(joined[0], "sql", "SELECT * FROM nowhere")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert "nowhere" in result.stderr
+
+
+def test_a_table_shows_what_fits_and_says_so(joined: tuple[Path, dict[str, Any]]) -> None:
+    """Without --limit a hundred rows are shown and the rest is mentioned; with it, that many."""
+    result = run("--home", joined[0], "sql", "SELECT id FROM range(200)")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: only the first 100 rows")
+    assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
+    assert len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--limit", "150", "--json").json) == 150
+
+
+def test_a_syntax_error_is_told_in_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
+    """A query that is no SQL is a wrong request."""
+    result = run("--home", joined[0], "sql", "SELEC 1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "SELEC" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
