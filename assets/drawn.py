@@ -1,0 +1,68 @@
+"""Which pictures the assets show: rings with their owners, streams a node and a shard, the timeline of generations.
+
+It gathers the numbers; `cdc_platform.pictures` draws them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from dagster import MarkdownMetadataValue
+
+from assets.told import picture
+from cdc_platform.clock import Clock
+from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
+
+# Ranges are sampled evenly beyond this many streams: the picture's colours would not change, its time would.
+_MOST_STREAMS = 1 << 21
+
+
+def drawn_ring(ring: Ring, joining: Node) -> MarkdownMetadataValue:
+    """The ring with the owners of its ranges; the joining node's are set off."""
+    hosts = [node.host_id for node in ring.nodes]
+    return picture(
+        ring_picture(ring.tokens, ring.owner_index, _names(ring), joining=hosts.index(joining.host_id)), "ring"
+    )
+
+
+def drawn_streams(ring: Ring) -> MarkdownMetadataValue:
+    """How many streams lie on each shard of each node."""
+    return picture(streams_picture(streams_on_shards(ring), _names(ring)), "streams a node and a shard")
+
+
+def drawn_timeline(generations: Sequence[KnownGeneration], clock: Clock) -> MarkdownMetadataValue:
+    """When each generation operates; `generations` are oldest first."""
+    bars = [Bar(known.id or str(known.time_ms), known.time_ms, known.published) for known in generations]
+    return picture(timeline_picture(bars, clock.now_ms()), "timeline of generations")
+
+
+def streams_on_shards(ring: Ring) -> np.ndarray:
+    """Streams that lie on each shard of each node, int64[nodes, shards]; -1 where a node has no such shard.
+
+    A shard that owns nothing in a range has a stream there all the same, which lies on the range end: it is not
+    counted, for no write ever gets it.
+    """
+    most = max(node.shard_count for node in ring.nodes)
+    counts = np.full((len(ring.nodes), most), -1, dtype=np.int64)
+    for number, node in enumerate(ring.nodes):
+        counts[number, : node.shard_count] = 0
+    every = -(-int(ring.shard_counts.sum()) // _MOST_STREAMS)
+    rows = np.repeat(np.arange(0, ring.tokens.size, every), ring.shard_counts[::every])
+    ends, shards = ring.tokens[rows], _counted_up(ring.shard_counts[::every])
+    sharding = ring.shard_counts[rows], ring.ignore_msbs[rows]
+    first = first_token_for_shard(range_starts(ring.tokens)[rows], ends, shards, *sharding)
+    owned = (first != ends) | (shard_of(ends, *sharding) == shards)
+    np.add.at(counts, (ring.owner_index[rows][owned], shards[owned]), every)
+    return counts
+
+
+def _counted_up(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... length - 1 for each length, one after the other."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _names(ring: Ring) -> list[str]:
+    return [node.address or str(node.host_id) for node in ring.nodes]

@@ -1,0 +1,28 @@
+"""How the platform's errors end a step: with their one line, and again only where trying again can help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dagster import Backoff, Failure, Jitter, RetryPolicy
+
+from cdc_platform.errors import ConflictError, PlatformError
+
+RETRIES = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
+"""For lost races with other writers, and for what an executor or a network loses. Every step is safe to repeat."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn errors that the platform raises on purpose into failures that no retry would mend; conflicts stay errors.
+
+    Raises:
+        dagster.Failure: the step refused; its description is the one line that says why and how to mend it.
+    """
+    try:
+        yield
+    except ConflictError:
+        raise
+    except PlatformError as error:
+        raise Failure(str(error), metadata={"class": type(error).__name__}, allow_retries=False) from None

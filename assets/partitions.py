@@ -1,0 +1,11 @@
+"""Partitions of the generation's assets: one a generation, its key the generation's UUID.
+
+The UUID is known before the timestamp, so a generation is a column of the UI from the moment it waits.
+"""
+
+from __future__ import annotations
+
+from dagster import DynamicPartitionsDefinition
+
+NAME = "generation"
+GENERATIONS = DynamicPartitionsDefinition(name=NAME)

@@ -1,0 +1,30 @@
+"""The clock that assets ask for the time; a stopped one rehearses the past. Times are `cdc_platform.clock`'s."""
+
+from __future__ import annotations
+
+import os
+
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE
+
+
+class ClockResource(ConfigurableResource):
+    """The machine's clock, or one that stands still."""
+
+    stopped_at: str | None = Field(
+        default=None,
+        description=f"Stop the clock at this time, as in 2026-01-31T12:00:00Z. By default ${CLOCK_VARIABLE}, "
+        "and without that the machine's clock runs.",
+    )
+
+    def clock(self) -> Clock:
+        """The clock.
+
+        Raises:
+            InputError: `stopped_at` is no time, or has no zone.
+        """
+        stopped_at = self.stopped_at or os.environ.get(CLOCK_VARIABLE)
+        return Clock(parse_time_us(stopped_at) if stopped_at else None)

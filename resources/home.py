@@ -1,0 +1,34 @@
+"""The home that assets work in: its lake and its settings. Opened when it is first asked for, never on load."""
+
+from __future__ import annotations
+
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from cdc_platform.home import DEFAULT, VARIABLE, Home, open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.settings import Settings
+
+
+class HomeResource(ConfigurableResource):
+    """One home of the platform."""
+
+    path: str | None = Field(
+        default=None, description=f"Folder of the home; by default ${VARIABLE}, and without that ./{DEFAULT}."
+    )
+
+    def home(self) -> Home:
+        """The home, made if it is not there.
+
+        Raises:
+            EnvironmentProblem: it cannot be made or written to, or a newer version wrote it.
+        """
+        return open_home(self.path)
+
+    def lake(self) -> Lake:
+        """The home's Delta tables."""
+        return Lake(self.home().lake)
+
+    def settings(self) -> Settings:
+        """The home's settings."""
+        return self.home().settings

@@ -1,0 +1,38 @@
+"""Spark for assets: the platform's session behind dagster-pyspark's lazy resource.
+
+It knows only when a session is made; which one (embedded, Connect, a cluster) and how is `cdc_platform.lake.session`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dagster import InitResourceContext
+from dagster_pyspark import LazyPySparkResource
+from pydantic import Field
+
+
+class SparkResource(LazyPySparkResource):
+    """A Spark session that is made when an asset first asks for it, so that definitions load without Java.
+
+    An embedded session is shared by everything in its process and outlives the run: it costs seconds to start. One on
+    a Connect server is given back after the run: a server that runs for weeks must not collect them.
+    """
+
+    spark_config: dict[str, Any] = Field(
+        default_factory=dict, description="Spark settings on top of the platform's own, by their full names."
+    )
+
+    def _init_session(self) -> None:
+        # dagster-pyspark calls a bare getOrCreate here: no Delta, no JARs, no Connect.
+        if self._spark_session is None:
+            from cdc_platform.lake.session import spark_session
+
+            self._spark_session = spark_session("cdc-platform assets", extra_conf=self.spark_config or None)
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Give a Connect session back."""
+        if self._spark_session is not None and os.environ.get("SPARK_REMOTE"):
+            self._spark_session.stop()
+        self._spark_session = None

@@ -1,0 +1,210 @@
+"""The inbox in Dagster: what queues a node, what is refused, and what the sensor asks for. No Spark anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from dagster import (
+    DagsterEventType,
+    DagsterRun,
+    DagsterRunStatus,
+    SensorResult,
+    build_sensor_context,
+)
+from rehearsal import Rehearsal, node_config
+
+from assets.bootstrap_events import JOIN_JOB, MOST_ATTEMPTS, MOST_NEW_PARTITIONS, waiting_joins
+from assets.partitions import NAME
+from cdc_platform.clock import Clock
+from cdc_platform.definitions import defs
+from cdc_platform.home import VARIABLE
+from cdc_platform.lifecycle import inbox
+from cdc_platform.lifecycle.inbox import WaitingJoin
+from resources.home import HomeResource
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
+    """What one tick of the sensor asks for; nothing of it is done."""
+    context = build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources={"home": HomeResource()})
+    found = waiting_joins(context)
+    assert isinstance(found, SensorResult)
+    return found
+
+
+def enqueue(rehearsal: Rehearsal, number: int) -> str:
+    """Queue a node without adding its partition."""
+    result = rehearsal.bootstrap(node_config(number))
+    assert result.success
+    return inbox.waiting(rehearsal.lake)[-1].generation_id
+
+
+def ended(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) -> DagsterRun:
+    """A run of the join of this generation that stands like this."""
+    return rehearsal.instance.create_run_for_job(
+        defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": generation_id}, status=status
+    )
+
+
+def skipped(found: SensorResult) -> str:
+    """Why a tick asks for no run."""
+    assert not found.run_requests
+    return found.skip_reason.skip_message or "" if found.skip_reason else ""
+
+
+def test_a_node_is_queued_once(rehearsal: Rehearsal) -> None:
+    """The same config twice is one event; without config the inbox is only reported."""
+    for config in (node_config(1), node_config(1), {}):
+        assert rehearsal.bootstrap(config).success
+    waiting = inbox.waiting(rehearsal.lake)
+    assert [join.host_id for join in waiting] == [str(uuid.UUID(int=1))]
+
+
+def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal) -> None:
+    """What the launchpad hands in is checked like a file, and nothing is retried."""
+    result = rehearsal.bootstrap(node_config(1) | {"shard_count": 0})
+    assert not result.success
+    failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
+    said = failure.step_failure_data.user_failure_data
+    assert said is not None
+    assert "shard_count" in (said.description or "")
+    assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
+    assert inbox.waiting(rehearsal.lake) == []
+
+
+def test_nothing_waits(rehearsal: Rehearsal) -> None:
+    """An empty inbox asks for nothing, and the next tick knows that nothing has changed."""
+    first = tick(rehearsal)
+    assert skipped(first) == "no node waits to join"
+    assert skipped(tick(rehearsal, first.cursor)) == "nothing has changed since every join was finished"
+
+
+def test_the_head_of_the_queue_is_asked_for(rehearsal: Rehearsal) -> None:
+    """Every event gets its partition, and only the first of them a run."""
+    generations = [enqueue(rehearsal, number) for number in (1, 2, 3)]
+    found = tick(rehearsal)
+    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [generations]
+    assert [request.partition_key for request in found.run_requests or []] == generations[:1]
+    assert [request.run_key for request in found.run_requests or []] == [f"{generations[0]}/1"]
+
+
+def test_a_repeated_event_changes_nothing(rehearsal: Rehearsal) -> None:
+    """An event that is queued again, or seen by two ticks, has one partition and one run key."""
+    generation_id = enqueue(rehearsal, 1)
+    first = tick(rehearsal)
+    rehearsal.instance.add_dynamic_partitions(NAME, [generation_id])
+    assert rehearsal.bootstrap(node_config(1)).success
+    second = tick(rehearsal)
+    assert second.dynamic_partitions_requests in (None, [])
+    assert [request.run_key for request in second.run_requests or []] == [
+        request.run_key for request in first.run_requests or []
+    ]
+
+
+def test_a_lost_cursor_loses_nothing(rehearsal: Rehearsal) -> None:
+    """A tick without a cursor, or with one of an earlier state, asks for what is unfinished."""
+    quiet = tick(rehearsal).cursor
+    assert quiet is not None
+    generation_id = enqueue(rehearsal, 1)
+    for cursor in (None, quiet, "nonsense"):
+        assert [request.partition_key for request in tick(rehearsal, cursor).run_requests or []] == [generation_id]
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+def test_no_second_run_beside_the_first(rehearsal: Rehearsal, status: DagsterRunStatus) -> None:
+    """While a run of the join is under way, whoever started it, no other is asked for."""
+    run = ended(rehearsal, enqueue(rehearsal, 1), status)
+    assert run.run_id in skipped(tick(rehearsal))
+
+
+def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal) -> None:
+    """Each attempt has a run key of its own; after some of them people are told what to do."""
+    generation_id = enqueue(rehearsal, 1)
+    last = None
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        asked = tick(rehearsal).run_requests or []
+        assert [request.run_key for request in asked] == [f"{generation_id}/{attempt}"]
+        assert asked[0].tags["dagster/max_retries"] == "0"
+        last = ended(rehearsal, generation_id, DagsterRunStatus.FAILURE)
+    said = skipped(tick(rehearsal))
+    assert last is not None
+    assert last.run_id in said
+    assert f"bootstrap --withdraw {inbox.waiting(rehearsal.lake)[0].event_id}" in said
+
+
+def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None:
+    """Whoever takes back the event that cannot join frees those behind it."""
+    first, second = enqueue(rehearsal, 1), enqueue(rehearsal, 2)
+    for _ in range(MOST_ATTEMPTS):
+        ended(rehearsal, first, DagsterRunStatus.FAILURE)
+    stuck: WaitingJoin = inbox.waiting(rehearsal.lake)[0]
+    inbox.withdraw(rehearsal.lake, Clock(), stuck.event_id)
+    assert [request.partition_key for request in tick(rehearsal).run_requests or []] == [second]
+
+
+_TEN_THOUSAND = """
+import json, sys, uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+import pyarrow as pa
+from assets.bootstrap_events import next_join
+from assets.partitions import NAME
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
+from dagster import DagsterInstance
+
+lake, start = Lake(sys.argv[1]), datetime(2026, 1, 1, tzinfo=UTC)
+rows = [
+    {
+        "event_id": str(uuid.UUID(int=i)), "kind": "join", "host_id": str(uuid.UUID(int=i)), "address": "a",
+        "datacenter": "d", "rack": "r", "tokens": [i], "shard_count": 1, "ignore_msb": 0, "features": [],
+        "generation_id": str(uuid.UUID(int=20_000 - i)), "created_at": start + timedelta(seconds=i),
+    }
+    for i in range(1, 10_001)
+]
+lake.merge(BOOTSTRAP_EVENTS, pa.Table.from_pylist(rows, schema=BOOTSTRAP_EVENTS.schema), update=False)
+added = []
+with DagsterInstance.ephemeral() as instance:
+    for _ in range(11):
+        found = next_join(lake, instance, None)
+        new = [key for request in found.dynamic_partitions_requests or [] for key in request.partition_keys]
+        instance.add_dynamic_partitions(NAME, new)
+        added.append(len(new))
+    known = len(instance.get_dynamic_partitions(NAME))
+children = Path(f"/proc/self/task/{__import__('os').getpid()}/children")
+print(json.dumps({
+    "added": added,
+    "known": known,
+    "asked": [request.partition_key for request in found.run_requests],
+    "spark": sorted(name for name in ("pyspark", "py4j") if name in sys.modules),
+    "children": children.read_text().split() if children.exists() else [],
+}))
+"""
+
+
+def test_ten_thousand_events(tmp_path: Path) -> None:
+    """Ten thousand waiting events become partitions a batch a tick; no Spark is loaded and no process is started."""
+    nowhere = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}
+    ran = subprocess.run(
+        [sys.executable, "-c", _TEN_THOUSAND, str(tmp_path)],
+        env=nowhere | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found == {
+        "added": [MOST_NEW_PARTITIONS] * 10 + [0],
+        "known": 10_000,
+        "asked": [str(uuid.UUID(int=19_999))],
+        "spark": [],
+        "children": [],
+    }

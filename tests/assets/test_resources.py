@@ -1,0 +1,61 @@
+"""What assets are given: a clock that can stand still, a home that is opened late, a Spark that waits to be asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc_platform.clock import parse_time_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE, INSTANCE_FILE, dagster_home
+from cdc_platform.errors import InputError
+from cdc_platform.home import VARIABLE, open_home
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+NOON, LATER = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
+
+
+def test_the_clock_stands_still_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configured time goes before the environment's, and without both the machine's clock runs."""
+    monkeypatch.delenv(CLOCK_VARIABLE, raising=False)
+    assert ClockResource().clock().stopped_at_us is None
+    monkeypatch.setenv(CLOCK_VARIABLE, LATER)
+    assert ClockResource().clock().now_us() == parse_time_us(LATER)
+    assert ClockResource(stopped_at=NOON).clock().now_us() == parse_time_us(NOON)
+    with pytest.raises(InputError, match="without a zone"):
+        ClockResource(stopped_at="2026-01-31T12:00:00").clock()
+
+
+def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configured path goes before the environment's; nothing is made before it is asked for."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "environment"))
+    resource = HomeResource(path=str(tmp_path / "configured"))
+    assert list(tmp_path.iterdir()) == []
+    assert resource.lake().root == tmp_path / "configured" / "lake"
+    assert HomeResource().home().path == tmp_path / "environment"
+    assert resource.settings().ring_delay_ms == 30_000
+
+
+def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
+    """The project's settings are copied once; what a person changes in the copy stays."""
+    home = open_home(tmp_path)
+    settings = dagster_home(home) / INSTANCE_FILE
+    assert "enabled: false" in settings.read_text(encoding="utf-8")
+    settings.write_text("telemetry: {enabled: false}\n", encoding="utf-8")
+    dagster_home(home)
+    assert settings.read_text(encoding="utf-8") == "telemetry: {enabled: false}\n"
+
+
+def test_the_spark_resource_starts_nothing_by_itself() -> None:
+    """Making the resource neither starts a JVM nor a session."""
+    code = (
+        "from resources.spark import SparkResource; SparkResource(); import sys; from pyspark import SparkContext; "
+        "from pyspark.sql import SparkSession; "
+        "print(SparkContext._gateway is None, SparkSession.getActiveSession() is None)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "True"]

@@ -1,0 +1,69 @@
+"""A platform of a test's own, driven through Dagster in one process: nodes are queued and join for real."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
+
+from assets.partitions import NAME
+from cdc_platform.definitions import defs
+from cdc_platform.lake.lake import Lake
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+def node_config(number: int, *, tokens: int = 4, shard_count: int = 2) -> dict[str, Any]:
+    """The config that queues node `number`, with tokens of its own that are the same in every run."""
+    drawn = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, tokens, dtype=np.int64)
+    return {
+        "host_id": str(uuid.UUID(int=number)),
+        "address": f"10.0.0.{number}",
+        "datacenter": "dc1",
+        "rack": "r1",
+        "tokens": [str(token) for token in drawn],
+        "shard_count": shard_count,
+        "ignore_msb": 12,
+    }
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a test does to a platform of its own."""
+
+    instance: DagsterInstance
+    lake: Lake
+
+    def queue(self, number: int, **shape: int) -> str:
+        """Queue node `number` by materialising the inbox; answers with its generation."""
+        result = self.bootstrap(node_config(number, **shape))
+        assert result.success
+        told = result.asset_materializations_for_node("platform__bootstrap_events")[0].metadata
+        generation_id = str(told["generation_id"].value)
+        self.instance.add_dynamic_partitions(NAME, [generation_id])
+        return generation_id
+
+    def bootstrap(self, config: dict[str, Any]) -> ExecuteInProcessResult:
+        """Materialise the inbox with this config."""
+        run_config = {"ops": {"platform__bootstrap_events": {"config": config}}} if config else {}
+        return self._run("bootstrap", run_config, None, None)
+
+    def join(self, generation_id: str, *tables: str) -> ExecuteInProcessResult:
+        """Run the join of a generation, or of its assets only those of `tables` (keyspace.table)."""
+        keys = [AssetKey(table.split(".")) for table in tables]
+        return self._run("join", {}, generation_id, keys or None)
+
+    def _run(
+        self, job: str, config: dict[str, Any], partition: str | None, keys: Sequence[AssetKey] | None
+    ) -> ExecuteInProcessResult:
+        return defs.resolve_job_def(job).execute_in_process(
+            run_config=QUIET | config,
+            instance=self.instance,
+            partition_key=partition,
+            asset_selection=keys,
+            raise_on_error=False,
+        )

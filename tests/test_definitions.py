@@ -1,0 +1,166 @@
+"""The code location: it loads without Java in both ways there are, and all of it is what the snapshot says.
+
+A change that is meant: `python tests/test_definitions.py` writes the snapshot anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import AssetSpec
+
+from cdc_platform.definitions import defs
+from cdc_platform.home import VARIABLE
+
+ROOT = Path(__file__).resolve().parent.parent
+SNAPSHOT = Path(__file__).resolve().parent / "data" / "definitions.json"
+LOADERS = {
+    "workspace": ["-w", str(ROOT / "workspace.yaml")],
+    "module": ["-m", "cdc_platform.definitions", "-d", str(ROOT)],
+}
+_QUERY = """{
+  repositoriesOrError { ... on PythonError { message } ... on RepositoryConnection { nodes {
+    name
+    jobs { name description }
+    sensors { name sensorState { status } minIntervalSeconds targets { pipelineName } }
+    assetNodes {
+      assetKey { path } groupName description kinds pools owners { ... on TeamAssetOwner { team } }
+      dependencyKeys { path } partitionDefinition { name type }
+      assetChecksOrError { ... on AssetChecks { checks { name blocking description } } }
+    }
+  } } }
+}"""
+
+
+def snapshot() -> dict[str, Any]:
+    """Everything that is defined, as names."""
+    graph = defs.resolve_asset_graph()
+    checks: dict[str, list[str]] = {}
+    for check in sorted(graph.asset_check_keys, key=lambda key: (key.asset_key.path, key.name)):
+        spec = graph.get_check_spec(check)
+        kind = "blocks" if spec.blocking else "warns"
+        checks.setdefault(check.asset_key.to_user_string(), []).append(f"{check.name} ({kind})")
+    assets = {spec.key.to_user_string(): told(spec) for spec in defs.resolve_all_asset_specs()}
+    for name, asset in assets.items():
+        asset["checks"] = checks.get(name, [])
+    repository = defs.get_repository_def()
+    return {
+        "assets": dict(sorted(assets.items())),
+        "jobs": {
+            job.name: sorted(key.to_user_string() for key in job.asset_layer.selected_asset_keys)
+            for job in sorted(repository.get_all_jobs(), key=lambda job: job.name)
+            if not job.name.startswith("__")
+        },
+        "sensors": {sensor.name: [target.job_name for target in sensor.targets] for sensor in repository.sensor_defs},
+        "resources": sorted(name for name in repository.get_top_level_resources() if name != "io_manager"),
+    }
+
+
+def told(spec: AssetSpec) -> dict[str, Any]:
+    """What an asset says of itself."""
+    partitions = spec.partitions_def
+    return {
+        "group": spec.group_name,
+        "owners": list(spec.owners),
+        "kinds": sorted(spec.kinds),
+        "deps": sorted(dep.asset_key.to_user_string() for dep in spec.deps),
+        "partitions": getattr(partitions, "name", None),
+        "columns": [column.name for column in spec.metadata["dagster/column_schema"].columns],
+    }
+
+
+def test_definitions_are_those_of_the_snapshot() -> None:
+    """No asset, check, job, sensor, dependency or column comes, goes or changes by accident."""
+    assert snapshot() == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+
+
+def test_everything_is_described_owned_and_grouped() -> None:
+    """Whoever opens an asset in the UI sees what it is, whose it is, and what every column means."""
+    for spec in defs.resolve_all_asset_specs():
+        assert len(spec.description or "") > 40, spec.key
+        assert spec.owners, spec.key
+        assert spec.group_name not in (None, "default"), spec.key
+        assert spec.kinds, spec.key
+        assert all(column.description for column in spec.metadata["dagster/column_schema"].columns), spec.key
+    graph = defs.resolve_asset_graph()
+    assert all(graph.get_check_spec(check).description for check in graph.asset_check_keys)
+    repository = defs.get_repository_def()
+    assert all(job.description for job in repository.get_all_jobs() if not job.name.startswith("__"))
+    assert all(sensor.description for sensor in repository.sensor_defs)
+
+
+def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
+    """Two steps never write to one table at once, and a lost race is run again."""
+    pools = {}
+    for asset in defs.resolve_asset_graph().assets_defs:
+        if asset.keys:
+            assert asset.op.pool is not None
+            assert asset.op.retry_policy is not None
+            pools[asset.op.pool] = asset.key.to_user_string()
+    assert pools == {name: name for name in snapshot()["assets"]}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Dagster sees of the code location, for each way of loading it, on a machine that has no Java."""
+    home = tmp_path_factory.mktemp("dagster")
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
+    bare = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}
+    runs = {
+        name: subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from dagster_graphql.cli import main; main()",
+                *arguments,
+                "-t",
+                _QUERY,
+                "-o",
+                str(home / name),
+            ],
+            cwd=home,
+            env=bare | {"DAGSTER_HOME": str(home), "PATH": "/nowhere"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, arguments in LOADERS.items()
+    }
+    found = {}
+    for name, run in runs.items():
+        _, error = run.communicate(timeout=120)
+        assert run.returncode == 0, error
+        found[name] = json.loads((home / name).read_text(encoding="utf-8"))["data"]["repositoriesOrError"]
+    return found
+
+
+def test_both_ways_of_loading_agree(loaded: dict[str, Any]) -> None:
+    """The workspace file and the module give the same definitions, without Java."""
+    assert "message" not in loaded["workspace"], loaded["workspace"]
+    assert loaded["workspace"] == loaded["module"]
+
+
+def test_dagster_sees_what_is_defined(loaded: dict[str, Any]) -> None:
+    """What comes over the wire is what the snapshot has; the sensor runs without being switched on."""
+    (location,) = loaded["workspace"]["nodes"]
+    assets = {"/".join(asset["assetKey"]["path"]): asset for asset in location["assetNodes"]}
+    wanted = snapshot()
+    assert set(assets) == set(wanted["assets"])
+    for name, asset in assets.items():
+        assert asset["groupName"] == wanted["assets"][name]["group"]
+        assert sorted("/".join(key["path"]) for key in asset["dependencyKeys"]) == wanted["assets"][name]["deps"]
+        assert asset["pools"] == [name]
+    assert {job["name"] for job in location["jobs"]} >= set(wanted["jobs"])
+    assert [(sensor["name"], sensor["sensorState"]["status"]) for sensor in location["sensors"]] == [
+        ("waiting_joins", "RUNNING")
+    ]
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(snapshot(), indent=2) + "\n", encoding="utf-8")
