@@ -1,0 +1,232 @@
+"""Runs several long-lived processes as one: they start together and end together, with everything they have started.
+
+Each process leads a group of its own, which its own children are in. It knows processes; what they do is `up`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from cdc_platform.errors import PlatformError
+
+GRACE_SECONDS = 10.0
+"""How long a group may take to end after TERM, before KILL."""
+_LOOK_SECONDS = 0.5
+_PROC = Path("/proc")
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ServiceDied(PlatformError):
+    """A service ended that should have gone on; or it did not answer in time."""
+
+    exit_code = 1
+
+
+class EndAsked(BaseException):
+    """A signal asks for the end while something starts and waits. No error: nothing but `until_the_end` catches it."""
+
+
+class Server(Protocol):
+    """A process that starts, waits and ends by itself, as the Spark Connect server does."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None while it does not run."""
+        ...
+
+    def stop(self) -> None:
+        """End it with everything it has started."""
+        ...
+
+
+@dataclass(frozen=True)
+class Service:
+    """One process: what it is called, how it is started, where its output goes, and whether it answers by now.
+
+    `answers` is asked again and again until it says True; errors of the operating system mean not yet. `keeps_open`:
+    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    answers: Callable[[], bool]
+    keeps_open: Sequence[int] = ()
+
+
+class Supervisor:
+    """Starts services and ends them all. Use `until_the_end` around it, so that nothing is left behind."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
+        self._adopted: list[tuple[str, Path, Server]] = []
+        self._ending = threading.Event()
+        self._may_interrupt = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._ending.is_set()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started and not ended yet; each is the group of its children too."""
+        return [process.pid for _, process in self._running]
+
+    def start(self, service: Service) -> None:
+        """Start a service; it may take a while until it answers."""
+        service.log.parent.mkdir(parents=True, exist_ok=True)
+        with service.log.open("wb") as log:
+            process = subprocess.Popen(
+                list(service.command),
+                env=dict(service.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(service.keeps_open),
+            )
+        self._running.append((service, process))
+
+    def adopt(self, name: str, log: Path, server: Server, start: Callable[[], object]) -> None:
+        """Start a server that waits for itself, and end it with the others. A signal breaks the wait off.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+        """
+        self._adopted.append((name, log, server))
+        self._may_interrupt = True
+        try:
+            if self.ending:
+                raise EndAsked
+            start()
+        finally:
+            self._may_interrupt = False
+
+    def await_answers(self, seconds: float) -> None:
+        """Wait until every service answers.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+            ServiceDied: one has ended, or does not answer within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        silent = [service for service, _ in self._running]
+        while silent:
+            self._raise_for_the_dead()
+            silent = [service for service in silent if not _answers(service)]
+            if silent and time.monotonic() > deadline:
+                raise ServiceDied(f"{silent[0].name} does not answer after {seconds:.0f} s; its log is {silent[0].log}")
+            if silent and self._ending.wait(_LOOK_SECONDS):
+                raise EndAsked
+
+    def await_end(self) -> None:
+        """Wait until a signal asks for the end.
+
+        Raises:
+            ServiceDied: a service ended by itself.
+        """
+        while not self._ending.wait(_LOOK_SECONDS):
+            self._raise_for_the_dead()
+
+    def stop(self) -> None:
+        """End every service with all of its children: TERM first, KILL for what is left after some seconds."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for _, process in self._running:
+                _signal_group(process.pid, number)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while any(_is_alive(process) for _, process in self._running) and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS / 10)
+        self._running.clear()
+        for _, _, server in self._adopted:
+            server.stop()
+        self._adopted.clear()
+
+    def end(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        """Ask for the end, as a signal handler does."""
+        self._ending.set()
+        if self._may_interrupt:
+            self._may_interrupt = False
+            raise EndAsked
+
+    def _raise_for_the_dead(self) -> None:
+        for service, process in self._running:
+            code = process.poll()
+            if code is not None:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                raise ServiceDied(f"{service.name} {how}; its log is {service.log}")
+        for name, log, server in self._adopted:
+            if server.pid is None:
+                raise ServiceDied(f"{name} has ended; its log is {log}")
+
+
+@contextmanager
+def until_the_end() -> Iterator[Supervisor]:
+    """A supervisor that Ctrl-C, TERM and a closed terminal ask for the end; on the way out all of its services end.
+
+    `EndAsked` ends the block quietly.
+    """
+    supervisor = Supervisor()
+    before = {number: signal.signal(number, supervisor.end) for number in _END_SIGNALS}
+    try:
+        yield supervisor
+    except EndAsked:
+        pass
+    finally:
+        # The handlers stay while the services end: an impatient second Ctrl-C must not leave half of them behind.
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answers(service: Service) -> bool:
+    try:
+        return service.answers()
+    except OSError:
+        return False
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        if sys.platform != "darwin":  # macOS says this of a group of which only zombies are left
+            raise
+
+
+def _is_alive(process: subprocess.Popen[bytes]) -> bool:
+    """Whether anything of a process's group still runs."""
+    process.poll()  # takes the leader's zombie away
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return not (_PROC / "self" / "stat").exists() or process.pid in _groups_that_run()
+
+
+def _groups_that_run() -> set[int]:
+    """The groups of all processes that are no zombies: in a container, nobody may take orphans' zombies away."""
+    groups = set()
+    for entry in _PROC.glob("[0-9]*/stat"):
+        try:
+            # After the name, which may hold anything: state, parent, group.
+            state, _, group = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+        if state != "Z":
+            groups.add(int(group))
+    return groups

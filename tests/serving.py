@@ -1,0 +1,89 @@
+"""`cdc-platform up` as a real process, for tests that look at it from outside: its address, its processes, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_platform.home import VARIABLE
+from cdc_platform.lake.lake import Lake
+
+_MARK = "CDC_PLATFORM_TEST_MARK"
+
+
+class Serving:
+    """One home that is brought up when a test first asks for it, and again when another has ended it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.lake = Lake(home / "lake")
+        self._mark = str(uuid.uuid4())
+        self._process: subprocess.Popen[str] | None = None
+        self._told: dict[str, Any] = {}
+
+    def start(self) -> dict[str, Any]:
+        """Bring it up unless it is up; answers with what the command prints."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = self.command("up", "--port", "0", "--json")
+            self._told = json.loads(self._document(self._process))
+        return self._told
+
+    def command(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command of the platform on this home, started."""
+        environment = {name: value for name, value in os.environ.items() if name not in {VARIABLE, "SPARK_REMOTE"}}
+        return subprocess.Popen(
+            [sys.executable, "-m", "cdc_platform", "--home", str(self.home), *arguments],
+            env=environment | {_MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask_for_the_end(self) -> None:
+        """What Ctrl-C does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Wait until it has ended; answers with the exit code and what it says on standard error."""
+        assert self._process is not None
+        _, said = self._process.communicate(timeout=90)
+        return self._process.returncode, said
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self.ask_for_the_end()
+            self.end()
+
+    def processes(self) -> dict[int, str]:
+        """Everything that runs because of it, whoever its parent is by now: command lines by process ID."""
+        if not Path("/proc/self/environ").exists():
+            pytest.skip("the processes that something has started can be listed on Linux only")
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark.encode() in (folder / "environ").read_bytes():
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # it has ended meanwhile, or is somebody else's
+        return found
+
+    @staticmethod
+    def _document(process: subprocess.Popen[str]) -> str:
+        """The JSON document that the command prints first; it goes on running."""
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                return "".join(lines)
+        raise AssertionError(f"it ended with {process.wait()}: {process.stderr.read() if process.stderr else ''}")

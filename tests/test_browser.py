@@ -1,0 +1,192 @@
+"""What a person does in the browser: queue a node, see its partition appear and its join succeed, look at it all.
+
+The UI is driven in a headless Chromium; Dagster's GraphQL is asked only whether something has happened by now.
+Set CDC_PLATFORM_SCREENSHOTS to a folder to keep what was seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from rehearsal import node_config
+from serving import Serving
+
+from cdc_platform.clock import Clock
+from cdc_platform.lifecycle import inbox
+from cdc_platform.sources.bootstrap_file import JoinRequest
+
+SECOND = 1000
+"""In milliseconds, as the browser counts."""
+expect.set_options(timeout=60 * SECOND)
+
+pytestmark = [pytest.mark.spark, pytest.mark.browser]
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
+CONFIG = f"""\
+ops:
+  platform__bootstrap_events:
+    config:
+      host_id: {HOST}
+      address: 10.0.0.4
+      datacenter: dc1
+      rack: r1
+      num_tokens: 16
+      shard_count: 4
+      ignore_msb: 12
+"""
+_RUNS = """query ($partition: String!) {
+  runsOrError(filter: {tags: [{key: "dagster/partition", value: $partition}]}) { ... on Runs { results { status } } }
+}"""
+# Runs in the page: asks until the newest run of a partition has ended, well or not.
+_RUN_ENDED = """async ([query, partition, patience]) => {
+  for (const start = Date.now(); Date.now() - start < patience; ) {
+    const answer = await fetch("/graphql", {
+      method: "POST",
+      headers: {"Content-Type": "application/json"},
+      body: JSON.stringify({query, variables: {partition}}),
+    });
+    const [newest] = (await answer.json()).data.runsOrError.results;
+    if (newest && ["SUCCESS", "FAILURE", "CANCELED"].includes(newest.status)) return newest.status;
+    await new Promise((resolve) => setTimeout(resolve, 500));
+  }
+  return "it takes too long";
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The Chromium of this machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no Chromium on the PATH; install one (Debian: apt-get install chromium) to test the UI")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS, headless=True)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, serving: Serving) -> Iterator[Page]:
+    """A window on the UI; nothing in it may reach beyond this machine."""
+    context = browser.new_context(base_url=serving.start()["url"], viewport={"width": 1400, "height": 900})
+    context.set_default_timeout(60 * SECOND)
+    context.route(
+        lambda url: not url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:")), lambda route: route.abort()
+    )
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def keep(page: Page, tmp_path: Path) -> Any:
+    """Keeps what the window shows under a name."""
+    folder = Path(os.environ.get("CDC_PLATFORM_SCREENSHOTS") or tmp_path)
+    return lambda name: page.screenshot(path=folder / f"{name}.png", animations="disabled")
+
+
+@pytest.mark.timeout(600)  # two joins, each a process of its own with a session of its own
+def test_a_node_joins(page: Page, serving: Serving, keep: Any) -> None:
+    """A node that is queued in the launchpad becomes a partition, its join succeeds, and all of it can be seen."""
+    first = node_config(1)
+    inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(first))
+
+    queue_in_the_launchpad(page, keep)
+    earlier, generation_id = [join.generation_id for join in wait_for_two(page, serving)]
+    assert wait_for_join(page, earlier) == "SUCCESS"
+    assert wait_for_join(page, generation_id) == "SUCCESS"
+    assert inbox.waiting(serving.lake) == []
+
+    look_at_the_partition(page, generation_id, keep)
+    look_at_the_checks(page, generation_id, keep)
+    follow_the_lineage(page, keep)
+
+
+def queue_in_the_launchpad(page: Page, keep: Any) -> None:
+    """Materialise the inbox with a node in its config."""
+    page.goto("/assets/platform/bootstrap_events")
+    page.get_by_role("button", name="Materialize").first.click(modifiers=["Shift"])
+    editor = page.locator(".CodeMirror").last
+    editor.evaluate("(element, text) => element.CodeMirror.setValue(text)", CONFIG)
+    expect(page.get_by_text("No errors")).to_be_visible()
+    keep("launchpad")
+    page.get_by_role("button", name="Materialize").last.click()
+    page.wait_for_url("**/runs/*")
+    expect(page.get_by_text("Success", exact=True).first).to_be_visible()
+    keep("queued")
+
+
+def wait_for_two(page: Page, serving: Serving) -> list[inbox.WaitingJoin]:
+    """Both events, in their order; the sensor adds a partition for each."""
+    rows = serving.lake.read(inbox.BOOTSTRAP_EVENTS, ["event_id", "generation_id", "host_id", "created_at"])
+    events = sorted(rows.to_pylist(), key=lambda row: row["created_at"])
+    assert [event["host_id"] for event in events][1:] == [HOST]
+    page.goto("/assets/platform/topology_descriptions?view=partitions")
+    for event in events:
+        expect(page.get_by_text(event["generation_id"][:8]).first).to_be_visible()
+    return [inbox.WaitingJoin(event["event_id"], event["generation_id"], event["host_id"]) for event in events]
+
+
+def wait_for_join(page: Page, generation_id: str) -> str:
+    """How the newest run of this generation ended."""
+    return page.evaluate(_RUN_ENDED, [_RUNS, generation_id, 150 * SECOND])
+
+
+def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
+    """The generation's column in the UI, with its numbers and its pictures."""
+    page.goto(f"/assets/platform/topology_descriptions?view=partitions&partition={generation_id}")
+    expect(page.get_by_text("Materialized", exact=True).first).to_be_visible()
+    expect(page.get_by_text("dagster/row_count")).to_be_visible()
+    keep("partition")
+    for number, name in enumerate(("ring", "streams_a_node_and_a_shard")):
+        show_picture(page, number)
+        keep(name)
+        page.get_by_role("button", name="Close").click()
+    page.goto(f"/assets/system_distributed/cdc_generation_timestamps?view=partitions&partition={generation_id}")
+    show_picture(page, 0)
+    keep("timeline")
+
+
+def show_picture(page: Page, number: int) -> None:
+    """Open the n-th picture of a materialisation and see that the browser can draw it."""
+    page.get_by_text("[Show Markdown]").nth(number).click()
+    picture = page.get_by_role("dialog").locator("img")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("element => element.decode().then(() => element.naturalWidth)") > 300
+
+
+def look_at_the_checks(page: Page, generation_id: str, keep: Any) -> None:
+    """Every invariant of the description is a check of its own, and has passed for this generation."""
+    page.goto("/assets/platform/topology_descriptions?view=checks&checkDetail=shard_colocation")
+    expect(page.get_by_text("Checks (8)")).to_be_visible()
+    expect(page.get_by_text("Succeeded", exact=True)).to_have_count(8)
+    expect(page.get_by_text("blocking").first).to_be_visible()
+    expect(page.get_by_text("Passed").first).to_be_visible()
+    expect(page.get_by_text(generation_id).first).to_be_visible()
+    keep("checks")
+
+
+def follow_the_lineage(page: Page, keep: Any) -> None:
+    """From the published timestamps back to the inbox."""
+    page.goto("/assets/system_distributed/cdc_generation_timestamps?view=lineage&lineageScope=upstream&lineageDepth=4")
+    expect(page.get_by_text("bootstrap_events").first).to_be_visible()
+    expect(page.get_by_text("generations", exact=True).first).to_be_visible()
+    keep("lineage")
+    page.goto("/assets/platform/bootstrap_events?view=lineage&lineageScope=downstream")
+    expect(page.get_by_text(re.compile("topo.*_descriptions")).first).to_be_visible()  # shortened in small graphs

@@ -1,0 +1,148 @@
+"""Several processes as one: on the way out nothing is left, whoever ended first and however."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cdc_platform import supervisor as supervising
+from cdc_platform.supervisor import Service, ServiceDied, until_the_end
+
+# A process with a child that has a group in common with it; both say who they are, and the child ignores TERM.
+_WITH_CHILD = """
+import os, signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("child", os.getpid(), flush=True)
+signal.pause()
+'''])
+signal.pause()
+"""
+_ALONE = "import signal; signal.pause()"
+
+
+def service(tmp_path: Path, code: str, answers: Callable[[], bool] = lambda: True) -> Service:
+    """A Python process that runs `code`."""
+    return Service("the test's process", [sys.executable, "-c", code], os.environ, tmp_path / "log", answers)
+
+
+def said(log: Path) -> int | None:
+    """The process that has written its ID into the log."""
+    words = log.read_text(encoding="utf-8").split() if log.exists() else []
+    return int(words[1]) if len(words) == 2 else None
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """A signal ends the processes and their children, those too that ignore TERM; the handlers are put back."""
+    monkeypatch.setattr(supervising, "GRACE_SECONDS", 0.5)
+    before = signal.getsignal(number)
+    log = tmp_path / "log"
+    with until_the_end() as supervisor:
+        supervisor.start(service(tmp_path, _WITH_CHILD, lambda: said(log) is not None))
+        supervisor.await_answers(60)
+        child = said(log)
+        assert child is not None
+        assert runs(child)
+        os.kill(os.getpid(), number)
+        supervisor.await_end()
+    assert not runs(child)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import sys; sys.exit(3)", "ended with exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ],
+)
+def test_one_that_dies_is_named(tmp_path: Path, code: str, told: str) -> None:
+    """When one process dies the others end, and the error says which it was and where its log is."""
+    pids = []
+
+    def start_two() -> None:
+        with until_the_end() as supervisor:
+            supervisor.start(service(tmp_path / "other", _ALONE))
+            supervisor.start(service(tmp_path, code))
+            pids.extend(supervisor.pids)
+            supervisor.await_end()
+
+    with pytest.raises(ServiceDied, match=f"the test's process {told}; its log is {tmp_path / 'log'}"):
+        start_two()
+    assert [pid for pid in pids if runs(pid)] == []
+
+
+def test_one_that_never_answers_is_named(tmp_path: Path) -> None:
+    """A process that runs but does not answer in time is a failure, and ends."""
+    pids = []
+
+    def start_one() -> None:
+        with until_the_end() as supervisor:
+            supervisor.start(service(tmp_path, _ALONE, lambda: False))
+            pids.extend(supervisor.pids)
+            supervisor.await_answers(0.1)
+
+    with pytest.raises(ServiceDied, match="does not answer after"):
+        start_one()
+    assert [pid for pid in pids if runs(pid)] == []
+
+
+class Slow:
+    """A server whose start waits for something that does not come."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.stopped = False
+
+    def start(self) -> None:
+        """Ask for the end, as a person does who is tired of waiting, and wait on."""
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(60)
+
+    def stop(self) -> None:
+        """Note that it was asked to end."""
+        self.stopped = True
+
+
+def test_a_slow_start_can_be_broken_off(tmp_path: Path) -> None:
+    """Ctrl-C while a server is waited for ends the wait and everything else, without an error."""
+    server = Slow()
+    with until_the_end() as supervisor:
+        supervisor.start(service(tmp_path, _ALONE))
+        pid = supervisor.pids[0]
+        supervisor.adopt("the slow server", tmp_path / "slow.log", server, server.start)
+        pytest.fail("the wait was not broken off")
+    assert server.stopped
+    assert not runs(pid)
+
+
+def test_an_adopted_server_that_ends_is_named(tmp_path: Path) -> None:
+    """A server that starts and waits by itself is watched like the others."""
+    server = Slow()
+
+    def adopt() -> None:
+        with until_the_end() as supervisor:
+            supervisor.adopt("the slow server", tmp_path / "slow.log", server, lambda: None)
+            supervisor.await_end()
+
+    with pytest.raises(ServiceDied, match="the slow server has ended; its log is"):
+        adopt()
+    assert server.stopped

@@ -1,0 +1,108 @@
+"""`cdc-platform up` with its real processes: all of it answers, on loopback only, and all of it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+from serving import Serving
+
+from cdc_platform.commands.up import make_ready
+from cdc_platform.dagster_home import dagster_home
+from cdc_platform.definitions import defs
+from cdc_platform.home import open_home
+
+_LISTENING = "0A"
+_LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def listening(pids: set[int]) -> list[str]:
+    """The addresses, as /proc has them in hexadecimal, that these processes listen on."""
+    sockets = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(str(entry.readlink()))
+            except OSError:
+                continue
+    addresses = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
+                addresses.append(fields[1].partition(":")[0])
+    return addresses
+
+
+@pytest.mark.spark
+def test_it_answers_on_loopback_only(serving: Serving) -> None:
+    """The UI answers at the printed address, and nothing that was started can be reached from outside."""
+    told = serving.start()
+    with urllib.request.urlopen(f"{told['url']}/server_info", timeout=30) as answer:
+        assert b"dagster_webserver_version" in answer.read()
+    assert told["home"] == str(serving.home)
+    assert {path.name for path in Path(told["logs"]).iterdir()} >= {"dagster-ui.log", "dagster-daemon.log"}
+    addresses = listening(set(serving.processes()))
+    assert len(addresses) >= 2
+    assert set(addresses) <= _LOOPBACK
+
+
+@pytest.mark.spark
+def test_a_home_is_up_once(serving: Serving) -> None:
+    """A second one on the same home is refused, with one line."""
+    serving.start()
+    second = serving.command("up", "--port", "0")
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 2
+    held = r"is up already \(processes \d+ \d+ \d+\); end that one, or choose another home"
+    assert re.fullmatch(f"error: home {serving.home} {held}", said.strip())
+
+
+@pytest.mark.spark
+def test_a_taken_port_is_refused(serving: Serving, tmp_path: Path) -> None:
+    """The port that a person asks for is not exchanged for another in silence."""
+    port = serving.start()["url"].rpartition(":")[2]
+    other = Serving(tmp_path / "home").command("up", "--port", port)
+    said = other.communicate(timeout=60)[1]
+    assert other.returncode == 2
+    assert said.strip() == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any"
+
+
+@pytest.mark.spark
+def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
+    """Ctrl-C is no failure, and no process is left."""
+    serving.start()
+    assert len(serving.processes()) >= 4
+    serving.ask_for_the_end()
+    assert serving.end() == (0, "")
+    assert serving.processes() == {}
+
+
+@pytest.mark.spark
+def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
+    """When the daemon is killed the rest ends too, and one line says what died and where its log is."""
+    logs = serving.start()["logs"]
+    daemon = next(pid for pid, command in serving.processes().items() if "dagster._daemon" in command)
+    os.kill(daemon, signal.SIGKILL)
+    code, said = serving.end()
+    assert code == 1
+    assert said.strip() == f"error: the Dagster daemon was killed by SIGKILL; its log is {logs}/dagster-daemon.log"
+    assert serving.processes() == {}
+
+
+def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
+    """A run whose process was killed together with its `up` does not stand as started for good."""
+    folder = dagster_home(open_home(tmp_path))
+    with DagsterInstance.from_config(str(folder)) as instance:
+        job = defs.resolve_job_def("join")
+        left = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED).run_id
+        done = instance.create_run_for_job(job, status=DagsterRunStatus.SUCCESS).run_id
+    make_ready(folder)
+    with DagsterInstance.from_config(str(folder)) as instance:
+        statuses = [run.status for run in map(instance.get_run_by_id, (left, done)) if run is not None]
+    assert statuses == [DagsterRunStatus.FAILURE, DagsterRunStatus.SUCCESS]
