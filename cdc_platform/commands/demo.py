@@ -1,0 +1,210 @@
+"""`cdc-platform demo`: the main job on the real ring that ships with the project, through Dagster, in one process.
+
+It knows the order of the story; every step is an asset's, what is shown at the end is `demo_report`'s.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.clock import Clock, format_us
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+    from rich.progress import Progress
+
+    from cdc_platform.home import Home
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.inbox import BootstrapEvent
+    from cdc_platform.sources.bootstrap_file import JoinRequest
+
+SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
+SHARD_COUNT, IGNORE_MSB = 8, 12
+"""The snapshots come from a cluster without shards; this is what a ScyllaDB node with eight cores would have."""
+_APART_US = 5 * 60_000_000
+_QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
+
+
+@dataclass(frozen=True)
+class Join:
+    """One join of the demo. `checks` says for each invariant how much was looked at; empty where nothing had to run."""
+
+    event: BootstrapEvent
+    seconds: float | None = None
+    checks: Mapping[str, int] = field(default_factory=dict)
+
+
+@click.command()
+@click.option("--again", is_flag=True, help="Materialise joins that are finished once more; the same bytes come out.")
+@pass_session
+def demo(session: Session, again: bool) -> None:
+    """Let three real nodes join, one after the other; then show what came of it.
+
+    Each join's generation is described, audited for colocation, inserted, given its timestamp and published, as assets
+    in Dagster. Joins that an earlier run has finished are left as they are.
+
+    \b
+    Example:
+      cdc-platform demo
+      cdc-platform --home /tmp/rehearsal demo --again
+    """
+    from cdc_platform.commands import demo_report
+    from cdc_platform.lake.lake import Lake
+
+    home = session.open_home(create=True)
+    lake, requests = Lake(home.lake), demo_joins()
+    _refuse_other_content(lake, requests)
+    joins = _run(home, lake, requests, session.clock, again)
+    demo_report.write(lake, home.settings, joins, session.home)
+
+
+def demo_joins() -> list[JoinRequest]:
+    """The nodes that the snapshots show joining, oldest first."""
+    from cdc_platform.sources.ring_snapshots import joins, parse_ring_snapshot
+
+    folder = files("cdc_platform") / "data" / "real_ring"
+    texts = [(folder / name).read_text(encoding="utf-8") for name in SNAPSHOTS]
+    return joins(
+        [parse_ring_snapshot(text, name, SHARD_COUNT, IGNORE_MSB) for text, name in zip(texts, SNAPSHOTS, strict=True)]
+    )
+
+
+def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
+    """The demo's nodes must not join somebody's ring.
+
+    Raises:
+        InputError: the home has other nodes, joins or generations.
+    """
+    from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_TIMESTAMPS, GENERATIONS, NODES
+
+    own = {str(request.host_id) for request in requests}
+    others = {
+        host
+        for table in (NODES, BOOTSTRAP_EVENTS, GENERATIONS)
+        for host in lake.read(table, ["host_id"])["host_id"].to_pylist()
+        if host not in own
+    }
+    ledger = lake.read(GENERATIONS, ["time"]).num_rows
+    if others or lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows > ledger:
+        raise InputError(f"{lake.root.parent} holds another ring; give the demo a home of its own: --home DIR demo")
+
+
+def _run(home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool) -> list[Join]:
+    """Queue the joins, five minutes apart with the last some minutes ago, and run those that are not finished."""
+    from cdc_platform.lifecycle import inbox
+
+    first_us = clock.now_us() - len(requests) * _APART_US
+    clocks = [Clock((first_us + number * _APART_US) // 1_000_000 * 1_000_000) for number in range(len(requests))]
+    events = [inbox.queue(lake, at, request) for at, request in zip(clocks, requests, strict=True)]
+    waiting = {join.generation_id for join in inbox.waiting(lake)}
+    due = [event for event in events if again or event.generation_id in waiting]
+    if not due:
+        return [Join(event) for event in events]
+    done: dict[str, Join] = {}
+    with _dagster(home) as instance, _progress() as progress:
+        bar = progress.add_task("starting Spark", total=len(due))
+        _start_spark()
+        _report_inbox(instance, home)
+        for event, at in zip(events, clocks, strict=True):
+            if event in due:
+                progress.update(bar, description=f"{event.node.address} joins")
+                done[event.generation_id] = _materialise(instance, home, event, at)
+                progress.advance(bar)
+        progress.update(bar, description="all joined")
+    return [done.get(event.generation_id, Join(event)) for event in events]
+
+
+def _start_spark() -> None:
+    from cdc_platform.lake.session import spark_session
+
+    spark_session()
+
+
+def _report_inbox(instance: DagsterInstance, home: Home) -> None:
+    """The inbox as an asset, so that lineage in the UI begins where the joins begin."""
+    from cdc_platform.definitions import defs
+
+    config = {"loggers": _QUIET, "resources": {"home": {"config": {"path": str(home.path)}}}}
+    defs.resolve_job_def("bootstrap").execute_in_process(run_config=config, instance=instance)
+
+
+def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, at: Clock) -> Join:
+    """Run the join's job for its partition, at a time of its own.
+
+    Raises:
+        StateError: a step failed or an invariant does not hold.
+    """
+    from assets.bootstrap_events import JOIN_JOB
+    from assets.partitions import NAME
+    from cdc_platform.definitions import defs
+
+    start = time.perf_counter()
+    instance.add_dynamic_partitions(NAME, [event.generation_id])
+    config: dict[str, Any] = {
+        "loggers": _QUIET,
+        "resources": {
+            "home": {"config": {"path": str(home.path)}},
+            "clock": {"config": {"stopped_at": format_us(at.now_us())}},
+        },
+    }
+    result = defs.resolve_job_def(JOIN_JOB).execute_in_process(
+        run_config=config, instance=instance, partition_key=event.generation_id, raise_on_error=False
+    )
+    evaluations = result.get_asset_check_evaluations()
+    failed = [evaluation.check_name for evaluation in evaluations if not evaluation.passed]
+    if not result.success or failed:
+        told = f"checks that failed: {', '.join(failed)}" if failed else _first_failure(result.all_events)
+        raise StateError(f"the join of {event.node.address} did not succeed ({told}); look at it with: cdc-platform up")
+    checks = {evaluation.check_name: _population(evaluation.metadata) for evaluation in evaluations}
+    return Join(event, time.perf_counter() - start, checks)
+
+
+def _population(told: Mapping[str, Any]) -> int:
+    return int(told["population"].value)
+
+
+def _first_failure(events: Sequence[Any]) -> str:
+    failures = [event for event in events if event.is_step_failure]
+    error = failures[0].step_failure_data.error if failures else None
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return " ".join(error.message.split()) if error is not None else "no step says why"
+
+
+@contextmanager
+def _dagster(home: Home) -> Iterator[DagsterInstance]:
+    """The Dagster instance of the home: what `up` shows."""
+    from dagster import DagsterInstance
+    from dagster._core.instance import InstanceRef
+
+    from cdc_platform.dagster_home import dagster_home
+
+    with DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home(home)))) as instance:
+        yield instance
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on standard error, for people who watch; in a pipe there is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty()) as progress:
+        yield progress

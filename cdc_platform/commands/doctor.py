@@ -1,0 +1,200 @@
+"""`doctor`: what the machine must have, each with a tick or the mend. Starts no JVM but for `java -version`.
+
+It knows what is needed; how Java and the JARs are found is the lake's business, what a home is `home`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from cdc_platform.commands.output import json_option, write_json
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import PlatformError
+
+GIB = 1 << 30
+MIN_FREE_DISK = 2 * GIB
+"""The JARs, a class-data archive of 170 MB and a few generations of a large cluster."""
+MIN_MEMORY = 4 * GIB
+"""A Spark driver, its Python workers and Dagster."""
+
+
+@click.command()
+@json_option
+@pass_session
+@click.pass_context
+def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
+    """Look whether this machine is fit: Java, versions, JARs, home, disk, memory; each with a tick or the mend.
+
+    The exit code is 1 when something has to be mended.
+
+    \b
+    Example:
+      cdc-platform doctor
+      cdc-platform --home /srv/cdc doctor --json
+    """
+    findings = examine(place_of_home(session.home))
+    if as_json:
+        write_json([asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    if not all(finding.ok for finding in findings):
+        ctx.exit(1)
+
+
+def _show(findings: list[Finding]) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        mark = click.style("✓", fg="green") if finding.ok else click.style("✗", fg="red")
+        click.echo(f"{mark} {finding.check:<{width}}  {finding.found}")
+        if finding.mend:
+            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {finding.mend}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: what was found and, where it must be mended, how."""
+
+    check: str
+    ok: bool
+    found: str
+    mend: str | None = None
+
+
+def examine(home: Path) -> list[Finding]:
+    """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        _python,
+        _packages,
+        _java,
+        _jars,
+        lambda: _home(home),
+        lambda: _disk(home),
+        _memory,
+    ]
+    return [finding for look in looks for finding in look()]
+
+
+def _python() -> Iterator[Finding]:
+    from packaging.specifiers import SpecifierSet
+
+    wanted = metadata.metadata("cdc-platform")["Requires-Python"]
+    version = platform.python_version()
+    ok = SpecifierSet(wanted).contains(version, prereleases=True)
+    yield Finding("Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}")
+
+
+def _packages() -> Iterator[Finding]:
+    """Each package that the project pins or bounds, against what is installed."""
+    from packaging.requirements import Requirement
+
+    wrong, right = [], 0
+    for text in metadata.requires("cdc-platform") or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            version = "missing"
+        if version == "missing" or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, expected {requirement.specifier}")
+        else:
+            right += 1
+    found = "; ".join(wrong) or f"{right} as expected"
+    yield Finding("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
+
+
+def _java() -> Iterator[Finding]:
+    from cdc_platform.lake.java import find_java, java_version
+
+    try:
+        yield Finding("Java", True, f"{java_version()} at {find_java().executable}")
+    except PlatformError as error:
+        yield Finding("Java", False, "missing or too old", str(error))
+
+
+def _jars() -> Iterator[Finding]:
+    """JARs that are missing are no fault: the first start of Spark fetches them. The cache must take them, though."""
+    from cdc_platform.lake.jars import CACHE_VARIABLE, JARS, cache_folder, missing
+
+    names = ", ".join(jar.file_name for jar in JARS)
+    absent = missing()
+    if not absent:
+        yield Finding("JARs", True, f"{names} in {cache_folder()}, verified")
+        return
+    above = _existing(cache_folder())
+    ok = os.access(above, os.W_OK | os.X_OK)
+    found = f"{len(absent)} of {len(JARS)} to be fetched into {cache_folder()} by the first start of Spark (network)"
+    yield Finding("JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}")
+
+
+def place_of_home(option: str | None) -> Path:
+    """Where the home is or would be: the option, the environment's, or the default one."""
+    from cdc_platform.home import DEFAULT, VARIABLE
+
+    return Path(option or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    from cdc_platform.home import VARIABLE, open_home
+
+    if not home.exists():
+        above = _existing(home)
+        ok = os.access(above, os.W_OK | os.X_OK)
+        mend = None if ok else f"choose another with --home or {VARIABLE}"
+        yield Finding("home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend)
+        return
+    try:
+        settings = open_home(home, create=False).settings
+    except PlatformError as error:
+        yield Finding("home", False, str(home), str(error))
+        return
+    yield Finding("home", True, f"{home}, acceptance policy {settings.policy}")
+
+
+def _disk(home: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(_existing(home)).free
+    yield _at_least("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
+
+
+def _memory() -> Iterator[Finding]:
+    total = memory_bytes()
+    if total is None:
+        yield Finding("memory", True, "this system does not say")
+    else:
+        yield _at_least("memory", total, MIN_MEMORY, "Spark needs more: use a larger machine, or SPARK_REMOTE")
+
+
+def _at_least(check: str, found: int, needed: int, mend: str) -> Finding:
+    ok = found >= needed
+    shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
+    return Finding(check, ok, shown, None if ok else mend)
+
+
+def memory_bytes() -> int | None:
+    """The memory that processes here may use: the machine's, or its control group's where that is less."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    for limit in limits:
+        try:
+            total = min(total, int(limit.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def _existing(path: Path) -> Path:
+    """`path` or the nearest folder above it that exists."""
+    return next(place for place in [path, *path.parents] if place.exists())
