@@ -1,0 +1,109 @@
+"""`python -m bench [ROW ...]`: run the benchmarks, print a table, write JSON to bench/results/."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module, metadata
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.measure import Result
+from bench.session import FULL, QUICK, Bench
+
+RESULTS = Path(__file__).parent / "results"
+ROWS: dict[str, str] = {
+    "generating-alone": "bench.generating:generating_alone",
+    "sensor-tick": "bench.sensor_tick:sensor_tick",
+    "generate-and-write": "bench.life:generate_and_write",
+    "whole-life": "bench.life:whole_life",
+    "audit-alone": "bench.life:audit_alone",
+    "base-writes": "bench.base_writes:base_writes",
+    "growth": "bench.life:growth",
+}
+"""By name, in the order in which they run: the largest last, since it leaves the machine's caches full."""
+
+
+@click.command(epilog="Example: python -m bench growth base-writes")
+@click.argument("rows", nargs=-1, type=click.Choice(list(ROWS)))
+@click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs; its ratios mean nothing.")
+def main(rows: tuple[str, ...], quick: bool) -> None:
+    """Measure the platform, each row against a floor of the same run; all rows, or those named."""
+    # Into a file or a pipe lines are as long as they need to be.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="cdc-platform-bench-") as folder:
+        bench = Bench(Path(folder), QUICK if quick else FULL)
+        for name in rows or ROWS:
+            with console.status(f"{name} ..."):
+                found = _row(name)(bench)
+            results += found
+            for result in found:
+                console.print(_line(result))
+    console.print(_table(results, quick))
+    console.print(f"Written to {_write(results, quick)}")
+
+
+def _row(name: str) -> Callable[[Bench], list[Result]]:
+    module, _, function = ROWS[name].partition(":")
+    return getattr(import_module(module), function)
+
+
+def _line(result: Result) -> str:
+    return f"{result.row}: {_value(result)} ({_target(result)}) {'ok' if result.reached else 'MISSED'}"
+
+
+def _value(result: Result) -> str:
+    return f"{result.value:.3g}" if result.value < 1 else f"{result.value:.2f}"
+
+
+def _target(result: Result) -> str:
+    return f"{'at least' if result.at_least else 'at most'} {result.target:g}"
+
+
+def _table(results: list[Result], quick: bool) -> Table:
+    table = Table(title="Quick run: the ratios mean nothing" if quick else None, show_lines=True)
+    for name in ("row", "at", "seconds", "against", "its seconds", "ratio", "target", ""):
+        table.add_column(name, justify="right" if name in ("seconds", "its seconds", "ratio") else "left")
+    for result in results:
+        floor_seconds = f"{result.floor_seconds:.3f}" if result.floor_seconds else ""
+        reached = "[green]ok[/]" if result.reached else "[red]missed[/]"
+        table.add_row(
+            result.row,
+            result.at,
+            f"{result.seconds:.3f}",
+            result.floor,
+            floor_seconds,
+            _value(result),
+            _target(result),
+            reached,
+        )
+    return table
+
+
+def _write(results: list[Result], quick: bool) -> Path:
+    """The results with what they were measured on, as JSON; nothing in it names the machine."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{'-quick' if quick else ''}.json"
+    versions = {name: metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "numpy", "pyarrow")}
+    document = {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+        "versions": versions,
+        "quick": quick,
+        "results": [asdict(result) | {"reached": result.reached} for result in results],
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The row about base writes: key bytes and timestamp in, stream ID out, against rewriting the finished result."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.cluster import nodes_of, queue
+from bench.measure import Result, paired
+from bench.session import CLOCK, Bench
+from cdc_platform.clock import Clock
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import NODES
+from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.lifecycle.base_writes import assign_streams
+from cdc_platform.lifecycle.joining import run_join
+from cdc_platform.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+GENERATIONS = 5
+_HOUR_US = 3_600_000_000
+
+
+def base_writes(bench: Bench) -> list[Result]:
+    """Writes in no order over five generations; the sink is a Delta table that is written anew each time."""
+    with bench.scratch() as folder:
+        lake = _five_generations(bench, folder / "lake")
+        writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
+        _save(_writes(bench, lake), writes)
+        read = bench.spark.read.format("delta")
+        _save(assign_streams(lake, read.load(writes)), finished)
+        pairs = paired(
+            lambda: _save(assign_streams(lake, read.load(writes)), sink),
+            lambda: _save(read.load(finished), sink),
+            repeats=bench.sizes.repeats,
+        )
+    at = f"{bench.sizes.writes:,} writes, {GENERATIONS} generations of up to {bench.sizes.cluster.streams:,} streams"
+    floor = "rewriting the finished result to the same sink"
+    details = {"writes_a_second": bench.sizes.writes / pairs.seconds}
+    return [
+        Result(
+            "base-writes", at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, 0.7, True, details=details
+        )
+    ]
+
+
+def _five_generations(bench: Bench, folder: Path) -> Lake:
+    """A lake in which the last five nodes joined, an hour apart."""
+    lake, nodes = Lake(folder), nodes_of(bench.sizes.cluster)
+    lake.merge(NODES, inbox.node_rows(nodes[:-GENERATIONS]), update=True)
+    for hour, node in enumerate(nodes[-GENERATIONS:]):
+        clock = Clock(CLOCK.now_us() + hour * _HOUR_US)
+        run_join(bench.spark, lake, clock, Settings(), queue(lake, clock, node))
+    return lake
+
+
+def _writes(bench: Bench, lake: Lake) -> DataFrame:
+    """Text keys of 6 to 13 bytes; timestamps from the first generation's start on, all generations in every batch."""
+    from pyspark.sql import functions as F
+
+    start_us = reading.known_generations(lake)[0].time_ms * 1000
+    spread = F.pmod(F.xxhash64("id"), F.lit(GENERATIONS * _HOUR_US))
+    return bench.spark.range(0, bench.sizes.writes, 1, 2 * (os.cpu_count() or 1)).select(
+        F.concat(F.lit("user-"), F.col("id").cast("string")).cast("binary").alias("key"),
+        (F.lit(start_us) + spread).alias("timestamp"),
+    )
+
+
+def _save(rows: DataFrame, path: str) -> None:
+    rows.write.format("delta").mode("overwrite").save(path)

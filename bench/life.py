@@ -1,0 +1,127 @@
+"""The rows about a generation's life: making it, the whole join, the audit, and how all of that grows."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from statistics import median
+
+from bench.cluster import Size, lake_before_join, lake_before_next_join
+from bench.measure import Result, paired, seconds, watched_memory
+from bench.session import CLOCK, FLOOR, Bench, v2_rows
+from cdc_platform.clock import Clock
+from cdc_platform.invariants.audit import audit_lake
+from cdc_platform.lake import frames
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lifecycle.joining import run_join
+from cdc_platform.settings import Settings
+
+_HOUR_US = 3_600_000_000
+_ONCE = 10_000_000
+"""Streams from which on a size is measured once: it takes long enough to be steady."""
+
+
+def generate_and_write(bench: Bench) -> list[Result]:
+    """Generate the V2 descriptions of a whole generation and write them as the platform does."""
+    size = bench.sizes.cluster
+    with bench.scratch() as folder, bench.floor_write(size) as floor:
+        lake = Lake(folder)
+        lake.ensure(GENERATION_DESCRIPTIONS_V2)
+
+        def work() -> None:
+            generation_id = str(uuid.uuid4())
+            rows = v2_rows(bench.spark, size, generation_id)
+            frames.replace_slice(bench.spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+
+        pairs = paired(work, floor, repeats=bench.sizes.repeats, warm_ups=3)
+    return [Result("generate-and-write", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.5)]
+
+
+def whole_life(bench: Bench) -> list[Result]:
+    """The last node joins: described, audited, inserted, given its timestamp, published, audited again."""
+    size = bench.sizes.cluster
+    with bench.scratch() as folder, bench.floor_write(size) as floor:
+        joins = Joins(bench, size, folder)
+        pairs = paired(joins.run, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=joins.prepare)
+    return [Result("whole-life", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 6.0)]
+
+
+def audit_alone(bench: Bench) -> list[Result]:
+    """Every invariant of a finished generation, and how many Spark jobs that takes."""
+    size = bench.sizes.cluster
+    with bench.scratch() as folder, bench.floor_write(size) as floor:
+        joins = Joins(bench, size, folder)
+        joins.prepare()
+        joins.run()
+        pairs = paired(
+            lambda: audit_lake(bench.spark, joins.lake, joins.generation_id), floor, repeats=bench.sizes.repeats
+        )
+        with bench.counted_jobs() as jobs:
+            summary = audit_lake(bench.spark, joins.lake, joins.generation_id)
+    at = f"{size}, {len(summary)} invariants"
+    return [
+        Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.0),
+        Result("audit-jobs", at, pairs.seconds, "none: a count of Spark jobs", 0.0, float(len(jobs)), 3.0),
+    ]
+
+
+def growth(bench: Bench) -> list[Result]:
+    """The whole life at growing sizes: seconds a stream against the size before; the driver's memory at the largest."""
+    results: list[Result] = []
+    before: float | None = None
+    processes = bench.driver_processes()
+    for size in bench.sizes.growth:
+        repeats = 1 if size.streams >= _ONCE else bench.sizes.repeats
+        with watched_memory(*processes) as memory, bench.scratch() as folder:
+            joins = Joins(bench, size, folder)
+            took = [joins.seconds() for _ in range(1 + repeats)][1:]
+        typical = median(took)
+        details = {"peak_memory_bytes": memory.peak, "seconds": took}
+        if before is not None:
+            ratio = typical / size.streams / before
+            floor_seconds = before * size.streams
+            results.append(
+                Result(
+                    "growth",
+                    str(size),
+                    typical,
+                    "the size before, stream by stream",
+                    floor_seconds,
+                    ratio,
+                    1.1,
+                    details=details,
+                )
+            )
+        before = typical / size.streams
+        if size is bench.sizes.growth[-1]:
+            peak = memory.peak / (1 << 30)
+            results.append(
+                Result("growth-memory", str(size), typical, "none: GiB of JVM and Python driver", 0.0, peak, 3.0)
+            )
+    return results
+
+
+class Joins:
+    """Joins of one size, one after the other in one lake: the last node of the cluster, or one in its place."""
+
+    def __init__(self, bench: Bench, size: Size, folder: Path) -> None:
+        self._bench, self._size, self._turn = bench, size, 0
+        self._clock = CLOCK
+        self.lake, self.generation_id = lake_before_join(folder, size, CLOCK)
+
+    def prepare(self) -> None:
+        """Make the next node wait to join, an hour after the one before."""
+        if self._turn:
+            self._clock = Clock(CLOCK.now_us() + self._turn * _HOUR_US)
+            self.generation_id = lake_before_next_join(self.lake, self._size, self._turn, self._clock)
+        self._turn += 1
+
+    def run(self) -> None:
+        """The join as the platform runs it, every step and every audit."""
+        run_join(self._bench.spark, self.lake, self._clock, Settings(), self.generation_id)
+
+    def seconds(self) -> float:
+        """How long the next join takes."""
+        self.prepare()
+        return seconds(self.run)

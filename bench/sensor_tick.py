@@ -1,0 +1,94 @@
+"""The row about the sensor: a tick with many events waiting, against the start of one embedded Spark session.
+
+Both run in processes of their own, as the daemon's code server and a run would.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+
+from bench.cluster import Size, nodes_of
+from bench.measure import Result
+from bench.session import Bench
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
+from cdc_platform.lifecycle import inbox
+
+_TICK = """
+import json, os, sys, time
+from dagster import DagsterInstance, build_sensor_context
+from assets.bootstrap_events import waiting_joins
+from bench.measure import children
+from resources.home import HomeResource
+took = []
+with DagsterInstance.local_temp(sys.argv[2]) as instance:
+    instance.get_runs(limit=1)  # makes the databases, which the daemon has long since
+    instance.get_dynamic_partitions("generation")
+    for _ in range(int(sys.argv[3])):
+        context = build_sensor_context(instance=instance, resources={"home": HomeResource(path=sys.argv[1])})
+        start = time.perf_counter()
+        result = waiting_joins(context)
+        took.append(time.perf_counter() - start)
+        assert len(result.run_requests) == 1, result.skip_reason
+        for request in result.dynamic_partitions_requests:
+            instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+print(json.dumps({"seconds": took, "jvm": "java" in children(os.getpid()).values()}))
+"""
+_SESSION = """
+import json, time
+start = time.perf_counter()
+from cdc_platform.lake.session import spark_session
+spark_session()
+print(json.dumps({"seconds": time.perf_counter() - start}))
+"""
+
+
+def sensor_tick(bench: Bench) -> list[Result]:
+    """The slowest of some ticks, the first included, which adds partitions."""
+    waiting, turns = bench.sizes.waiting, 1 + 2 * bench.sizes.repeats
+    with bench.scratch() as folder:
+        home = open_home(folder / "home")
+        Lake(home.lake).merge(BOOTSTRAP_EVENTS, _events(waiting), update=False)
+        (folder / "dagster").mkdir()
+        tick = _run(_TICK, str(home.path), str(folder / "dagster"), str(turns))
+    starts = [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
+    slowest, start = max(tick["seconds"]), median(starts)
+    details = {"ticks": tick["seconds"], "session_starts": starts, "jvm_started": tick["jvm"]}
+    assert not tick["jvm"], "the sensor started a JVM"
+    at = f"{waiting:,} events waiting, no JVM; the slowest of {turns} ticks"
+    floor = "starting one embedded session"
+    return [Result("sensor-tick", at, slowest, floor, start, slowest / start, 0.1, details=details)]
+
+
+def _events(count: int) -> pa.Table:
+    queued = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = inbox.node_rows(nodes_of(Size(count, 16, 8))).drop_columns(["status"]).to_pylist()
+    for number, row in enumerate(rows):
+        row |= {
+            "event_id": str(uuid.UUID(int=number)),
+            "kind": inbox.JOIN,
+            "generation_id": str(uuid.UUID(int=count + number)),
+            "created_at": queued + timedelta(seconds=number),
+        }
+    return pa.Table.from_pylist(rows, schema=BOOTSTRAP_EVENTS.schema)
+
+
+def _run(code: str, *arguments: str) -> dict[str, Any]:
+    """Run Python code in a process of its own, from the project's root; its last line is JSON."""
+    root = Path(__file__).resolve().parent.parent
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=root, capture_output=True, text=True, check=False
+    )
+    if ran.returncode:
+        raise RuntimeError(f"a part of the benchmark failed: {ran.stderr.strip()[-2000:]}")
+    return json.loads(ran.stdout.strip().splitlines()[-1])

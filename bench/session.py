@@ -1,0 +1,128 @@
+"""What the rows share: a warm heavy session, a folder of their own, the sizes, and the floor most are held against."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.cluster import Size, ring_of
+from bench.measure import children
+from cdc_platform.clock import Clock
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lifecycle import bootstrap
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CLOCK = Clock(1_767_225_600_000_000)
+"""Stopped, so that every run has the same times."""
+FLOOR = "writing the same rows to Delta from a cache"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is: `FULL` is what the targets are stated for, `QUICK` only shows that the rows run."""
+
+    cluster: Size
+    growth: tuple[Size, ...]
+    writes: int
+    waiting: int
+    repeats: int
+
+
+FULL = Sizes(
+    cluster=Size(100, 256, 64),
+    growth=(Size(10, 256, 64), Size(100, 256, 64), Size(1000, 256, 64)),
+    writes=10_000_000,
+    waiting=10_000,
+    repeats=5,
+)
+QUICK = Sizes(
+    cluster=Size(6, 16, 8),
+    growth=(Size(4, 16, 8), Size(8, 16, 8)),
+    writes=100_000,
+    waiting=50,
+    repeats=1,
+)
+
+
+@dataclass
+class Bench:
+    """The run: where its files go and how large it is. Spark starts when a row first asks for it."""
+
+    folder: Path
+    sizes: Sizes
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """The heavy session, used once already."""
+        from cdc_platform.lake.session import spark_session
+
+        spark = spark_session("cdc-platform bench", heavy=True)
+        for _ in range(3):
+            v2_rows(spark, QUICK.cluster, str(uuid.uuid4())).count()
+        return spark
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder that is gone afterwards."""
+        folder = self.folder / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def floor_write(self, size: Size) -> Iterator[Callable[[], object]]:
+        """The floor: append the V2 rows of a generation, from a cache, to a table of the same shape."""
+        with self.scratch() as folder:
+            lake = Lake(folder)
+            lake.ensure(GENERATION_DESCRIPTIONS_V2)
+            path = lake.path(GENERATION_DESCRIPTIONS_V2)
+            cached = v2_rows(self.spark, size, str(uuid.uuid4())).persist()
+            cached.count()
+            try:
+                yield lambda: cached.write.format("delta").mode("append").save(path)
+            finally:
+                cached.unpersist()
+
+    @contextmanager
+    def counted_jobs(self) -> Iterator[list[int]]:
+        """The IDs of the Spark jobs that run inside; there when it ends."""
+        context, group = self.spark.sparkContext, uuid.uuid4().hex
+        context.setJobGroup(group, "counted")
+        jobs: list[int] = []
+        try:
+            yield jobs
+        finally:
+            jobs.extend(context.statusTracker().getJobIdsForGroup(group))
+            context.setLocalProperty("spark.jobGroup.id", "")
+
+    def driver_processes(self) -> list[int]:
+        """This Python and its JVM, which in an embedded session is the driver (and its only executor as well)."""
+        import os
+
+        self.spark.range(1).count()
+        return [os.getpid(), *(pid for pid, name in children(os.getpid()).items() if name == "java")]
+
+
+def v2_rows(spark: SparkSession, size: Size, generation_id: str) -> DataFrame:
+    """The V2 descriptions of a generation as they are generated, nothing written yet."""
+    from pyspark.sql import functions as F
+
+    ring = ring_of(size)
+    return bootstrap.description_frame(spark, ring, generation_id).select(
+        F.col("generation_id").alias("id"),
+        "range_end",
+        "ignore_msb",
+        F.lit(int(ring.tokens.size)).cast("int").alias("num_ranges"),
+        "streams",
+    )

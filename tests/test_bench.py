@@ -1,0 +1,50 @@
+"""The benchmarks compare equal things: the plain loop gives the very bytes that the platform generates."""
+
+from __future__ import annotations
+
+import uuid
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from bench import plain_loop
+from bench.__main__ import ROWS
+from bench.cluster import IGNORE_MSB, Size, lake_before_join, ring_of
+from bench.measure import Pairs, Result
+from cdc_platform.clock import Clock
+from cdc_platform.generations import RingLayout, generate
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import inbox
+
+
+@pytest.mark.parametrize("size", [Size(1, 1, 4), Size(3, 16, 8), Size(5, 7, 64)], ids=str)
+def test_the_plain_loop_gives_the_same_bytes(size: Size) -> None:
+    """A ratio means something only where both sides do the same work."""
+    layout, generation_id = RingLayout.of(ring_of(size)), uuid.UUID(int=7)
+    starts, ends = layout.range_starts.tolist(), layout.range_ends.tolist()
+    looped = plain_loop.generate(starts, ends, 0, len(layout), size.shards, IGNORE_MSB, generation_id)
+    flat = np.frombuffer(b"".join(stream for row in looped for stream in row), dtype=np.uint8)
+    assert np.array_equal(flat.reshape(-1, 16), generate(layout, generation_id).streams)
+
+
+def test_the_cluster_waits_for_its_last_node(lake: Lake) -> None:
+    """What is measured as a join is one: all nodes but the last are in the ring, and the last is next."""
+    made, generation_id = lake_before_join(lake.root, Size(4, 8, 2), Clock())
+    assert len(inbox.current_ring(made).nodes) == 3
+    assert [join.generation_id for join in inbox.waiting(made)] == [generation_id]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_has_its_function(row: str) -> None:
+    """A row that is named in the table can be run."""
+    module, _, function = ROWS[row].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_ratios_are_those_of_pairs() -> None:
+    """A slow moment that hits one pair does not decide: the median of the pairs' ratios counts."""
+    pairs = Pairs(subject=[1.0, 9.0, 2.0], floor=[1.0, 1.0, 1.0])
+    assert pairs.ratio == 2.0
+    assert Result("row", "at", 1.0, "floor", 1.0, 2.0, 1.5).reached is False
+    assert Result("row", "at", 1.0, "floor", 1.0, 2.0, 1.5, at_least=True).reached is True
