@@ -1,0 +1,70 @@
+# Everything a person or a CI job does with this project. `make` alone lists it.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+BIN := .venv/bin
+# The first of these that is new enough makes .venv; `make PYTHON=/path/to/python3.12` chooses another.
+PYTHON := $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	command -v $$candidate >/dev/null 2>&1 \
+	&& $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
+	&& { echo $$candidate; break; }; done)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: java .venv ## three real nodes join, one after the other: the main job, end to end
+	@$(BIN)/cdc-platform demo
+
+.PHONY: test
+test: java .venv ## all checks and all tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+.PHONY: test-fast
+test-fast: .venv ## the tests that start no JVM and no browser
+	$(BIN)/pytest -q -m "not spark and not browser"
+
+.PHONY: up
+up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C
+	@$(BIN)/cdc-platform up
+
+.PHONY: bench
+bench: java .venv ## the benchmarks: a table, and JSON in bench/results/
+	@$(BIN)/python -m bench
+
+.PHONY: .venv
+.venv: .venv/.installed ## Python with every package of requirements.lock, and .venv/bin/cdc-platform
+
+# uv comes from the lock like everything else: pip takes that one entry with its hashes, uv installs the rest.
+.venv/.installed: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found: install python3.11 (Debian: apt-get install python3.11 python3.11-venv), or name one with make PYTHON=..."; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@awk '/^uv==/ { inside = 1 } inside { print } inside && !/\\$$/ { exit }' requirements.lock > .venv/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
+	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: java
+java:
+	@java=$${JAVA_HOME:+$$JAVA_HOME/bin/}java; \
+	version=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9][0-9]*\).*/\1/p' | head -n 1); \
+	test "$${version:-0}" -ge 17 || { echo "Java 17 or 21 is needed and $$java is $${version:-missing}: install it (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) and point JAVA_HOME at it"; exit 2; }
+
+.PHONY: lock
+lock: .venv ## resolve pyproject.toml into requirements.lock anew
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --extra dev \
+		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
+
+.PHONY: clean
+clean: ## remove .venv, the demo's home and everything that tools left behind
+	rm -rf .venv .cdc-platform .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info bench/results
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""Makes the pictures of the README: the demo runs in a home of its own, its rings are drawn, the UI is photographed.
+
+`.venv/bin/python docs/make_pictures.py`; needs Java, and Chromium for the pictures of the UI.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from assets.drawn import streams_on_shards
+from cdc_platform.clock import parse_time_ms
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.ring import Ring
+
+IMAGES = Path(__file__).parent / "images"
+NOW = "2026-01-31T12:00:00Z"
+PROGRAM = Path(sys.executable).with_name("cdc-platform")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main() -> None:
+    """Make all pictures anew."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        subprocess.run([PROGRAM, "--home", home, "--clock", NOW, "demo"], check=True)
+        draw(Lake(open_home(home).lake))
+        photograph(home)
+    for path in sorted(IMAGES.glob("*.png")):
+        print(f"{path.relative_to(IMAGES.parent)}: {path.stat().st_size:,} bytes")
+
+
+def draw(lake: Lake) -> None:
+    """The rings as the nodes join, the streams on their shards, the timeline of the generations."""
+    nodes = sorted(inbox.current_ring(lake).nodes, key=lambda node: node.address)
+    for count in range(1, len(nodes) + 1):
+        ring = Ring.of(nodes[:count])
+        names = [node.address for node in ring.nodes]
+        joining = names.index(nodes[count - 1].address)
+        picture = ring_picture(ring.tokens, ring.owner_index, names, joining=joining)
+        (IMAGES / f"ring{count}.png").write_bytes(picture)
+    ring = inbox.current_ring(lake)
+    names = [node.address for node in ring.nodes]
+    (IMAGES / "streams.png").write_bytes(streams_picture(streams_on_shards(ring), names))
+    generations = reading.known_generations(lake)
+    bars = [Bar(generation.id or "", generation.time_ms, generation.published) for generation in generations]
+    (IMAGES / "timeline.png").write_bytes(timeline_picture(bars, parse_time_ms(NOW)))
+
+
+def photograph(home: Path) -> None:
+    """The lineage, and the checks of a generation, as the UI shows them."""
+    from playwright.sync_api import sync_playwright
+
+    browser_path = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser_path is None:
+        print("no Chromium here: the pictures of the UI stay as they are")
+        return
+    upstream = "view=lineage&lineageScope=upstream&lineageDepth=4"
+    checks = "/assets/platform/topology_descriptions?view=checks&checkDetail=shard_colocation"
+    views = {
+        "ui-lineage": (f"/assets/system_distributed/cdc_generation_timestamps?{upstream}", "bootstrap_events"),
+        "ui-checks": (checks, "Succeeded"),
+    }
+    with served(home) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(base_url=url, viewport={"width": 1400, "height": 760}).new_page()
+        page.set_default_timeout(90_000)
+        for name, (place, ready) in views.items():
+            page.goto(place)
+            page.get_by_text(ready).first.wait_for()
+            page.wait_for_load_state("networkidle")
+            page.wait_for_timeout(2000)  # the graph glides into place
+            page.screenshot(path=IMAGES / f"{name}.png")
+        browser.close()
+
+
+@contextmanager
+def served(home: Path) -> Iterator[str]:
+    """The address of the UI on a home, while it is up."""
+    command = [PROGRAM, "--home", home, "--clock", NOW, "up", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        told = ""
+        while not told.rstrip().endswith("}"):
+            told += process.stdout.readline()
+        yield json.loads(told)["url"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The rules of the house that no other tool holds: the fixed top level, names, reasons, hashes, packaged data."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_LEVEL = [
+    "pyproject.toml",
+    "requirements.lock",
+    "workspace.yaml",
+    "dagster.yaml",
+    "Makefile",
+    "LICENSE",
+    "README.md",
+]
+FOLDERS = ["cdc_platform", "assets", "resources", "tests", "bench", "docs"]
+TEXT = {".py", ".md", ".toml", ".yaml", ".json", ".lock", ".xml", ".properties", ".csv", ".cql", ""}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+
+
+def files(*folders: str, suffix: str | None = None) -> list[Path]:
+    """The project's own files below `folders`, without what tools leave behind."""
+    left_behind = {"__pycache__", "results", ".ipynb_checkpoints"}
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.is_file()]
+    return [p for p in found if not left_behind & set(p.parts) and (suffix is None or p.suffix == suffix)]
+
+
+def name_of(requirement: str) -> str:
+    """The package that a requirement names, as the lock spells it."""
+    return re.split(r"[\[<>=! ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def all_requirements() -> list[str]:
+    """Every requirement of pyproject.toml, run time and development."""
+    return PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+
+
+@pytest.mark.parametrize("entry", [*TOP_LEVEL, *FOLDERS, ".ci/run"])
+def test_top_level_is_fixed(entry: str) -> None:
+    """What users and Dagster look for at the root is there."""
+    assert (ROOT / entry).exists()
+
+
+def test_names_say_something() -> None:
+    """No module is called by a name that says nothing about what it knows."""
+    nothing = re.compile(r"(^|_)(utils?|helpers?|manager|common|misc)(_|$)")
+    assert [str(path) for path in files(*FOLDERS, suffix=".py") if nothing.search(path.stem)] == []
+
+
+def test_every_test_says_its_intent() -> None:
+    """Every test opens with one sentence, on one line."""
+    silent = []
+    for path in files("tests", suffix=".py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+                intent = (ast.get_docstring(node) or "").strip()
+                if not intent or "\n" in intent:
+                    silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert silent == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Two test files of one name would hide each other in reports."""
+    stems = [path.stem for path in files("tests", suffix=".py") if path.stem != "conftest"]
+    assert sorted(stems) == sorted(set(stems))
+    assert [path for path in files("tests", suffix=".py") if path.name == "__init__.py"] == []
+
+
+def test_no_path_of_a_machine() -> None:
+    """No file names a folder of the machine that it was written on."""
+    own = [str(place) + "/" for place in (ROOT, Path.home()) if len(place.parts) > 1]
+    top = [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", "requirements.lock", ".ci/run")]
+    named = [
+        f"{path.relative_to(ROOT)}: {place}"
+        for path in [*files(*FOLDERS), *top]
+        if path.suffix in TEXT
+        for place in own
+        if place in path.read_text(encoding="utf-8", errors="replace")
+    ]
+    assert named == []
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """A bound without a reason beside it cannot be lifted by the next reader."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    bare = [line for line in text.splitlines() if re.match(r'    "[\w\[\]-]+[<>=!~]', line) and " # " not in line]
+    assert bare == []
+
+
+def test_lock_holds_every_dependency_with_hashes() -> None:
+    """Each requirement is locked to one version, and nothing is installed without a hash."""
+    entries = re.findall(r"^([a-z0-9.-]+)==(\S+)(.*(?:\n    .*)*)", LOCK, flags=re.MULTILINE)
+    assert len(entries) > 50
+    assert [name for name, _, rest in entries if "--hash=sha256:" not in rest] == []
+    assert {name_of(requirement) for requirement in all_requirements()} <= {name for name, _, _ in entries}
+
+
+def test_lock_names_no_place() -> None:
+    """A lock that names a registry or a folder would send others there."""
+    assert re.findall(r"https?:|index-url|find-links|file:", LOCK) == []
+
+
+def test_all_data_is_packaged() -> None:
+    """What a module reads beside itself is installed with it."""
+    globs = PROJECT["tool"]["setuptools"]["package-data"]["cdc_platform"]
+    package = ROOT / "cdc_platform"
+    beside = [str(path.relative_to(package)) for path in files("cdc_platform") if path.suffix != ".py"]
+    assert [name for name in beside if not any(fnmatch.fnmatch(name, glob) for glob in globs)] == []
+    assert "py.typed" in beside
+
+
+def test_make_alone_lists_every_target() -> None:
+    """Whoever types `make` sees what there is."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^\.PHONY: (\S+)$", makefile, flags=re.MULTILINE)) - {"java"}
+    listed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {line.split()[1] for line in listed.stdout.splitlines()} == targets
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    """`--help` and shell completion answer at once: no Spark, Dagster or plotting is imported for them."""
+    heavy = "{'pyspark', 'dagster', 'pandas', 'matplotlib', 'pandera'}"
+    code = f"import sys, cdc_platform.__main__; print(sorted({heavy} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"

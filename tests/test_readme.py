@@ -1,0 +1,126 @@
+"""The documents are true: the README's commands run as written, in order; links lead somewhere, lists are complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cdc_platform.commands.program import COMMANDS
+from cdc_platform.invariants.findings import INVARIANTS
+from cdc_platform.lake.tables import TABLES
+from cdc_platform.settings import Settings
+from cdc_platform.sources.bootstrap_file import parse_join_request
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(name: str) -> str:
+    """A document of the project."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """What the README tells a reader to type, in order; blocks marked `sh` run for longer than a test may."""
+    lines = [line for block in blocks(text_of("README.md"), "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def test_the_first_two_commands_come_first() -> None:
+    """A newcomer finds the demo and the tests before anything else."""
+    typed = re.findall(r"^(?:\$ )?(make \w+)$", text_of("README.md"), flags=re.MULTILINE)
+    assert typed[:2] == ["make demo", "make test"]
+    assert text_of("README.md").index("make test\n") < 700
+
+
+def clone(folder: Path) -> None:
+    """Make a folder look like a clone in which everything is installed already.
+
+    What is installed must not be older than what it is installed from, or `make` would install from this folder.
+    """
+    for name in (".venv", "docs", "Makefile"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("pyproject.toml", "requirements.lock"):
+        (folder / name).touch()
+        os.utime(folder / name, (0, 0))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="the README's commands need make .venv")
+def test_the_tour_runs_as_written(tmp_path: Path) -> None:
+    """Every command of the README works when it is typed as it stands, one after the other, from the project's root."""
+    from cdc_platform.lake.connect import ConnectServer
+
+    clone(tmp_path)
+    with ConnectServer() as server:  # one warm Spark for all of them: the embedded one has tests of its own
+        env = {**os.environ, "SPARK_REMOTE": server.remote}
+        env.pop("CDC_PLATFORM_HOME", None)
+        told = []
+        for command in commands():
+            ran = subprocess.run(
+                ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+            )
+            assert ran.returncode == 0, f"$ {command}\n{ran.stdout}\n{ran.stderr}"
+            told.append(ran.stdout)
+    assert "What to try next" in told[0]
+    assert "exit code 1" in "".join(told)
+    assert (tmp_path / ".cdc-platform" / "platform.json").is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Every relative link and picture of a document is there."""
+    links = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
+    relative = [link for link in links if "://" not in link]
+    assert [link for link in relative if not (document.parent / link).exists()] == []
+
+
+def test_no_picture_is_left_over() -> None:
+    """Every picture is shown by a document."""
+    shown = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert [path.name for path in (ROOT / "docs" / "images").glob("*.png") if path.name not in shown] == []
+
+
+def test_every_command_is_documented() -> None:
+    """The command line's page has a row for each command, and none for one that is not there."""
+    rows = re.findall(r"^\| `(\w+)[^`]*` \|", text_of("docs/command-line.md"), flags=re.MULTILINE)
+    assert set(rows) == set(COMMANDS) - {"completion"}
+
+
+def test_every_invariant_is_documented() -> None:
+    """The model's page explains each invariant, in the order in which they are judged."""
+    rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
+    assert [row for row in rows if row in INVARIANTS] == list(INVARIANTS)
+
+
+def test_documented_tables_exist() -> None:
+    """A table that the model's page names is one of the platform's."""
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
+    assert rows
+    assert set(rows) <= set(TABLES)
+
+
+def test_documented_settings_are_the_defaults() -> None:
+    """The settings file that the operator's page shows is what holds without one."""
+    (block,) = blocks(text_of("docs/operating.md"), "toml")
+    shown = tomllib.loads(block)
+    assert Settings.model_validate(shown) == Settings()
+    assert set(shown) == set(Settings.model_fields)
+
+
+def test_documented_node_can_join() -> None:
+    """The node that the documents describe is one that `bootstrap` takes."""
+    (block,) = blocks(text_of("docs/command-line.md"), "json")
+    assert parse_join_request(block).num_tokens == 256
+    assert parse_join_request(text_of("docs/examples/node.json")).num_tokens == 256
