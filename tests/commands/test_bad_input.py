@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bad_input import Case, argument, assert_one_line, assert_refused, given, listing
 from click.testing import CliRunner
 from export_files import (
     ID,
@@ -44,16 +43,6 @@ BLOB = "0x7fb9f781956cea08c651295720000001"
 FIRST, LAST = -(2**63) + 1, 2**63 - 1
 NEW_ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de003"
 _DROPPED = object()
-
-
-@dataclass(frozen=True)
-class Case:
-    """A command with the files it is given, and what its message must say. `{dir}` is where the files are."""
-
-    name: str
-    args: tuple[str, ...]
-    says: str
-    files: Mapping[str, str | bytes] = field(default_factory=dict)
 
 
 def bootstrap(name: str, says: str, **changes: object) -> Case:
@@ -92,11 +81,6 @@ def times(*lines: str) -> str:
 def v2(*lines: str) -> str:
     """cdc_generation_descriptions_v2 with these lines."""
     return "".join(f"{line}\r\n" for line in ("id,range_end,ignore_msb,num_ranges,streams", *lines))
-
-
-def argument(name: str, says: str, *args: str) -> Case:
-    """A command with wrong arguments and no files."""
-    return Case(f"argument: {name}", args, says)
 
 
 NEW = generation(NEW_ID)
@@ -315,31 +299,6 @@ ARGUMENTS = [
 CASES = [*BOOTSTRAP, *SNAPSHOTS, *EXPORTS, *ARGUMENTS]
 
 
-def listing(folder: Path) -> dict[str, str]:
-    """Every file below a folder with the hash of its bytes."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def given(case: Case, folder: Path) -> list[str]:
-    """The case's arguments, its files written."""
-    for name, text in case.files.items():
-        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    return [arg.replace("{dir}", str(folder)) for arg in case.args]
-
-
-def assert_one_line(stderr: str, says: str) -> None:
-    """Standard error is one line that begins with `error:`, says this, and is no stack trace."""
-    lines = stderr.splitlines()
-    assert len(lines) == 1, stderr
-    assert lines[0].startswith("error: ")
-    assert says in lines[0]
-    assert len(lines[0]) < 700
-
-
 def test_there_are_at_least_sixty_cases() -> None:
     """The table does not shrink unnoticed, and no case is there twice."""
     assert len({case.name for case in CASES}) == len(CASES) >= 60
@@ -348,12 +307,7 @@ def test_there_are_at_least_sixty_cases() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input_gets_one_line_and_changes_nothing(case: Case, seeded_home: Path, tmp_path: Path) -> None:
     """Exit code 2, one line on standard error, nothing on standard output, and the home byte for byte as before."""
-    args = given(case, tmp_path)
-    before = listing(seeded_home)
-    result = CliRunner().invoke(program, ["--home", str(seeded_home), *args])
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert_one_line(result.stderr, case.says)
-    assert listing(seeded_home) == before
+    assert_refused(case, seeded_home, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*BOOTSTRAP[:3], SNAPSHOTS[0], EXPORTS[0], EXPORTS[-1]], ids=lambda case: case.name)
