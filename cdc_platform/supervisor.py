@@ -5,6 +5,7 @@ Each process leads a group of its own, which its own children are in. It knows p
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ GRACE_SECONDS = 10.0
 """How long a group may take to end after TERM, before KILL."""
 _LOOK_SECONDS = 0.5
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -97,6 +99,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=tuple(service.keeps_open),
+                preexec_fn=die_with_parent(),
             )
         self._running.append((service, process))
 
@@ -189,6 +192,24 @@ def until_the_end() -> Iterator[Supervisor]:
         supervisor.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child runs before it becomes another program, so that the system ends it when its parent is killed.
+
+    None but on Linux, where nothing does that. The signal is TERM, which a program can answer by ending its children.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
 
 
 def _answers(service: Service) -> bool:

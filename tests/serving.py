@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ class Serving:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        """End the command itself outright, and nothing that it has started."""
+        assert self._process is not None
+        self._process.kill()
+
     def end(self) -> tuple[int, str]:
         """Wait until it has ended; answers with the exit code and what it says on standard error."""
         assert self._process is not None
@@ -76,6 +82,13 @@ class Serving:
             except OSError:
                 continue  # it has ended meanwhile, or is somebody else's
         return found
+
+    def processes_after(self, seconds: float) -> dict[int, str]:
+        """What still runs when everything has ended, or after that time."""
+        deadline = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
 
     @staticmethod
     def _document(process: subprocess.Popen[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -93,6 +94,16 @@ def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
     assert code == 1
     assert said.strip() == f"error: the Dagster daemon was killed by SIGKILL; its log is {logs}/dagster-daemon.log"
     assert serving.processes() == {}
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_killed_it_leaves_nothing_behind(serving: Serving) -> None:
+    """Killed outright it can end nothing itself; the system and the processes themselves do, and the home is free."""
+    serving.start()
+    serving.kill()
+    assert serving.end()[0] == -signal.SIGKILL
+    assert serving.processes_after(60) == {}
 
 
 def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:

@@ -6,16 +6,13 @@ Its settings are those of an embedded session (`session`). Clients find it by `S
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -30,11 +27,11 @@ from cdc_platform.lake.session import (
     reason,
     worker_environment,
 )
+from cdc_platform.supervisor import die_with_parent
 
 HOST = "127.0.0.1"
 _START_SECONDS = 180
 _STOP_SECONDS = 20
-_PR_SET_PDEATHSIG = 1
 
 
 class ConnectServer:
@@ -132,7 +129,7 @@ class ConnectServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
 
     def _wait(self) -> None:
@@ -174,21 +171,6 @@ def _free_port() -> int:
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) != 0
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs before it becomes the server, so that the system ends it with its parent; None but on Linux."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def _end_session(session: int) -> None:

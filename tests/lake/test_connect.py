@@ -20,11 +20,12 @@ import pytest
 
 from cdc_platform.errors import EnvironmentProblem, InputError, StateError
 from cdc_platform.lake import frames
-from cdc_platform.lake.connect import ConnectServer, _die_with_parent, _members
+from cdc_platform.lake.connect import ConnectServer, _members
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import spark_session
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.translate import translated
+from cdc_platform.supervisor import die_with_parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,7 +149,7 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
 
 def _be_a_parent() -> None:
     """Start a process as the server is started, name it and wait to be killed."""
-    child = subprocess.Popen(["sleep", "600"], preexec_fn=_die_with_parent(), start_new_session=True)
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=die_with_parent(), start_new_session=True)
     print(child.pid, flush=True)
     signal.pause()
 
