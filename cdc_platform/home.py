@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.errors import EnvironmentProblem, InputError
 from cdc_platform.settings import Settings, load_settings
 
 VARIABLE = "CDC_PLATFORM_HOME"
 DEFAULT = ".cdc-platform"
 LAYOUT = 1
+# Tried out one by one: Spark takes these of a path for a pattern or a part of an address, Delta for an escape.
+_NOT_IN_PATHS = frozenset("[]{}%#?*\\")
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,14 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
 
     Raises:
         EnvironmentProblem: the home cannot be made or written to, or a newer version wrote it.
+        InputError: its path has a character that Spark and Delta do not take as it stands.
     """
     root = Path(path or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
     marker = root / "platform.json"
     mend = f"choose another with --home or {VARIABLE}"
+    unfit = sorted(_NOT_IN_PATHS.intersection(str(root)))
+    if unfit:
+        raise InputError(f"home {root} has {' '.join(unfit)} in its path, which Spark and Delta misread; {mend}")
     try:
         if not root.exists() and not create:
             raise EnvironmentProblem(f"home {root} does not exist; {mend}")

@@ -363,6 +363,17 @@ def test_a_home_that_cannot_be_made_is_named(command: str, tmp_path: Path) -> No
     assert_one_line(result.stderr, case.says)
 
 
+@pytest.mark.parametrize("unfit", list("[]{}%#?*\\"))
+def test_a_home_with_an_unfit_path_is_refused(unfit: str, tmp_path: Path) -> None:
+    """Characters that Spark would take for a pattern and Delta for an escape are refused before anything is made."""
+    result = CliRunner().invoke(
+        program, ["--home", str(tmp_path / f"my{unfit}home"), "import", given(IMPORT, tmp_path)[1]]
+    )
+    assert result.exit_code == 2
+    assert_one_line(result.stderr, f"has {unfit} in its path")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_home_without_permission_is_named(tmp_path: Path) -> None:
     """A home that may not be written is refused before anything is read."""
