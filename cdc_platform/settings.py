@@ -29,6 +29,32 @@ class Settings(BaseModel):
     """Whether the first generation waits like the others (the documents) or operates at once (later versions)."""
     policy: Policy = "strict"
     """Which writes are accepted: `strict` is [T, C + leeway) of the documents, `recent-past` the rule of 2024."""
+    use_creation_time: bool = False
+    """Whether the rewrite also leaves V1 generations out that were superseded before the oldest log was created."""
+    clock_margin_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """How far other clocks may be off when the rewrite leaves V1 generations out; servers that have it take 10 s."""
+    dont_rewrite_streams: bool = False
+    """Keeps the rewrite of V1 tables from doing anything; an administrator has to see to them."""
+    rewrite_attempts: int = Field(default=5, ge=1, le=1000)
+    """How often the rewrite tries a read that fails before it leaves the node unmarked and the rest to the next run."""
+    rewrite_retry_ms: int = Field(default=2_000, ge=0, le=3_600_000)
+    """How long the rewrite waits before it tries a read again."""
+    repair_strict: bool = False
+    """Whether a repair also mends what is only a warning: sharding that is not the owners', misplaced streams."""
+    expiry_grace_ms: int = Field(default=3_600_000, ge=0, le=2_592_000_000)
+    """How long an expired generation is kept for readers in the middle of it: their longest window at least."""
+    expiry_skew_margin_ms: int = Field(default=10_000, ge=0, le=3_600_000)
+    """How far the clocks of nodes may be off where it is told when the last row of a generation was written."""
+    two_phase_switch: bool = False
+    """Whether a generation is switched to in two phases, or (the documents) by gossip and a timestamp in good time."""
+    switch_lease_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
+    """How long, beyond the leeway, a participant of a switch goes on without knowing the decision."""
+    switch_deadline_ms: int = Field(default=30_000, ge=1_000, le=3_600_000)
+    """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
+    switch_margin_ms: int = Field(default=5_000, ge=0, le=3_600_000)
+    """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
+    generation_retry_ms: int = Field(default=5_000, ge=100, le=600_000)
+    """How long a coordinator waits before it tries again to read a generation that it only knows by its ID."""
 
 
 def load_settings(path: Path) -> Settings:

@@ -9,14 +9,14 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, WriterProperties
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
@@ -36,6 +36,8 @@ Times are datetimes, UUIDs are UUIDs or text. A null passes no filter.
 WRITER_PROPERTIES = WriterProperties(compression="ZSTD", compression_level=1)
 ATTEMPTS = 40
 PATIENCE_SECONDS = 60
+RETENTION = timedelta(days=7)
+"""How long files that a table does without are kept for readers of its older versions: Delta's own default."""
 _PASSES: Mapping[str, Callable[[Any, Any], bool]] = {
     "=": eq,
     "==": eq,
@@ -57,6 +59,15 @@ class Merged:
     inserted: int
     updated: int
     version: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a table that has these values (`key`) in its partition columns, by its files."""
+
+    key: tuple[Any, ...]
+    rows: int
+    bytes: int
 
 
 class Lake:
@@ -110,16 +121,13 @@ class Lake:
         opened = self._open(table)
         if opened is None:
             return schema.empty_table()
-        # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
-        query = f"SELECT {', '.join(map(_name, schema.names))} FROM t WHERE {where or 'true'}"
         with translated(f"reading {table.full_name}"):
-            rows = pa.table(QueryBuilder().register("t", opened).execute(query).read_all())
-            return rows.cast(schema)
+            return _rows(opened, schema, where)
 
-    def transaction_number(self, table: Table, application: str) -> int:
-        """The number of the newest transaction that `application` has committed to the table; 0 where there is none."""
-        opened = self._open(table)
-        return (opened and opened.transaction_version(application)) or 0
+    def read_version(self, table: Table, version: int) -> pa.Table:
+        """All rows of a version of the table, in the columns that it had then, in no order."""
+        with translated(f"reading version {version} of {table.full_name}"):
+            return DeltaTable(self.path(table), version=version).to_pyarrow_table()
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> Merged:
         """Insert the rows whose key is not there; those that are there stay, or with `update` become the given ones.
@@ -153,6 +161,131 @@ class Lake:
         if not self.exists(table):
             return 0
         return self._write(table, lambda opened: int(opened.delete(predicate)["num_deleted_rows"]))
+
+    def compare_and_set(self, table: Table, rows: pa.Table, expected: tuple[str, Any]) -> bool:
+        """Replace the one row that has the key of `rows` while its column is as `expected`; whether that was so.
+
+        Of any number of writers at once, in any number of processes, one is told True.
+
+        Raises:
+            InputError: `rows` is not one row, or does not fit the table.
+            StateError: the table is append-only.
+        """
+        _refuse_append_only(table)
+        source = conform(table, rows)
+        if source.num_rows != 1:
+            raise InputError(f"{table.full_name}: compare and set takes one row, not {source.num_rows}")
+        self.ensure(table)
+        [(name, operator, value)] = _normal(table, [(expected[0], "=", expected[1])])
+        while_so = f"t.{_sql(name, operator, value)}"
+        return self._write(table, lambda opened: _merge(opened, table, source, True, only=while_so)).updated == 1
+
+    def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
+        """Make rows out of all rows of a small table, as one step that no other write comes between.
+
+        `rule` gets every row of one version and answers with the rows to insert, or to put in the place of those with
+        their key; None or none of them: nothing is written. The commit has to be the next version of the table,
+        whatever else was written: if it is not, the rule is asked again with newer rows. What it raises, is raised.
+
+        Raises:
+            InputError: the rows don't fit the table, or hold a key twice.
+            StateError: the table is append-only.
+            ConflictError: other writers kept winning.
+        """
+        _refuse_append_only(table)
+        self.ensure(table)
+        self._write(table, lambda opened: _transact(opened, table, rule))
+
+    def raise_column(self, table: Table, rows: pa.Table, name: str) -> int:
+        """Replace the rows that are there by those of `rows` with their key, where column `name` is null or less.
+
+        Answers how many were. None is inserted, so that what somebody else deletes stays deleted.
+
+        Raises:
+            InputError: the rows don't fit the table, or hold a key twice.
+        """
+        _refuse_append_only(table)
+        source = conform(table, rows)
+        _refuse_repeated_keys(table, source)
+        if not self.exists(table):
+            return 0
+        grows = f"t.{_name(name)} IS NULL OR t.{_name(name)} < s.{_name(name)}"
+        return self._write(table, lambda opened: _merge(opened, table, source, True, only=grows)).updated
+
+    def transaction(self, table: Table, application: str) -> int | None:
+        """The number of the last transaction of an application that the table has seen; None before the first."""
+        opened = self._open(table)
+        return None if opened is None else opened.transaction_version(application)
+
+    def append_once(self, table: Table, rows: pa.Table, numbers: Mapping[str, int], expected: int | None) -> bool:
+        """Append rows in one commit with the transaction numbers of applications; whether it was this commit.
+
+        It is only made while the number of the first of them is still `expected`: of any number of writers at once,
+        in any number of processes, the rows of one go in. No rows are a commit as well, that of the numbers.
+
+        Raises:
+            InputError: the rows don't fit the table.
+        """
+        source = conform(table, rows)
+        self.ensure(table)
+        first = next(iter(numbers))
+        marks = CommitProperties(app_transactions=[Transaction(*number) for number in numbers.items()])
+
+        def change(opened: DeltaTable) -> bool:
+            if opened.transaction_version(first) != expected:
+                return False
+            write_deltalake(opened, source, mode="append", commit_properties=marks, writer_properties=WRITER_PROPERTIES)
+            return True
+
+        return self._write(table, change)
+
+    def slices(self, table: Table) -> list[Slice]:
+        """What each slice of a table holds, from Delta's log alone: no data file is opened.
+
+        A table without partitions is one slice.
+        """
+        opened = self._open(table)
+        if opened is None:
+            return []
+        added = pa.table(opened.get_add_actions(flatten=True))
+        if added.num_rows == 0:
+            return []
+        columns = [_partition(added, name) for name in table.partition_by]
+        keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
+        found: dict[tuple[Any, ...], Slice] = {}
+        for key, rows, size in zip(
+            keys, added["num_records"].to_pylist(), added["size_bytes"].to_pylist(), strict=True
+        ):
+            so_far = found.get(key, Slice(key, 0, 0))
+            found[key] = Slice(key, so_far.rows + (rows or 0), so_far.bytes + size)
+        return list(found.values())
+
+    def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:
+        """The least and the greatest value of a column in each data file, and the file's rows; nothing is opened.
+
+        Files without statistics, and without a value in the column, are left out.
+        """
+        opened = self._open(table)
+        if opened is None:
+            return []
+        added = pa.table(opened.get_add_actions(flatten=True))
+        columns = [f"min.{name}", f"max.{name}", "num_records"]
+        if not set(columns) <= set(added.schema.names):
+            return []
+        found = zip(*(added[column].to_pylist() for column in columns), strict=True)
+        return [bounds for bounds in found if None not in bounds]
+
+    def vacuum(self, table: Table, *, retention: timedelta = RETENTION) -> int:
+        """Delete files that no version younger than `retention` needs; answers how many. None is no commit.
+
+        By the machine's clock: files have no other.
+        """
+        opened = self._open(table)
+        hours = -(-retention // timedelta(hours=1))
+        with translated(f"vacuuming {table.full_name}"):
+            if opened is None or not opened.vacuum(hours, dry_run=True, full=True):
+                return 0
+            return len(opened.vacuum(hours, dry_run=False, full=True))
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
@@ -272,15 +405,48 @@ def _refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
     raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
 
 
-def _merge(opened: DeltaTable, table: Table, rows: pa.Table, update: bool) -> Merged:
+def _rows(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
+    # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
+    query = f"SELECT {', '.join(map(_name, schema.names))} FROM t WHERE {where or 'true'}"
+    return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
+
+
+def _transact(opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
+    made = rule(_rows(opened, table.schema))
+    if made is None:
+        return
+    source = conform(table, made)
+    _refuse_repeated_keys(table, source)
+    # Without retries of its own deltalake commits the version after the one it has read, or none.
+    _merge(opened, table, source, True, properties=CommitProperties(max_commit_retries=0))
+
+
+def _merge(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    update: bool,
+    only: str | None = None,
+    properties: CommitProperties | None = None,
+) -> Merged:
+    """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted."""
     if not rows.num_rows:
         return Merged(0, 0, opened.version())
     on_keys = " AND ".join(f"t.{_name(key)} = s.{_name(key)}" for key in table.keys)
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
     merger = opened.merge(
-        rows, on_keys, source_alias="s", target_alias="t", streamed_exec=False, writer_properties=WRITER_PROPERTIES
+        rows,
+        on_keys,
+        source_alias="s",
+        target_alias="t",
+        streamed_exec=False,
+        writer_properties=WRITER_PROPERTIES,
+        commit_properties=properties,
     )
     others = [name for name in table.schema.names if name not in table.keys]
+    if only is not None:
+        metrics = merger.when_matched_update_all(predicate=only).execute()
+        return Merged(0, metrics["num_target_rows_updated"], opened.version())
     if update and others:
         differs = " OR ".join(f"(t.{_name(name)} IS DISTINCT FROM s.{_name(name)})" for name in others)
         merger = merger.when_matched_update_all(predicate=differs)

@@ -158,6 +158,81 @@ CDC_TABLES = Table(
     constraints={"ttl_not_negative": "ttl_seconds >= 0"},
 )
 
+CDC_TABLE_CHANGES = Table(
+    "platform",
+    "cdc_table_changes",
+    pa.schema(
+        [
+            column("keyspace_name", pa.string(), "keyspace of the base table"),
+            column("table_name", pa.string(), "name of the base table"),
+            column("changed_at", TIMESTAMP, "when it was changed; grows strictly within a table"),
+            column("what", pa.string(), "added, altered, or dropped with its log"),
+            column("enabled", pa.bool_(), "whether CDC is on from then on"),
+            column("ttl_seconds", pa.int64(), "how long log rows written from then on live; 0: they never expire"),
+            column("created_at", TIMESTAMP, "when the log table was created"),
+            column("ddl", pa.string(), "the CREATE TABLE statement, where it is known", null=True),
+        ]
+    ),
+    keys=("keyspace_name", "table_name", "changed_at"),
+    comment="Every change of a CDC-enabled table, append-only: rows keep the TTL they were written with",
+    constraints={"ttl_not_negative": "ttl_seconds >= 0", "known_what": "what IN ('added', 'altered', 'dropped')"},
+    properties={**_PROPERTIES, "delta.appendOnly": "true"},
+)
+
+KEPT_SCRIPTS = Table(
+    "platform",
+    "kept_scripts",
+    pa.schema(
+        [
+            column("number", pa.int64(), "place of the script among all that were kept, from 1"),
+            column("text", pa.string(), "the CQL statements"),
+            column("at", TIMESTAMP, "what the clock showed when it ran"),
+            column("definitions", pa.string(), "the CQL that makes the tables that it found"),
+            column("log_versions", pa.string(), "JSON: the version of the Delta table of each log that it found"),
+            column("finished_at", TIMESTAMP, "when everything of it was written; null until then", null=True),
+        ]
+    ),
+    keys=("number",),
+    comment="CQL scripts whose writes are kept: what a script that was interrupted is finished from",
+)
+
+CONSUMERS = Table(
+    "platform",
+    "consumers",
+    pa.schema(
+        [
+            column("name", pa.string(), "name of the consumer"),
+            column("keyspace_name", pa.string(), "keyspace of the base table whose log it reads"),
+            column("table_name", pa.string(), "name of that base table"),
+            column("set_timestamp", TIMESTAMP, "generation or stream set it reads; null before the first", null=True),
+            column("position", TIMESTAMP, "every row at or before this time is read"),
+            column("window_number", pa.int64(), "windows read so far"),
+            column("updated_at", TIMESTAMP, "when the position was last changed"),
+        ]
+    ),
+    keys=("name", "keyspace_name", "table_name"),
+    comment="The registered readers of CDC logs and how far each has read",
+    constraints={"window_not_negative": "window_number >= 0"},
+)
+
+REMOVED_GENERATIONS = Table(
+    "platform",
+    "removed_generations",
+    pa.schema(
+        [
+            _TIME,
+            column("generation_id", pa.string(), "UUID of the generation; null where it had none", null=True),
+            column("expired", TIMESTAMP, "from when on no CDC log could hold rows of it"),
+            column("removed_at", TIMESTAMP, "when its removal began"),
+            column("rows", pa.int64(), "rows that it had in all tables"),
+            column("bytes", pa.int64(), "bytes of the files that held them"),
+        ]
+    ),
+    keys=("time",),
+    comment="The generations that were removed: what is known of them when their rows are gone",
+    constraints={"whole_milliseconds": _whole_milliseconds("time")},
+)
+
 TOPOLOGY_DESCRIPTIONS = Table(
     "platform",
     "topology_descriptions",
@@ -195,6 +270,9 @@ GENERATIONS = Table(
             column("num_streams", pa.int64(), "streams of its description"),
             column("created_at", TIMESTAMP, "when the timestamp was given"),
             column("published_at", TIMESTAMP, "when its publishing was finished; null before", null=True),
+            column(
+                "format", pa.string(), "'v1' where its time alone is its ID; null: V2, the time and UUID", null=True
+            ),
         ]
     ),
     keys=("generation_id",),
@@ -203,6 +281,7 @@ GENERATIONS = Table(
         "whole_milliseconds": _whole_milliseconds("time"),
         "ranges_given": "num_ranges >= 1",
         "stream_in_every_range": "num_streams >= num_ranges",
+        "known_format": "format IS NULL OR format = 'v1'",
     },
 )
 
@@ -305,15 +384,40 @@ GENERATION_SWITCHES = Table(
     pa.schema(
         [
             column("generation_id", pa.string(), "UUID of the generation that is switched to"),
-            column("phase", pa.string(), "where the switch stands: prepared, committed, aborted"),
-            column("participants", array_of(pa.string()), "UUIDs of the nodes that must acknowledge"),
-            column("acknowledged", array_of(pa.string()), "UUIDs of the nodes that have"),
-            column("deadline", TIMESTAMP, "after it, anybody may abort"),
+            column("phase", pa.string(), "where the switch stands: preparing, committed, aborted"),
+            column("initiator", pa.string(), "UUID of the node that began it: the joining one"),
+            column("participants", array_of(pa.string()), "UUIDs of the nodes that must acknowledge, ascending"),
+            column("acknowledged", array_of(pa.string()), "UUIDs of the nodes that have, ascending"),
+            column("lease_ends", array_of(TIMESTAMP), "beside acknowledged: from then on they need the decision"),
+            column("prepared_at", TIMESTAMP, "when it was begun"),
+            column("deadline", TIMESTAMP, "from then on anybody may abort it, unless all have acknowledged"),
+            column("time", TIMESTAMP, "the generation's timestamp; null until it is committed", null=True),
             column("decided_at", TIMESTAMP, "when it was committed or aborted", null=True),
+            column("decided_by", pa.string(), "who committed or aborted it", null=True),
         ]
     ),
     keys=("generation_id",),
-    comment="The two-phase switch of generations",
+    comment="The two-phase switch of generations: every change of phase is one commit on the version it was read from",
+    constraints={
+        "known_phase": "phase IN ('preparing', 'committed', 'aborted')",
+        "lease_for_every_answer": "cardinality(acknowledged) = cardinality(lease_ends)",
+    },
+)
+
+SWITCH_PROMISES = Table(
+    "platform",
+    "switch_promises",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation that is switched to"),
+            column("host_id", pa.string(), "UUID of the participant"),
+            column("lease_end", TIMESTAMP, "it takes no write with this timestamp or later before the decision"),
+            column("promised_at", TIMESTAMP, "its clock when it promised"),
+        ]
+    ),
+    keys=("generation_id", "host_id"),
+    comment="What participants of a switch have promised, kept before they acknowledge; append-only",
+    properties={**_PROPERTIES, "delta.appendOnly": "true"},
 )
 
 TABLET_TIMESTAMPS = Table(
@@ -351,6 +455,29 @@ TABLET_STREAMS = Table(
     },
 )
 
+TABLET_LAYOUTS = Table(
+    "platform",
+    "tablet_layouts",
+    pa.schema(
+        [
+            column("keyspace_name", pa.string(), "keyspace of the base table"),
+            column("table_name", pa.string(), "name of the base table"),
+            column("number", pa.int64(), "changes of the table's tablets before this one: what comes next is one row"),
+            column("kind", pa.string(), "created, resized, or dropped"),
+            column("table_id", pa.string(), "UUID of the log table; another one after a drop"),
+            column("timestamp", TIMESTAMP, "the stream set's timestamp, whole milliseconds; null: dropped", null=True),
+            column("last_tokens", array_of(pa.int64()), "last tokens of the tablets, ascending"),
+            column("decided_at", TIMESTAMP, "when the change was decided"),
+        ]
+    ),
+    keys=("keyspace_name", "table_name", "number"),
+    comment="Ledger of tablets: each change is decided here, once, before its stream set is written",
+    constraints={
+        "known_kind": "kind IN ('created', 'resized', 'dropped')",
+        "tablets_given": "cardinality(last_tokens) >= 1",
+    },
+)
+
 UNORDERED_RANGES = Table(
     "platform",
     "unordered_ranges",
@@ -373,6 +500,10 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             BOOTSTRAP_EVENTS,
             NODES,
             CDC_TABLES,
+            CDC_TABLE_CHANGES,
+            CONSUMERS,
+            KEPT_SCRIPTS,
+            REMOVED_GENERATIONS,
             TOPOLOGY_DESCRIPTIONS,
             GENERATIONS,
             GENERATION_DESCRIPTIONS_V2,
@@ -382,8 +513,10 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             GENERATION_TIMESTAMPS,
             CDC_LOCAL,
             GENERATION_SWITCHES,
+            SWITCH_PROMISES,
             TABLET_TIMESTAMPS,
             TABLET_STREAMS,
+            TABLET_LAYOUTS,
             UNORDERED_RANGES,
         )
     }
