@@ -6,6 +6,7 @@ No Spark in here: what waits is read from Delta in milliseconds. What a join doe
 import json
 from collections.abc import Sequence
 
+import pandas as pd  # noqa: F401 pyarrow imports it with its first array: better as the location loads than in a tick
 from dagster import (
     AssetExecutionContext,
     Config,

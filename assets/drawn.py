@@ -20,12 +20,11 @@ from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, s
 _MOST_STREAMS = 1 << 21
 
 
-def drawn_ring(ring: Ring, joining: Node) -> MarkdownMetadataValue:
-    """The ring with the owners of its ranges; the joining node's are set off."""
+def drawn_ring(ring: Ring, joining: Node | None) -> MarkdownMetadataValue:
+    """The ring with the owners of its ranges; those of the joining node, if there is one, are set off."""
     hosts = [node.host_id for node in ring.nodes]
-    return picture(
-        ring_picture(ring.tokens, ring.owner_index, _names(ring), joining=hosts.index(joining.host_id)), "ring"
-    )
+    set_off = None if joining is None else hosts.index(joining.host_id)
+    return picture(ring_picture(ring.tokens, ring.owner_index, _names(ring), joining=set_off), "ring")
 
 
 def drawn_streams(ring: Ring) -> MarkdownMetadataValue:

@@ -19,9 +19,12 @@ from assets.failures import in_one_line
 from assets.partitions import GENERATIONS
 from assets.told import Stopwatch, materialized
 from assets.topology_descriptions import topology_descriptions
+from cdc_platform.clock import format_ms
 from cdc_platform.invariants.audit import INSERTED_INVARIANTS, audit_inserted, audit_lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle import bootstrap, reading
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lifecycle import bootstrap, bootstrap_v1, reading
+from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
 
@@ -45,14 +48,25 @@ SOURCES: Sources = {
     "fewer refuses the generation.",
 )
 def cdc_generation_descriptions_v2(
-    context: AssetExecutionContext, spark: SparkResource, home: HomeResource
+    context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
 ) -> MaterializeResult:
-    """Insert one generation's description, in one commit."""
+    """Insert one generation's description, in one commit; in a mixed cluster in the first format."""
     watch, lake = Stopwatch(), home.lake()
     with in_one_line():
+        if bootstrap.is_v1(lake, context.partition_key):
+            return _in_first_format(context, lake, clock, home, watch)
         version = bootstrap.insert_descriptions(spark.spark_session, lake, context.partition_key)
         rows = reading.complete_range_ends(lake, context.partition_key).size
-    return materialized(version, rows=rows, watch=watch, sources=SOURCES)
+    return materialized(version, rows=rows, watch=watch, sources=SOURCES, told={"format": "v2"})
+
+
+def _in_first_format(
+    context: AssetExecutionContext, lake: Lake, clock: ClockResource, home: HomeResource, watch: Stopwatch
+) -> MaterializeResult:
+    """Not every node understands V2: the generation becomes one row of `cdc_generation_descriptions`."""
+    time_ms = bootstrap_v1.insert_description(lake, clock.clock(), home.settings(), context.partition_key)
+    told = {"format": "v1", "time": format_ms(time_ms), "table": GENERATION_DESCRIPTIONS.full_name}
+    return materialized(lake.version(GENERATION_DESCRIPTIONS), rows=1, watch=watch, sources=SOURCES, told=told)
 
 
 @multi_asset_check(

@@ -69,11 +69,14 @@ def topology_descriptions(
     watch, lake = Stopwatch(), home.lake()
     with in_one_line():
         described = bootstrap.describe(spark.spark_session, lake, context.partition_key)
-        joining = inbox.event(lake, generation_id=context.partition_key).node
+        event = inbox.event(lake, generation_id=context.partition_key)
     ring = described.ring_after
+    if described.warning:
+        context.log.warning(described.warning)
     told = {
+        **({"mixed_cluster": described.warning} if described.warning else {}),
         "streams": described.num_streams,
-        "ring": drawn_ring(ring, joining),
+        "ring": drawn_ring(ring, None if event.is_repair else event.node),
         "streams_a_node_and_a_shard": drawn_streams(ring),
         "nodes": few_rows(("host_id", "address", "ranges", "shards", "ignore_msb"), _nodes(ring)),
     }

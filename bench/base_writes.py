@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 GENERATIONS = 5
-_HOUR_US = 3_600_000_000
+HOUR_US = 3_600_000_000
 
 
 def base_writes(bench: Bench) -> list[Result]:
     """Writes in no order over five generations; the sink is a Delta table that is written anew each time."""
     with bench.scratch() as folder:
-        lake = _five_generations(bench, folder / "lake")
+        lake = five_generations(bench, folder / "lake")
         writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
         _save(_writes(bench, lake), writes)
         read = bench.spark.read.format("delta")
@@ -47,12 +47,12 @@ def base_writes(bench: Bench) -> list[Result]:
     ]
 
 
-def _five_generations(bench: Bench, folder: Path) -> Lake:
+def five_generations(bench: Bench, folder: Path) -> Lake:
     """A lake in which the last five nodes joined, an hour apart."""
     lake, nodes = Lake(folder), nodes_of(bench.sizes.cluster)
     lake.merge(NODES, inbox.node_rows(nodes[:-GENERATIONS]), update=True)
     for hour, node in enumerate(nodes[-GENERATIONS:]):
-        clock = Clock(CLOCK.now_us() + hour * _HOUR_US)
+        clock = Clock(CLOCK.now_us() + hour * HOUR_US)
         run_join(bench.spark, lake, clock, Settings(), queue(lake, clock, node))
     return lake
 
@@ -62,7 +62,7 @@ def _writes(bench: Bench, lake: Lake) -> DataFrame:
     from pyspark.sql import functions as F
 
     start_us = reading.known_generations(lake)[0].time_ms * 1000
-    spread = F.pmod(F.xxhash64("id"), F.lit(GENERATIONS * _HOUR_US))
+    spread = F.pmod(F.xxhash64("id"), F.lit(GENERATIONS * HOUR_US))
     return bench.spark.range(0, bench.sizes.writes, 1, 2 * (os.cpu_count() or 1)).select(
         F.concat(F.lit("user-"), F.col("id").cast("string")).cast("binary").alias("key"),
         (F.lit(start_us) + spread).alias("timestamp"),

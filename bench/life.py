@@ -31,7 +31,7 @@ def generate_and_write(bench: Bench) -> list[Result]:
 
         def work() -> None:
             generation_id = str(uuid.uuid4())
-            rows = v2_rows(bench.spark, size, generation_id)
+            rows = v2_rows(size, generation_id)
             frames.replace_slice(bench.spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
 
         pairs = paired(work, floor, repeats=bench.sizes.repeats, warm_ups=3)
@@ -95,9 +95,9 @@ def growth(bench: Bench) -> list[Result]:
             )
         before = typical / size.streams
         if size is bench.sizes.growth[-1]:
-            peak = memory.peak / (1 << 30)
+            peak = memory.peak / 1e9
             results.append(
-                Result("growth-memory", str(size), typical, "none: GiB of JVM and Python driver", 0.0, peak, 3.0)
+                Result("growth-memory", str(size), typical, "none: GB of JVM and Python driver", 0.0, peak, 3.0)
             )
     return results
 

@@ -26,6 +26,7 @@ from cdc_platform.lifecycle import inbox
 
 _TICK = """
 import json, os, sys, time
+import cdc_platform.definitions  # the whole code location, as the code server has it before the first tick
 from dagster import DagsterInstance, build_sensor_context
 from assets.bootstrap_events import waiting_joins
 from bench.measure import children
@@ -54,7 +55,7 @@ print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
 def sensor_tick(bench: Bench) -> list[Result]:
-    """The slowest of some ticks, the first included, which adds partitions."""
+    """The slowest of some ticks of a code server, the first included, that does everything for the first time."""
     waiting, turns = bench.sizes.waiting, 1 + 2 * bench.sizes.repeats
     with bench.scratch() as folder:
         home = open_home(folder / "home")
@@ -63,7 +64,8 @@ def sensor_tick(bench: Bench) -> list[Result]:
         tick = _run(_TICK, str(home.path), str(folder / "dagster"), str(turns))
     starts = [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
     slowest, start = max(tick["seconds"]), median(starts)
-    details = {"ticks": tick["seconds"], "session_starts": starts, "jvm_started": tick["jvm"]}
+    ticks = {"first_tick": tick["seconds"][0], "ticks": tick["seconds"]}
+    details = {**ticks, "session_starts": starts, "jvm_started": tick["jvm"]}
     assert not tick["jvm"], "the sensor started a JVM"
     at = f"{waiting:,} events waiting, no JVM; the slowest of {turns} ticks"
     floor = "starting one embedded session"

@@ -15,7 +15,9 @@ from bench.cluster import Size, ring_of
 from bench.measure import children
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lake.volume import TaskRows
 from cdc_platform.lifecycle import bootstrap
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class Bench:
 
         spark = spark_session("cdc-platform bench", heavy=True)
         for _ in range(3):
-            v2_rows(spark, QUICK.cluster, str(uuid.uuid4())).count()
+            v2_frame(spark, QUICK.cluster).count()
         return spark
 
     @contextmanager
@@ -87,7 +89,7 @@ class Bench:
             lake = Lake(folder)
             lake.ensure(GENERATION_DESCRIPTIONS_V2)
             path = lake.path(GENERATION_DESCRIPTIONS_V2)
-            cached = v2_rows(self.spark, size, str(uuid.uuid4())).persist()
+            cached = v2_frame(self.spark, size).persist()
             cached.count()
             try:
                 yield lambda: cached.write.format("delta").mode("append").save(path)
@@ -114,15 +116,13 @@ class Bench:
         return [os.getpid(), *(pid for pid, name in children(os.getpid()).items() if name == "java")]
 
 
-def v2_rows(spark: SparkSession, size: Size, generation_id: str) -> DataFrame:
+def v2_rows(size: Size, generation_id: str) -> TaskRows:
     """The V2 descriptions of a generation as they are generated, nothing written yet."""
-    from pyspark.sql import functions as F
-
     ring = ring_of(size)
-    return bootstrap.description_frame(spark, ring, generation_id).select(
-        F.col("generation_id").alias("id"),
-        "range_end",
-        "ignore_msb",
-        F.lit(int(ring.tokens.size)).cast("int").alias("num_ranges"),
-        "streams",
-    )
+    rows = bootstrap.description_rows(ring, generation_id)
+    return bootstrap.v2_rows(rows, generation_id, int(ring.tokens.size))
+
+
+def v2_frame(spark: SparkSession, size: Size) -> DataFrame:
+    """The V2 descriptions of some generation as a DataFrame, its columns as the table has them."""
+    return v2_rows(size, str(uuid.uuid4())).frame(spark, spark_schema(GENERATION_DESCRIPTIONS_V2))

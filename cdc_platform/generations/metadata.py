@@ -41,6 +41,17 @@ class Verdict(StrEnum):
     """No known generation operates at that time."""
     NOT_RETRIEVED = "NOT_RETRIEVED"
     """The generation is known by its ID, but its description has not been read."""
+    UNDECIDED = "UNDECIDED"
+    """It needs the decision on a generation switch, which is not known."""
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A generation switch whose decision is not known: writes from `lease_end_us` on need it. Times in µs."""
+
+    generation_id: str
+    since_us: int
+    lease_end_us: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Decision:
 
     `generation_us` is the generation that the write belongs to (for OK and NOT_RETRIEVED). `first_usable_us` is the
     earliest write timestamp that is accepted now, or that will be once a known later generation operates; None when
-    no generation is known. `reason` is one line for people.
+    no generation is known, or the write waits for a decision. `reason` is one line for people.
     """
 
     verdict: Verdict
@@ -75,12 +86,14 @@ def decide(
     leeway_us: int = LEEWAY_US,
     policy: Policy = "strict",
     retrieved: Sequence[bool] | None = None,
+    undecided: Sequence[Undecided] = (),
 ) -> Decision:
     """Whether a coordinator whose clock shows `now_us` takes a write of `write_ts_us`.
 
     `gen_times_us` ascend; `retrieved` says whose description is at hand (all, if None). `strict` is the documents'
     rule: [T, C + leeway) with T the start of the generation that operates at the clock's time C. `recent-past` takes
-    writes to the generation before as well while they are younger than the leeway.
+    writes to the generation before as well while they are younger than the leeway. From the first lease end of the
+    `undecided` switches on, no write is taken.
     """
     _check_policy(policy)
     moment = _Moment(gen_times_us, write_ts_us, now_us, leeway_us)
@@ -88,6 +101,9 @@ def decide(
     row = bisect_right(gen_times_us, write_ts_us) - 1
     if verdict is Verdict.OK and retrieved is not None and not retrieved[row]:
         verdict = Verdict.NOT_RETRIEVED
+    first_undecided = min(undecided, key=lambda switch: switch.lease_end_us, default=None)
+    if verdict is Verdict.OK and first_undecided is not None and write_ts_us >= first_undecided.lease_end_us:
+        return Decision(Verdict.UNDECIDED, None, _waiting(first_undecided, moment), None)
     first = moment.first_usable_strict() if policy == "strict" else moment.first_usable_recent_past()
     generation = gen_times_us[row] if verdict in (Verdict.OK, Verdict.NOT_RETRIEVED) else None
     return Decision(verdict, generation, _reason(verdict, moment, generation, first, policy), first)
@@ -160,6 +176,15 @@ def _reason(verdict: Verdict, moment: _Moment, generation: int | None, first: in
     return (
         f"{write} is from the past{usable}, because streams of earlier generations need not be colocated with the"
         " base writes any more; let the server choose the timestamp or set the client's clock right"
+    )
+
+
+def _waiting(switch: Undecided, moment: _Moment) -> str:
+    return (
+        f"a generation switch is undecided since {format_us(switch.since_us)}; write timestamp {format_us(moment.ts)}"
+        f" may belong to generation {switch.generation_id}, writes before {format_us(switch.lease_end_us)} (the first"
+        " lease end) do not: write again once it is committed or aborted; look at:"
+        f" cdc-platform switch show {switch.generation_id}"
     )
 
 
@@ -246,21 +271,27 @@ class Metadata:
             del self._descriptions[ts_us]
         del self._times[:keep]
 
-    def decide(self, write_ts_us: int, now_us: int) -> Decision:
+    def decide(self, write_ts_us: int, now_us: int, *, undecided: Sequence[Undecided] = ()) -> Decision:
         """The verdict on a write; changes nothing, so that it can explain the past as well."""
         retrieved = [self._descriptions[ts_us] is not None for ts_us in self._times]
         return decide(
-            self._times, write_ts_us, now_us, leeway_us=self.leeway_us, policy=self.policy, retrieved=retrieved
+            self._times,
+            write_ts_us,
+            now_us,
+            leeway_us=self.leeway_us,
+            policy=self.policy,
+            retrieved=retrieved,
+            undecided=undecided,
         )
 
-    def get_stream(self, write_ts_us: int, token: int, now_us: int) -> bytes:
+    def get_stream(self, write_ts_us: int, token: int, now_us: int, *, undecided: Sequence[Undecided] = ()) -> bytes:
         """The ID (16 bytes) of the stream that a write of `token` goes to.
 
         Raises:
             WriteRefused: the write is not accepted at `now_us`; its verdict and message say why and what to do.
         """
         self.drop_unused(now_us)
-        decision = self.decide(write_ts_us, now_us)
+        decision = self.decide(write_ts_us, now_us, undecided=undecided)
         description = self._descriptions.get(decision.generation_us) if decision.generation_us is not None else None
         if decision.verdict is not Verdict.OK or description is None:
             raise WriteRefused(decision.verdict, decision.reason)

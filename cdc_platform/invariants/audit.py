@@ -13,7 +13,7 @@ import numpy as np
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants import inventory, sharing
+from cdc_platform.invariants import first_format, inventory, sharing
 from cdc_platform.invariants.comparison import differing
 from cdc_platform.invariants.findings import (
     INVARIANTS,
@@ -101,8 +101,10 @@ def audit_description(
 def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
     """Audit the V2 descriptions of a generation, and compare them with its topology description.
 
-    One Spark job, two more where indexes are wrong.
+    One Spark job, two more where indexes are wrong. Of a generation of the first format its V1 cell, without Spark.
     """
+    if first_format.is_v1(lake, generation_id):
+        return first_format.audit_inserted_v1(lake, generation_id, INSERTED_INVARIANTS)
     held = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
     if held is None:
         return _lines(INSERTED_INVARIANTS, [], _no_rows(GENERATION_DESCRIPTIONS_V2, generation_id))
@@ -119,7 +121,9 @@ def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[
 
 
 def audit_published(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
-    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job."""
+    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job; of V1 none."""
+    if first_format.is_v1(lake, generation_id):
+        return first_format.audit_published_v1(lake, generation_id, PUBLISHED_INVARIANTS)
     time = inventory.ledger_times(lake).get(generation_id)
     published = None if time is None else inventory.holding(lake, STREAMS_DESCRIPTIONS_V2, str(time))
     inserted = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
@@ -185,6 +189,7 @@ def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None
     for each in with_rows:
         parts.append((each.name, _of_generation(spark, each, pairs[each], result)))
         parts.append((each.name, {REFINES_VNODES: _refined(each, ring, is_newest=each is newest)}))
+    parts += first_format.against_v1(lake, looked_at)
     others = [each for each in held if each not in looked_at]
     if len(with_rows) == 1 and not any(each.rows for each in others):
         # Nothing to compare with: the streams that the pass has counted are the whole population.

@@ -101,11 +101,6 @@ class RingNodes:
     joined: dict[str, Int64s]
 
 
-def file_name(path: str) -> str:
-    """The last part of a file's path, which is its own in all tables: it holds a UUID."""
-    return path.rsplit("/", 1)[-1]
-
-
 def holding(lake: Lake, table: Table, key: str) -> Holding | None:
     """The rows of one generation in one table; None where there are none."""
     return _holdings(lake, table, [key]).get(key)
@@ -170,25 +165,27 @@ def listed_times(lake: Lake) -> list[int]:
 
 def ring_nodes(lake: Lake) -> RingNodes:
     """What the lake knows of nodes and their tokens."""
-    nodes = lake.read(NODES, ["host_id", "status", "tokens", "shard_count", "ignore_msb"]).to_pylist()
-    events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")]).to_pylist()
-    normal = [node for node in nodes if node["status"] == "NORMAL"]
-    tokens, counts, msbs = (
-        np.array(column, dtype=np.int64)
-        for column in (
-            [token for node in normal for token in node["tokens"]],
-            [node["shard_count"] for node in normal for _ in node["tokens"]],
-            [node["ignore_msb"] for node in normal for _ in node["tokens"]],
-        )
-    )
+    nodes = lake.read(NODES, ["host_id", "status", "tokens", "shard_count", "ignore_msb"])
+    events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")])
+    normal = nodes.filter(compute.equal(nodes["status"], "NORMAL"))
+    tokens, widths = _tokens(normal)
     order = np.argsort(tokens)
-    return RingNodes(
-        tokens[order],
-        counts[order],
-        msbs[order],
-        {row["host_id"]: np.array(row["tokens"], dtype=np.int64) for row in [*events, *nodes]},
-        {row["generation_id"]: np.array(row["tokens"], dtype=np.int64) for row in events},
-    )
+    counts, msbs = (np.repeat(_numbers(normal[name]), widths)[order] for name in ("shard_count", "ignore_msb"))
+    by_host = _tokens_by(events, "host_id") | _tokens_by(nodes, "host_id")
+    return RingNodes(tokens[order], counts, msbs, by_host, _tokens_by(events, "generation_id"))
+
+
+def _tokens(rows: pa.Table) -> tuple[Int64s, Int64s]:
+    """The tokens of all rows, one row's after the other's, and how many each has."""
+    widths = compute.fill_null(compute.list_value_length(rows["tokens"]), 0)
+    return _numbers(compute.list_flatten(rows["tokens"])), _numbers(widths)
+
+
+def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
+    tokens, widths = _tokens(rows)
+    ends = np.cumsum(widths)
+    parts = [tokens[end - width : end] for end, width in zip(ends.tolist(), widths.tolist(), strict=True)]
+    return dict(zip(rows[column].to_pylist(), parts, strict=True))
 
 
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
@@ -282,7 +279,7 @@ def _unmarked(table: Table, name: str) -> str:
 
 def _numbers(column: pa.ChunkedArray) -> Int64s:
     """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
-    return np.asarray(compute.fill_null(column, -(2**63)), dtype=np.int64)
+    return np.asarray(compute.fill_null(column.cast(pa.int64()), -(2**63)), dtype=np.int64)
 
 
 def _ms(moments: pa.ChunkedArray) -> Int64s:

@@ -6,24 +6,28 @@ fulfil is in `rows`; which rows are read, and what the results mean, is `audit`'
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.invariants.comparison import Digests
+from cdc_platform.invariants.comparison import Digests, row_digests
 from cdc_platform.invariants.findings import Tally, add_up
-from cdc_platform.invariants.inventory import Holding, file_name
+from cdc_platform.invariants.inventory import Holding
 from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
-from cdc_platform.lake.arrow import compute, fixed_bytes
+from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import TaskRows, file_batches
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 _Holder = TypeVar("_Holder")
 
@@ -36,9 +40,11 @@ _TALLY = {
     "place": pa.int64(),
     "sample": pa.string(),
 }
-_DIGEST = {"range_end": pa.int64(), "ignore_msb": pa.int8(), "ordered": pa.int64(), "unordered": pa.int64()}
-_OUTPUT = pa.schema({"file": pa.string(), **_TALLY, **_DIGEST})
-"""What comes back: rows that are a tally, and rows that are the digest of a row; the columns of the other are null."""
+_OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
+"""What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
+# Bytes of files that a task reads, twice those whose rows it judges: fewer are not worth a task, which takes as long to
+# start as to read a megabyte.
+_WORK_A_TASK = 10 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +81,16 @@ class PassResult:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What a worker needs to know of a generation; small, and sent with the code."""
+    """What a worker needs to know of a generation's rows; small, and sent with the code."""
 
-    files: tuple[str, ...]
+    number: int
+    own_msb: bool
     ranges: RangeEnds
     unordered: Int64s
     sharding: Sharding | None
+    judged: bool
     compared: bool
+    as_sets: bool
 
 
 def run(spark: SparkSession, readings: Sequence[Reading]) -> PassResult:
@@ -89,125 +98,110 @@ def run(spark: SparkSession, readings: Sequence[Reading]) -> PassResult:
     result = PassResult()
     if not readings:
         return result
-    of_file = {file_name(path): reading for reading in readings for path in reading.holding.files}
+    tasks = [_task(number, reading) for number, reading in enumerate(readings)]
+    files = [(task, path) for task, reading in zip(tasks, readings, strict=True) for path in reading.holding.files]
+    shares = shared_out(files, lambda task: 1 + task.judged)
+    audited = TaskRows(len(shares), lambda share: chain.from_iterable(_audit(*file) for file in shares[share]))
     with translated("auditing"):
-        frames = [_results(spark, group) for group in _groups(readings)]
-        parts = reduce(lambda one, other: one.unionByName(other), frames).toArrow()
-    tallies = parts.filter(compute.is_valid(parts["invariant"])).select(["file", *_TALLY]).to_pylist()
-    found: dict[Holding, list[Tally]] = {reading.holding: [] for reading in readings if reading.judged}
-    for row in tallies:
-        found[of_file[row.pop("file")].holding].append(Tally(**row))
-    result.tallies = {holding: add_up(some) for holding, some in found.items()}
-    rows = parts.filter(compute.is_null(parts["invariant"])).select(["file", *_DIGEST]).combine_chunks()
-    files = rows["file"].combine_chunks().dictionary_encode()
-    owners = [of_file[file].holding for file in files.dictionary.to_pylist()]
-    codes = np.asarray(files.indices)
-    for holding in (reading.holding for reading in readings if reading.compared):
-        mine = np.isin(codes, [code for code, owner in enumerate(owners) if owner is holding])
-        result.digests[holding] = _digests(holding, rows.filter(pa.array(mine)))
+        parts = audited.frame(spark, _columns()).toArrow().to_pylist()
+    for number, reading in enumerate(readings):
+        mine = [part for part in parts if part["number"] == number]
+        if reading.judged:
+            found = [Tally(*(part[name] for name in _TALLY)) for part in mine if part["invariant"] is not None]
+            result.tallies[reading.holding] = add_up(found)
+        if reading.compared:
+            result.digests[reading.holding] = _digests(reading.holding, [part["digests"] for part in mine])
     return result
 
 
-def generation_rows(spark: SparkSession, holdings: Sequence[Holding]) -> DataFrame:
-    """The rows of generations in one table: file (its name), range_end, ignore_msb (null where there is none), streams.
+def shared_out(
+    files: Sequence[tuple[_Holder, str]], weight: Callable[[_Holder], int] = lambda _: 1
+) -> list[list[tuple[_Holder, str]]]:
+    """Files, with whatever is known of them, as Spark's tasks are to read them: about the same work for each.
 
-    The files are those of the table's log, read as the Parquet that they are: Delta's own reader takes a Spark job
-    for each table before the first row is read.
+    `weight` says how much work a byte of a holder's files is.
     """
-    from pyspark.sql import functions as F
-
-    own_msb = "ignore_msb" in holdings[0].table.schema.names
-    schema = f"range_end bigint, {'ignore_msb tinyint, ' if own_msb else ''}streams array<binary>"
-    rows = spark.read.schema(schema).parquet(*(path for holding in holdings for path in holding.files))
-    msb = F.col("ignore_msb") if own_msb else F.lit(None).cast("tinyint").alias("ignore_msb")
-    return rows.select(F.col("_metadata.file_name").alias("file"), "range_end", msb, "streams")
-
-
-def by_generation(batch: pa.RecordBatch, holders: Mapping[str, _Holder]) -> Iterator[tuple[_Holder, pa.RecordBatch]]:
-    """A batch of `generation_rows`, taken apart: whose rows they are (`holders` by file), and those rows."""
-    files = batch.column("file").dictionary_encode()
-    owners = [holders[file] for file in files.dictionary.to_pylist()]
-    codes = np.asarray(files.indices)
-    for owner in dict.fromkeys(owners):
-        mine = np.flatnonzero(np.isin(codes, [code for code, each in enumerate(owners) if each is owner]))
-        yield owner, batch if len(mine) == len(codes) else batch.take(pa.array(mine))
+    work = [(Path(path).stat().st_size * weight(holder), holder, path) for holder, path in files]
+    shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(1 + sum(size for size, *_ in work) // _WORK_A_TASK)]
+    loads = [(0, number) for number in range(len(shares))]
+    # The largest first, each to who has the least so far.
+    for size, holder, path in sorted(work, key=lambda one: one[0], reverse=True):
+        load, number = heapq.heappop(loads)
+        shares[number].append((holder, path))
+        heapq.heappush(loads, (load + size, number))
+    return [share for share in shares if share]
 
 
-def row_streams(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, str]]:
-    """Counts int64[n] and streams uint8[total, 16] of a column of lists; what is not 16 bytes is named by its place."""
-    counts = _numbers(compute.list_value_length(lists), 0)
+def row_streams(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes | None]]:
+    """Lengths int64[n], -1 where there is no list, and streams uint8[total, 16] of a column of lists.
+
+    What is there instead of 16 bytes comes by its place; the bytes at such a place are zeros.
+    """
+    lengths = _numbers(compute.list_value_length(lists), -1)
     values = lists.flatten()
-    lengths = _numbers(compute.binary_length(values), -1)
-    wrong = np.flatnonzero(lengths != 16)
+    wrong = np.flatnonzero(np.asarray(compute.fill_null(compute.binary_length(values), -1)) != STREAM_ID_BYTES)
     if not len(wrong):
-        return counts, fixed_bytes(values), {}
-    damaged = {place: _shown(values[place].as_py()) for place in wrong.tolist()}
-    blank = bytes(16)
-    whole = [blank if place in damaged else value for place, value in enumerate(values.to_pylist())]
-    return counts, np.frombuffer(b"".join(whole), dtype=np.uint8).reshape(-1, 16), damaged
+        return lengths, fixed_bytes(values), {}
+    damaged = {place: values[place].as_py() for place in wrong.tolist()}
+    whole = [bytes(STREAM_ID_BYTES) if place in damaged else value for place, value in enumerate(values.to_pylist())]
+    return lengths, np.frombuffer(b"".join(whole), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES), damaged
 
 
-def _groups(readings: Sequence[Reading]) -> list[list[Reading]]:
-    """Readings that one scan serves: of one table, with the same columns."""
-    groups: dict[tuple[str, bool, bool, bool], list[Reading]] = {}
-    for reading in readings:
-        columns = (reading.judged, reading.compared, reading.as_sets)
-        groups.setdefault((reading.holding.table.full_name, *columns), []).append(reading)
-    return list(groups.values())
-
-
-def _results(spark: SparkSession, group: list[Reading]) -> DataFrame:
-    """What becomes of the rows of a scan. Only rows that are judged go through Python."""
-    from pyspark.sql import functions as F
+def _columns() -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    first = group[0]
-    # A hash skips nulls and does not see where a list ends: the number of streams goes in as well.
-    count = F.coalesce(F.size("streams"), F.lit(-1))
-    nothing = F.lit(None).cast("bigint")
-    ordered = F.xxhash64("streams", count) if first.compared else nothing
-    unordered = F.xxhash64(F.array_sort("streams"), count) if first.as_sets else nothing
-    rows = generation_rows(spark, [reading.holding for reading in group])
-    rows = rows.withColumns({"ordered": ordered, "unordered": unordered})
-    schema = from_arrow_schema(_OUTPUT)
-    if first.judged:
-        tasks = {file_name(path): task for reading in group for task in [_task(reading)] for path in task.files}
-        return rows.mapInArrow(_worker(tasks), schema)
-    empty = {each.name: F.lit(None).cast(each.dataType) for each in schema if each.name in _TALLY}
-    return rows.withColumns(empty).select(*_OUTPUT.names)
+    return from_arrow_schema(_OUTPUT)
 
 
-def _task(reading: Reading) -> _Task:
+def _task(number: int, reading: Reading) -> _Task:
     held = reading.holding
-    return _Task(held.files, RangeEnds(np.unique(held.range_ends)), held.unordered, reading.sharding, reading.compared)
+    return _Task(
+        number,
+        "ignore_msb" in held.table.schema.names,
+        RangeEnds(np.unique(held.range_ends)),
+        held.unordered,
+        reading.sharding,
+        reading.judged,
+        reading.compared,
+        reading.as_sets,
+    )
 
 
-def _worker(tasks: Mapping[str, _Task]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that runs on the executors: a partition's batches in, its digests and tallies out."""
+def _audit(task: _Task, path: str) -> Iterator[pa.RecordBatch]:
+    """What one file has to say; runs on the executors."""
+    totals: dict[str, Tally] = {}
+    digests: list[np.ndarray] = []
+    for batch in file_batches(path, ["range_end", *(["ignore_msb"] if task.own_msb else []), "streams"]):
+        ends = _numbers(batch.column("range_end"), -(2**63))
+        own_msb = batch.column("ignore_msb") if task.own_msb else pa.nulls(len(ends), pa.int8())
+        msbs = _numbers(own_msb, NO_MSB)
+        lengths, streams, damaged = row_streams(batch.column("streams"))
+        if task.compared:
+            digests.append(np.stack([ends, msbs, *row_digests(lengths, streams, damaged, as_sets=task.as_sets)]))
+        if task.judged:
+            found = audit_rows(_rows(task, ends, msbs, lengths, streams, damaged), task.ranges)
+            totals = add_up([*totals.values(), *found])
+    if task.compared:
+        joined = np.concatenate(digests, axis=1) if digests else np.empty((4, 0), dtype=np.int64)
+        yield _output(task, {"digests": pa.array([joined.tobytes()], pa.binary())}, 1)
+    columns = {name: pa.array([getattr(one, name) for one in totals.values()], kind) for name, kind in _TALLY.items()}
+    yield _output(task, columns, len(totals))
 
-    def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tallies: dict[_Task, dict[str, Tally]] = {}
-        for batch in batches:
-            for task, part in by_generation(batch, tasks):
-                found = audit_rows(_rows(part, task), task.ranges)
-                tallies[task] = add_up([*tallies.get(task, {}).values(), *found])
-                if task.compared:
-                    yield _output({name: part.column(name) for name in ("file", *_DIGEST)}, part.num_rows)
-        for task, found in tallies.items():
-            yield _tally_batch(task, list(found.values()))
 
-    return audit
-
-
-def _rows(batch: pa.RecordBatch, task: _Task) -> Rows:
-    ends = _numbers(batch.column("range_end"), -(2**63))
-    counts, streams, damaged = row_streams(batch.column("streams"))
-    msbs = _numbers(batch.column("ignore_msb"), NO_MSB)
+def _rows(
+    task: _Task,
+    ends: Int64s,
+    msbs: Int64s,
+    lengths: Int64s,
+    streams: UInt8s,
+    damaged: Mapping[int, bytes | None],
+) -> Rows:
+    counts = np.maximum(lengths, 0)
     order_known = ~np.isin(ends, task.unordered)
     if task.sharding is not None:
         msbs, known = _msbs_of_owners(task.sharding, ends, counts)
         order_known &= known
-    return Rows(ends, msbs, counts, streams, order_known, damaged)
+    return Rows(ends, msbs, counts, streams, order_known, {place: _shown(value) for place, value in damaged.items()})
 
 
 def _msbs_of_owners(sharding: Sharding, ends: Int64s, counts: Int64s) -> tuple[Int64s, np.ndarray]:
@@ -229,18 +223,14 @@ def _numbers(column: pa.Array, null: int) -> Int64s:
     return np.asarray(compute.fill_null(column.cast(pa.int64()), null), dtype=np.int64)
 
 
-def _tally_batch(task: _Task, found: Sequence[Tally]) -> pa.RecordBatch:
-    columns = {name: pa.array([getattr(tally, name) for tally in found], kind) for name, kind in _TALLY.items()}
-    return _output({"file": pa.repeat(file_name(task.files[0]), len(found)), **columns}, len(found))
-
-
-def _output(columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
+def _output(task: _Task, columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
+    columns = {"number": pa.repeat(pa.scalar(task.number, pa.int32()), rows), **columns}
     filled = [columns[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in _OUTPUT]
     return pa.RecordBatch.from_arrays(filled, schema=_OUTPUT)
 
 
-def _digests(holding: Holding, rows: pa.Table) -> Digests:
-    columns = [_numbers(rows[name].combine_chunks(), NO_MSB) for name in _DIGEST]
-    order = np.argsort(columns[0], kind="stable")
-    ends, msbs, ordered, unordered = (column[order] for column in columns)
+def _digests(holding: Holding, parts: Sequence[bytes | None]) -> Digests:
+    columns = [np.frombuffer(part, dtype=np.int64).reshape(4, -1) for part in parts if part is not None]
+    rows = np.concatenate(columns, axis=1)
+    ends, msbs, ordered, unordered = rows[:, np.argsort(rows[0], kind="stable")]
     return Digests(ends, msbs, ordered, unordered, holding.unordered)

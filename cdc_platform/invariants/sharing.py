@@ -7,10 +7,9 @@ range of that number and the two must overlap. After most changes of the ring ha
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,11 @@ import pyarrow as pa
 
 from cdc_platform.generations.stream_ids import decode, ordered_words
 from cdc_platform.invariants.findings import STREAMS_UNIQUE, STREAMS_UNIQUE_ACROSS_GENERATIONS, Tally
-from cdc_platform.invariants.inventory import HeldGeneration, Holding, file_name
-from cdc_platform.invariants.one_pass import by_generation, generation_rows, row_streams
+from cdc_platform.invariants.inventory import HeldGeneration, Holding
+from cdc_platform.invariants.one_pass import row_streams, shared_out
 from cdc_platform.invariants.rows import RangeEnds
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import TaskRows, file_batches
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
 
 if TYPE_CHECKING:
@@ -148,19 +148,15 @@ def _contested(ranges: Sequence[RangeEnds], limit: int) -> list[Bools]:
 
 def _search(spark: SparkSession, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
     """Bring equal streams together and count them, see `repeated`."""
-    groups: dict[str, list[Holding]] = {}
-    for holding in sides:
-        groups.setdefault(holding.table.full_name, []).append(holding)
     looked_at = sum(
         len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
     )
     parts = 1 + looked_at // _RANGES_A_TASK
-    of_file = {file_name(path): side for holding, side in sides.items() for path in holding.files}
-    frames = [generation_rows(spark, group).select("file", "range_end", "streams") for group in groups.values()]
+    shares = shared_out([(side, path) for holding, side in sides.items() for path in holding.files])
+    emitted = TaskRows(len(shares), lambda share: chain.from_iterable(_emitted(*file, parts) for file in shares[share]))
     with translated("comparing streams"):
-        rows = reduce(lambda one, other: one.unionByName(other), frames)
         found = (
-            rows.mapInArrow(_emitter(of_file, parts), _EMITTED)
+            emitted.frame(spark, _EMITTED)
             .repartition(parts, "part")
             .mapInArrow(_comparer(limit), _FOUND)
             .toArrow()
@@ -173,25 +169,18 @@ def _search(spark: SparkSession, sides: Mapping[Holding, _Side], limit: int | No
     return _Found(streams, strays, violations, f"0x{example['stream'].hex()}", example["first"], example["last"])
 
 
-def _emitter(
-    of_file: Mapping[str, _Side], parts: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that runs on the executors: rows in, the IDs of their contested streams out, cut into parts."""
-
-    def emit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for side, rows in by_generation(batch, of_file):
-                yield _emitted(side, rows, parts)
-
-    return emit
+def _emitted(side: _Side, path: str, parts: int) -> Iterator[pa.RecordBatch]:
+    """The IDs of a file's contested streams, cut into parts; runs on the executors."""
+    for batch in file_batches(path, ["range_end", "streams"]):
+        yield _cut(side, batch, parts)
 
 
-def _emitted(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
-    counts, streams, damaged = row_streams(rows.column("streams"))
+def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
+    lengths, streams, damaged = row_streams(rows.column("streams"))
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
     ends = np.asarray(rows.column("range_end"), dtype=np.int64)
-    ranks = np.repeat(np.searchsorted(side.ranges.ends, ends), counts)
+    ranks = np.repeat(np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0))
     fields = decode(streams)
     strays, chosen = 0, whole
     if side.contested is not None:
@@ -200,7 +189,7 @@ def _emitted(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
     part = (fields.randoms[chosen] % np.uint64(parts)).astype(np.int64)
     ids = streams[chosen][np.argsort(part, kind="stable")] if parts > 1 else streams[chosen]
     bounds = np.append(0, np.cumsum(np.bincount(part, minlength=parts))).tolist()
-    cut = [ids[lo:hi].tobytes() for lo, hi in itertools.pairwise(bounds)]
+    cut = [ids[lo:hi].tobytes() for lo, hi in pairwise(bounds)]
     columns = {
         "part": pa.array(range(parts), pa.int32()),
         "generation": pa.repeat(pa.scalar(side.number, pa.int32()), parts),
@@ -236,8 +225,13 @@ def _comparer(limit: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 def _count(spark: SparkSession, holding: Holding) -> int:
     """How many streams a generation has."""
-    from pyspark.sql import functions as F
+    shares = shared_out([(None, path) for path in holding.files])
+
+    def count(share: int) -> Iterator[pa.RecordBatch]:
+        for _, path in shares[share]:
+            for batch in file_batches(path, ["streams"]):
+                yield pa.RecordBatch.from_pydict({"streams": pa.array([len(batch.column("streams").flatten())])})
 
     with translated("counting streams"):
-        rows = generation_rows(spark, [holding]).select(F.sum(F.size("streams")).alias("streams"))
-        return rows.toArrow()["streams"][0].as_py() or 0
+        counted = TaskRows(len(shares), count).frame(spark, "streams bigint").toArrow()
+    return sum(counted["streams"].to_pylist())

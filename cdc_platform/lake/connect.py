@@ -105,7 +105,7 @@ class ConnectServer:
     def _launch(self, folder: Path) -> None:
         settings = {
             **delta_conf(),
-            **local_conf(folder, heavy=self._heavy),
+            **local_conf(folder),
             "spark.master": "local[*]",
             "spark.app.name": "cdc-platform connect",
             "spark.driver.extraJavaOptions": java_options(folder, heavy=self._heavy, record=False),

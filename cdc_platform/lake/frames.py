@@ -6,21 +6,24 @@ Only the API that Spark Connect has, so the same code runs embedded, on a warm s
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.clock import from_datetime, to_datetime
-from cdc_platform.errors import ConflictError, InputError
+from cdc_platform.errors import InputError
+from cdc_platform.lake import slices
 from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
 from cdc_platform.lake.shape import assert_shape, spark_schema
 from cdc_platform.lake.tables import TABLES, Table
-from cdc_platform.lake.translate import OUTSIDE_SLICE, spark_conflicts, translated
+from cdc_platform.lake.translate import spark_conflicts, translated
+from cdc_platform.lake.volume import TaskRows, rows_of_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _Result = TypeVar("_Result")
 
@@ -33,71 +36,42 @@ def read(spark: SparkSession, lake: Lake, table: Table) -> DataFrame:
         return spark.read.format("delta").load(lake.path(table))
 
 
-def read_slice(spark: SparkSession, lake: Lake, table: Table, where: Mapping[str, Any]) -> DataFrame:
-    """The rows in which every column of `where` has its value; `where` names all partition columns.
+def slice_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequence[str]) -> TaskRows:
+    """Columns of the rows of a slice, none of them one that names it, as Spark's tasks read them: a part a file.
 
-    Delta's log is read by deltalake and the rows by Spark, from the files of the slice: Delta on Spark would rebuild
-    the table's state first, three to four jobs for each new version, where a slice takes one.
+    Delta's log is read by deltalake: Delta on Spark would rebuild the table's state first, three to four jobs for each
+    new version.
 
     Raises:
-        InputError: a partition column is not named, or `where` names what is no column.
+        InputError: the slice is not named by all partition columns and no others.
     """
-    from pyspark.sql import functions as F
-
-    if set(table.partition_by) - set(where) or set(where) - set(table.schema.names):
-        raise InputError(
-            f"a slice of {table.full_name} is named by {', '.join(table.partition_by)}, not by {dict(where)}"
-        )
-    files = lake.files(table, [(name, "=", value) for name, value in where.items()])
-    schema = spark_schema(table)
-    if not files:
-        return spark.createDataFrame(table.schema.empty_table())
-    stored = type(schema)([field for field in schema if field.name not in table.partition_by])
-    with translated(f"reading {table.full_name}"):
-        rows = spark.read.schema(stored).parquet(*files)
-    given = {name: F.expr(_literal(where[name])).cast(schema[name].dataType) for name in table.partition_by}
-    for name in set(where) - set(table.partition_by):
-        rows = rows.where(F.col(name) == F.expr(_literal(where[name])))
-    return rows.withColumns(given).select(*schema.names)
+    _check_partition(table, where)
+    return rows_of_files(lake.files(table, [(name, "=", value) for name, value in where.items()]), columns)
 
 
-def replace_slice(spark: SparkSession, lake: Lake, table: Table, df: DataFrame, where: Mapping[str, Any]) -> int:
-    """Put the rows of `df` in place of all rows in which every column of `where` has its value; one atomic commit.
+def replace_slice(
+    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any]
+) -> int:
+    """Put `rows` in place of all rows in which every partition column has its value in `where`; one atomic commit.
 
     Run again, or by two writers at once, with the same rows it leaves the same rows. Answers with the table's version
     in which the slice is.
-
-    A slice of partitions that is empty so far is appended: Delta would rebuild the table's state to replace nothing,
-    which takes longer than the rows. Appends meet no conflict by themselves; a transaction number for the slice makes
-    them, so that of two writers one appends and the other, like any that finds rows, replaces.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         ConflictError: other writers kept winning.
     """
-    unknown = set(where) - set(table.schema.names)
-    if unknown or not where:
-        raise InputError(f"a slice of {table.full_name} is named by its columns, not by {sorted(unknown) or 'nothing'}")
+    _check_partition(table, where)
     lake.ensure(table)
-    rows = assert_shape(table, df)
-    slice_ = " AND ".join(f"{_name(column)} = {_literal(value)}" for column, value in where.items())
-    filters = [(column, "=", value) for column, value in where.items()]
-    of_partitions = set(where) <= set(table.partition_by)
-
-    def write() -> int:
-        # The number is read before the files: whoever appends in between has taken it.
-        number = lake.transaction_number(table, slice_) + 1
-        version = None
-        if of_partitions and not lake.files(table, filters):
-            numbered = {"txnAppId": slice_, "txnVersion": str(number)}
-            version = _commit(lake, table, _inside(rows, where).write.mode("append").options(**numbered))
-        if version is None:
-            version = _commit(lake, table, rows.write.mode("overwrite").option("replaceWhere", slice_))
-        if version is None:
-            raise ConflictError(f"{table.full_name}: 20 other writers came after this one at once; run it again")
-        return version
-
-    return _retried(f"replacing {slice_} of {table.full_name}", write)
+    if not isinstance(rows, TaskRows):
+        rows = assert_shape(table, rows)
+    what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
+    with translated(what):
+        draft = slices.write_draft(spark, lake, table, rows, where, what)
+    try:
+        return _retried(what, lambda: slices.commit(lake, table, draft, where), (CommitFailedError,))
+    finally:
+        slices.discard(draft.folder)
 
 
 def merge(spark: SparkSession, lake: Lake, table: Table, df: DataFrame) -> int:
@@ -115,7 +89,8 @@ def merge(spark: SparkSession, lake: Lake, table: Table, df: DataFrame) -> int:
     statement = (
         f"MERGE INTO delta.{_name(lake.path(table))} t USING {{source}} s ON {on_keys} WHEN NOT MATCHED THEN INSERT *"
     )
-    counts = _retried(f"merging into {table.full_name}", lambda: spark.sql(statement, source=rows).collect())
+    what = f"merging into {table.full_name}"
+    counts = _retried(what, lambda: spark.sql(statement, source=rows).collect(), spark_conflicts())
     return int(counts[0]["num_inserted_rows"])
 
 
@@ -151,10 +126,18 @@ def _tables_named(spark: SparkSession, lake: Lake, keyspace: str) -> set[str]:
     return set()
 
 
-def _retried(what: str, write: Callable[[], _Result]) -> _Result:
+def _check_partition(table: Table, where: Mapping[str, Any]) -> None:
+    due = ", ".join(table.partition_by) or "no column"
+    if not where or set(where) != set(table.partition_by):
+        raise InputError(f"a slice of {table.full_name} is named by {due}, not by {dict(where)}")
+    for value in where.values():
+        _literal(value)
+
+
+def _retried(what: str, write: Callable[[], _Result], conflicts: tuple[type[Exception], ...]) -> _Result:
     with translated(what):
         for attempt in Retrying(
-            retry=retry_if_exception_type(spark_conflicts()),
+            retry=retry_if_exception_type(conflicts),
             stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
             wait=wait_random_exponential(multiplier=0.1, max=2),
             reraise=True,
@@ -162,31 +145,6 @@ def _retried(what: str, write: Callable[[], _Result]) -> _Result:
             with attempt:
                 return write()
     raise AssertionError("unreachable: the last attempt raises")
-
-
-def _commit(lake: Lake, table: Table, writer: DataFrameWriter) -> int | None:
-    """Write, and find our own commit in the table's history, where others may have come after it.
-
-    None where there is none: Delta leaves out, in silence, an append whose transaction number is taken.
-    """
-    mark = uuid.uuid4().hex
-    writer.format("delta").option("userMetadata", mark).save(lake.path(table))
-    own = [commit["version"] for commit in lake.history(table, 20) if commit.get("userMetadata") == mark]
-    return int(own[0]) if own else None
-
-
-def _inside(rows: DataFrame, where: Mapping[str, Any]) -> DataFrame:
-    """The rows, which fail where one lies outside the slice: an append does not look at that."""
-    from pyspark.sql import functions as F
-
-    def checked(column: str, value: Any) -> Column:
-        found = F.concat(
-            F.lit(f"{OUTSIDE_SLICE} ({column} : "), F.coalesce(F.col(column).cast("string"), F.lit("null"))
-        )
-        wrong = F.raise_error(F.concat(found, F.lit(")")))
-        return F.when(F.col(column) == F.expr(_literal(value)), F.col(column)).otherwise(wrong)
-
-    return rows.withColumns({column: checked(column, value) for column, value in where.items()})
 
 
 def _literal(value: Any) -> str:

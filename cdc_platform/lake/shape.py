@@ -69,17 +69,20 @@ def spark_schema(table: Table) -> StructType:
     """The table's columns as Spark has them."""
     from pyspark.sql import types as T
 
-    fields = [T.StructField(field.name, _spark_type(field.type), field.nullable) for field in table.schema]
+    fields = [T.StructField(field.name, spark_type(field.type), field.nullable) for field in table.schema]
     return T.StructType(fields)
 
 
-def _spark_type(kind: pa.DataType) -> DataType:
+def spark_type(kind: pa.DataType) -> DataType:
+    """What Spark has for an Arrow type that tables are declared with."""
     from pyspark.sql import types as T
 
     if isinstance(kind, pa.ListType):
-        return T.ArrayType(_spark_type(kind.value_type), kind.value_field.nullable)
+        return T.ArrayType(spark_type(kind.value_type), kind.value_field.nullable)
+    if isinstance(kind, pa.MapType):
+        return T.MapType(spark_type(kind.key_type), spark_type(kind.item_type), kind.item_field.nullable)
     if isinstance(kind, pa.StructType):
-        return T.StructType([T.StructField(field.name, _spark_type(field.type), field.nullable) for field in kind])
+        return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in kind])
     simple: dict[pa.DataType, DataType] = {
         pa.string(): T.StringType(),
         pa.binary(): T.BinaryType(),
@@ -88,6 +91,9 @@ def _spark_type(kind: pa.DataType) -> DataType:
         pa.int16(): T.ShortType(),
         pa.int32(): T.IntegerType(),
         pa.int64(): T.LongType(),
+        pa.float32(): T.FloatType(),
+        pa.float64(): T.DoubleType(),
+        pa.date32(): T.DateType(),
         pa.timestamp("us", "UTC"): T.TimestampType(),
     }
     return simple[kind]

@@ -120,9 +120,10 @@ def _of_spark(error: Exception, what: str) -> PlatformError | None:
         return _conflict(text, what)
     if "CHECK constraint EXPRESSION(" in text:
         return InputError(f"{what}: {OUTSIDE_SLICE}{_offending_values(text)}")
-    outside = re.search(rf"{OUTSIDE_SLICE} \([^()]*\)", text)
-    if outside:
-        return InputError(f"{what}: {outside[0]}")
+    # What a task raised comes as the text of its stack, with the error at its end.
+    raised = re.search(r"^cdc_platform\.errors\.InputError: ([^\n]*)$", text, flags=re.MULTILINE)
+    if raised:
+        return InputError(f"{what}: {raised[1]}")
     for name, message in reversed(names):
         if name.startswith(_OF_THE_REQUEST):
             return InputError(f"{what}: {_without_state(message) or name}{_offending_values(text)}")

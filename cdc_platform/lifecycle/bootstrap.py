@@ -6,6 +6,7 @@ It knows the steps and what each relies on. Who is next is the inbox's business,
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,26 +17,38 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, from_datetime, to_datetime
-from cdc_platform.errors import StateError
-from cdc_platform.generations import RingLayout, generate_streams, new_generation_timestamp, next_generation_timestamp
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import (
+    GenerationId,
+    RingLayout,
+    generate_streams,
+    limit_streams_for_v1,
+    new_generation_timestamp,
+    next_generation_timestamp,
+)
+from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_without_v2
 from cdc_platform.lake import frames
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
     NODES,
+    STREAMS_DESCRIPTIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.lake.volume import TaskRows
+from cdc_platform.lifecycle import generation_data, inbox, reading, switching
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 # One task generates about a million streams: 16 MB of stream IDs, a second of one core with the write.
 _STREAMS_A_TASK = 1 << 20
@@ -45,17 +58,21 @@ _STREAMS_A_BATCH = 1 << 18
 
 @dataclass(frozen=True)
 class Described:
-    """What `describe` wrote: the ring without and with the joining node, and the table's version."""
+    """What `describe` wrote: the ring without and with the joining node, and the table's version.
+
+    `warning`: what to do after the upgrade, where the cluster does not understand V2 yet.
+    """
 
     ring_before: Ring
     ring_after: Ring
     num_ranges: int
     num_streams: int
     version: int
+    warning: str | None = None
 
 
 def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
-    """The ring before and after the join that introduces this generation.
+    """The ring before and after the join that introduces this generation; a repair makes it for the ring as it is.
 
     Until the generation has its timestamp this is the ring as it stands; from then on it is the one that the
     description was made from, so that materialising it again gives the same bytes however far the ring has moved on.
@@ -66,7 +83,17 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
     """
     event = inbox.event(lake, generation_id=generation_id)
     joining = replace(event.node, status=inbox.NORMAL)
-    if reading.introduced_at_ms(lake, generation_id) is None:
+    introduced = reading.introduced_at_ms(lake, generation_id) is not None
+    if introduced and is_v1(lake, generation_id):
+        # The limit on streams may have changed what the event says of the node: the description alone tells.
+        after = reading.described_ring(lake, generation_id)
+        if event.is_repair:
+            return after, after
+        return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
+    if event.is_repair:
+        ring = reading.described_ring(lake, generation_id) if introduced else inbox.current_ring(lake)
+        return ring, ring
+    if not introduced:
         ring = inbox.current_ring(lake)
         before = Ring.of(node for node in ring.nodes if node.host_id != joining.host_id)
         return before, before.join(joining)
@@ -74,8 +101,45 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
     return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
 
 
+def is_v1(lake: Lake, generation_id: str) -> bool:
+    """Whether the generation is one of the first format; until it has its timestamp, whether it would become one.
+
+    Raises:
+        NotFound: no bootstrap event introduces this generation.
+    """
+    id_ = reading.introduced_id(lake, generation_id)
+    if id_ is not None:
+        return id_.format == "v1"
+    features = lake.read(NODES, ["features"], [("status", "=", inbox.NORMAL)])["features"].to_pylist()
+    features.append(inbox.event(lake, generation_id=generation_id).node.features)
+    return not all(CDC_GENERATIONS_V2 in (understood or ()) for understood in features)
+
+
+def mixed_cluster_warning(ring: Ring) -> str | None:
+    """What to know and to do about a generation that is introduced while not every node understands V2; else None."""
+    lacking = nodes_without_v2(ring.nodes)
+    if not lacking:
+        return None
+    layout = RingLayout.of(ring)
+    fewer = layout.stream_total - limit_streams_for_v1(layout).stream_total
+    loss = f", with {fewer} streams fewer than there are shards, which loses shard colocation" if fewer else ""
+    return (
+        f"{len(lacking)} of {len(ring.nodes)} nodes lack the feature {CDC_GENERATIONS_V2}, the first "
+        f"{lacking[0].host_id}: the generation is introduced in the first format{loss}; finish the upgrade of the "
+        "cluster, then bootstrap a node or run: cdc-platform repair"
+    )
+
+
+def layout_of(ring: Ring, *, v1: bool) -> RingLayout:
+    """The layout that a generation over this ring is generated from: V1 has a limit on its streams."""
+    layout = RingLayout.of(ring)
+    return limit_streams_for_v1(layout) if v1 else layout
+
+
 def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
     """Write the topology description of a joining node's generation; every range ends with a token of the ring after.
+
+    Where not every node understands V2 it is made within the limit of the first format.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -84,24 +148,44 @@ def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
     """
     inbox.assert_next(lake, generation_id)
     before, after = rings(lake, generation_id)
-    frame = description_frame(spark, after, generation_id)
-    version = frames.replace_slice(spark, lake, TOPOLOGY_DESCRIPTIONS, frame, {"generation_id": generation_id})
+    layout = layout_of(after, v1=is_v1(lake, generation_id))
+    # Of nodes as they were when it was introduced the features are not known any more.
+    introduced = reading.introduced_id(lake, generation_id) is not None
+    warning = None if introduced else mixed_cluster_warning(after)
+    if warning:
+        log.warning("Generation %s: %s", generation_id, warning)
+    rows = description_rows(after, generation_id, layout)
+    version = frames.replace_slice(spark, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
     failpoints.reached(failpoints.AFTER_DESCRIPTION)
-    return Described(before, after, after.tokens.size, int(after.shard_counts.sum()), version)
+    return Described(before, after, after.tokens.size, layout.stream_total, version, warning)
 
 
-def description_frame(spark: SparkSession, ring: Ring, generation_id: str) -> DataFrame:
+def description_rows(ring: Ring, generation_id: str, layout: RingLayout | None = None) -> TaskRows:
     """The rows of `platform.topology_descriptions` for a generation over `ring`, generated on the executors.
 
-    Only the layout of the ring travels (a few bytes a range); the streams are made where they are written.
+    Only the layout (by default that of the ring) travels, a few bytes a range; the streams are made where they are
+    written.
     """
-    layout = RingLayout.of(ring)
+    layout = RingLayout.of(ring) if layout is None else layout
     owners = np.array([str(node.host_id) for node in ring.nodes])
     bounds = _cut(layout.shard_counts, _STREAMS_A_TASK)
-    tasks = len(bounds) - 1
-    schema = spark_schema(TOPOLOGY_DESCRIPTIONS)
-    generate = _description_batches(layout, owners, ring.owner_index, uuid.UUID(generation_id), bounds)
-    return spark.range(0, tasks, 1, tasks).mapInArrow(generate, schema)
+    return TaskRows(
+        len(bounds) - 1, _description_batches(layout, owners, ring.owner_index, uuid.UUID(generation_id), bounds)
+    )
+
+
+def v2_rows(rows: TaskRows, generation_id: str, num_ranges: int) -> TaskRows:
+    """Rows of the V2 descriptions, out of rows that have at least range_end, ignore_msb and streams."""
+
+    def as_v2(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {
+            "id": pa.repeat(generation_id, batch.num_rows),
+            "num_ranges": pa.repeat(pa.scalar(num_ranges, pa.int32()), batch.num_rows),
+            **{name: batch.column(name) for name in ("range_end", "ignore_msb", "streams")},
+        }
+        return pa.RecordBatch.from_pydict({name: columns[name] for name in GENERATION_DESCRIPTIONS_V2.schema.names})
+
+    return rows.map(as_v2)
 
 
 def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> int:
@@ -110,10 +194,24 @@ def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> 
     Raises:
         StateError: the description is missing or does not have a row a range of the ring after the join.
     """
-    from pyspark.sql import functions as F
-
     inbox.assert_next(lake, generation_id)
     expected = rings(lake, generation_id)[1].tokens
+    assert_described(lake, generation_id, expected)
+    described = frames.slice_rows(
+        lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}, ["range_end", "ignore_msb", "streams"]
+    )
+    rows = v2_rows(described, generation_id, int(expected.size))
+    version = frames.replace_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+    failpoints.reached(failpoints.AFTER_V2_INSERT)
+    return version
+
+
+def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> None:
+    """Refuse a generation whose topology description has not exactly these range ends (int64[n], ascending).
+
+    Raises:
+        StateError: it has others, or none.
+    """
     described = lake.read(TOPOLOGY_DESCRIPTIONS, ["range_end"], [("generation_id", "=", generation_id)])
     ends = np.sort(described["range_end"].to_numpy())
     if not np.array_equal(ends, expected):
@@ -121,16 +219,6 @@ def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> 
             f"generation {generation_id}: its topology description has {ends.size} ranges, the ring has "
             f"{expected.size}; materialise topology_descriptions first"
         )
-    frame = frames.read_slice(spark, lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}).select(
-        F.col("generation_id").alias("id"),
-        "range_end",
-        "ignore_msb",
-        F.lit(int(expected.size)).cast("int").alias("num_ranges"),
-        "streams",
-    )
-    version = frames.replace_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, frame, {"id": generation_id})
-    failpoints.reached(failpoints.AFTER_V2_INSERT)
-    return version
 
 
 def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
@@ -141,38 +229,75 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
     Raises:
         StateError: not all of its V2 descriptions are there, or the clock is behind the newest generation.
     """
-    num_ranges = reading.complete_range_ends(lake, generation_id).size
     event = inbox.event(lake, generation_id=generation_id)
+    if is_v1(lake, generation_id):
+        return _introduce_v1(lake, event)
+    num_ranges = reading.complete_range_ends(lake, generation_id).size
     chosen = reading.introduced_at_ms(lake, generation_id)
     if chosen is None:
         inbox.assert_next(lake, generation_id)
-        num_streams = int(rings(lake, generation_id)[1].shard_counts.sum())
-        _enter_ledger(lake, clock, _choose(lake, clock, settings), event, num_ranges, num_streams)
+        after = rings(lake, generation_id)[1]
+        hosts = [str(node.host_id) for node in after.nodes]
+        chosen = switching.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
+        if chosen is None:
+            chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+        _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))
+        failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
         chosen = reading.introduced_at_ms(lake, generation_id)
     assert chosen is not None
-    _keep_at_node(lake, event, chosen)
+    _keep_at_node(lake, event, GenerationId(chosen, uuid.UUID(generation_id)))
     failpoints.reached(failpoints.AFTER_TIMESTAMP)
     return chosen
 
 
+def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
+    """Give a generation of the first format its timestamp (ms), once: it is the key that its data is inserted under.
+
+    Raises:
+        StateError: an earlier join is unfinished, or the clock is behind the newest generation.
+    """
+    event = inbox.event(lake, generation_id=generation_id)
+    chosen = reading.introduced_at_ms(lake, generation_id)
+    if chosen is None:
+        inbox.assert_next(lake, generation_id)
+        layout = layout_of(rings(lake, generation_id)[1], v1=True)
+        chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+        _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
+        chosen = reading.introduced_at_ms(lake, generation_id)
+    assert chosen is not None
+    return chosen
+
+
+def _introduce_v1(lake: Lake, event: inbox.BootstrapEvent) -> int:
+    """Keep the ID at the node; the timestamp was chosen before the insert, and is refused without its data."""
+    id_ = reading.introduced_id(lake, event.generation_id)
+    if id_ is None:
+        raise NotFound(f"generation {event.generation_id} has no V1 description; insert it first")
+    generation_data.complete_range_ends(lake, id_)
+    _keep_at_node(lake, event, id_)
+    failpoints.reached(failpoints.AFTER_TIMESTAMP)
+    return id_.time_ms
+
+
 def admit(lake: Lake, generation_id: str) -> Node:
-    """The joining node becomes a NORMAL node of the ring.
+    """The joining node becomes a NORMAL node of the ring; a repair leaves the ring as it is.
 
     Raises:
         StateError: its generation has no timestamp yet: the ring must not grow before the generation is known.
     """
-    node = replace(inbox.event(lake, generation_id=generation_id).node, status=inbox.NORMAL)
+    event = inbox.event(lake, generation_id=generation_id)
+    node = replace(event.node, status=inbox.NORMAL)
     if reading.introduced_at_ms(lake, generation_id) is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
-    if reading.published_at_ms(lake, generation_id) is None:
+    if not event.is_repair and reading.published_at_ms(lake, generation_id) is None:
         lake.merge(NODES, inbox.node_rows([node]), update=True)
     return node
 
 
-def _choose(lake: Lake, clock: Clock, settings: Settings) -> int:
+def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> int:
     times = [
         from_datetime(moment) // 1000
-        for table in (GENERATIONS, GENERATION_TIMESTAMPS)
+        for table in (GENERATIONS, GENERATION_TIMESTAMPS, GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)
         for moment in lake.read(table, ["time"])["time"].to_pylist()
     ]
     delay = 2 * settings.ring_delay_ms + settings.generation_leeway_ms
@@ -180,13 +305,19 @@ def _choose(lake: Lake, clock: Clock, settings: Settings) -> int:
         clock.now_ms(),
         ring_delay_ms=settings.ring_delay_ms,
         leeway_ms=settings.generation_leeway_ms,
-        add_delay=bool(times) or settings.first_generation_delay,
+        add_delay=always_delay or bool(times) or settings.first_generation_delay,
     )
     return next_generation_timestamp(candidate, max(times, default=None), delay)
 
 
 def _enter_ledger(
-    lake: Lake, clock: Clock, time_ms: int, event: inbox.BootstrapEvent, num_ranges: int, num_streams: int
+    lake: Lake,
+    clock: Clock,
+    time_ms: int,
+    event: inbox.BootstrapEvent,
+    num_ranges: int,
+    num_streams: int,
+    format: str | None = None,
 ) -> None:
     row = {
         "generation_id": event.generation_id,
@@ -197,26 +328,28 @@ def _enter_ledger(
         "num_streams": num_streams,
         "created_at": to_datetime(clock.now_us()),
         "published_at": None,
+        "format": format,
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=False)
 
 
-def _keep_at_node(lake: Lake, event: inbox.BootstrapEvent, time_ms: int) -> None:
-    """The two rows of the joining node in `cdc_local`: its generation ID, and that it has nothing to rewrite."""
+def _keep_at_node(lake: Lake, event: inbox.BootstrapEvent, id_: GenerationId) -> None:
+    """The rows of the node in `cdc_local`: its generation ID and, if it joins, that it has nothing to rewrite."""
     host = str(event.node.host_id)
     known = lake.read(CDC_LOCAL, ["streams_timestamp"], [("host_id", "=", host), ("key", "=", "cdc_local")])
     newest = known["streams_timestamp"].to_pylist()
-    if newest and newest[0] is not None and from_datetime(newest[0]) > time_ms * 1000:
+    if newest and newest[0] is not None and from_datetime(newest[0]) > id_.time_ms * 1000:
         return  # the node has learnt of a newer generation since; its ID never goes back
     rows = [
         {
             "host_id": host,
             "key": "cdc_local",
-            "streams_timestamp": to_datetime(time_ms * 1000),
-            "uuid": event.generation_id,
+            "streams_timestamp": to_datetime(id_.time_ms * 1000),
+            "uuid": None if id_.uuid is None else str(id_.uuid),
         },
         {"host_id": host, "key": "rewritten", "streams_timestamp": None, "uuid": None},
     ]
+    rows = rows[:1] if event.is_repair else rows
     lake.merge(CDC_LOCAL, pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema), update=True)
 
 
@@ -230,13 +363,12 @@ def _cut(stream_counts: np.ndarray, size: int) -> np.ndarray:
 
 def _description_batches(
     layout: RingLayout, owners: np.ndarray, owner_index: np.ndarray, generation_id: uuid.UUID, bounds: np.ndarray
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def batches(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for task in (number for batch in tasks for number in batch.column(0).to_pylist()):
-            first, last = int(bounds[task]), int(bounds[task + 1])
-            cuts = first + _cut(layout.shard_counts[first:last], _STREAMS_A_BATCH)
-            for lo, hi in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-                yield _description_batch(layout, owners[owner_index[lo:hi]], generation_id, lo, hi)
+) -> Callable[[int], Iterator[pa.RecordBatch]]:
+    def batches(task: int) -> Iterator[pa.RecordBatch]:
+        first, last = int(bounds[task]), int(bounds[task + 1])
+        cuts = first + _cut(layout.shard_counts[first:last], _STREAMS_A_BATCH)
+        for lo, hi in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            yield _description_batch(layout, owners[owner_index[lo:hi]], generation_id, lo, hi)
 
     return batches
 

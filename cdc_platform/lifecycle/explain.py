@@ -11,7 +11,7 @@ import numpy as np
 
 from cdc_platform.clock import Clock, format_ms, to_datetime
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.generations import Verdict, decide, operating_index, restore_shard_orders
+from cdc_platform.generations import GenerationId, Verdict, decide, operating_index, restore_shard_orders
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -21,7 +21,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lifecycle import reading
+from cdc_platform.lifecycle import generation_data, reading, switching
 from cdc_platform.ring import shard_of
 from cdc_platform.settings import Policy, Settings
 
@@ -68,14 +68,16 @@ def explain(
     now_us = clock.now_us()
     at_us = now_us if at_us is None else at_us
     policy = policy or settings.policy
-    generations = reading.known_generations(lake)
+    # Asked first: what is decided right after it has its generation among those that are read then.
+    waiting = switching.undecided(lake)
+    generations = switching.with_committed(lake, reading.timeline(lake))
     times = [generation.time_ms * 1000 for generation in generations]
     index = int(operating_index(np.array(times, dtype=np.int64), at_us))
     generation = generations[index] if index >= 0 else None
     place, missing = _try_place(lake, generation, token)
     retrieved = [number != index or place is not None for number in range(len(times))]
     leeway_us = settings.generation_leeway_ms * 1000
-    decision = decide(times, at_us, now_us, leeway_us=leeway_us, policy=policy, retrieved=retrieved)
+    decision = decide(times, at_us, now_us, leeway_us=leeway_us, policy=policy, retrieved=retrieved, undecided=waiting)
     details = (decision.reason, missing, place.note if place else None)
     reason = "; ".join(detail for detail in details if detail)
     return Explanation(token, at_us, now_us, policy, generation, place, decision.verdict, reason)
@@ -84,6 +86,8 @@ def explain(
 def _try_place(lake: Lake, generation: reading.KnownGeneration | None, token: int) -> tuple[Place | None, str | None]:
     if generation is None:
         return None, None
+    if generation.removed_ms is not None:
+        return None, f"the generation of {format_ms(generation.time_ms)} was removed with its streams"
     try:
         return place_of(lake, generation, token), None
     except (NotFound, StateError) as error:
@@ -93,10 +97,14 @@ def _try_place(lake: Lake, generation: reading.KnownGeneration | None, token: in
 def place_of(lake: Lake, generation: reading.KnownGeneration, token: int) -> Place:
     """Where `generation` puts `token`: from its V2 descriptions, or from its streams rows where only those are known.
 
+    Of a generation of the first format from its V1 description, which keeps the shard order.
+
     Raises:
         NotFound: nothing describes the generation.
         StateError: its descriptions are partial.
     """
+    if generation.format == "v1":
+        return _place_of_v1(lake, generation, token)
     table, key, ends = _described_ends(lake, generation)
     row = int(np.searchsorted(ends, token)) % ends.size
     start, end = int(ends[row - 1]), int(ends[row])
@@ -106,6 +114,15 @@ def place_of(lake: Lake, generation: reading.KnownGeneration, token: int) -> Pla
     msb = found.get("ignore_msb", owner_msb)
     shard, note = _shard(start, end, streams, token, msb, _mark(lake, table, generation, end))
     return Place(start, end, row, owner, shard, None if shard is None else streams[shard], note)
+
+
+def _place_of_v1(lake: Lake, generation: reading.KnownGeneration, token: int) -> Place:
+    description = generation_data.description_of(lake, GenerationId(generation.time_ms))
+    row = int(np.searchsorted(description.range_ends, token)) % len(description)
+    entry = description.entry(row)
+    owner, _ = _owner(lake, generation, entry.range_end)
+    shard = int(shard_of(token, len(entry.streams), entry.ignore_msb))
+    return Place(entry.range_start, entry.range_end, row, owner, shard, entry.streams[shard].tobytes(), None)
 
 
 def _described_ends(

@@ -1,6 +1,7 @@
-"""The inbox of joins: which nodes want to join, in which order, and which of them is next.
+"""The inbox: which nodes want to join or ask for a repair, in which order, and which of them is next.
 
-It knows bootstrap events and who is finished; what a join does is in `bootstrap`. No Spark: it runs in sensors.
+It knows bootstrap events and who is finished; what a join does is in `bootstrap`, when a repair is needed in `repair`.
+No Spark: it runs in sensors.
 """
 
 from __future__ import annotations
@@ -15,26 +16,35 @@ import pyarrow as pa
 from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS, NODES
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
 from cdc_platform.sources.bootstrap_file import JoinRequest
 
 JOIN = "join"
+REPAIR = "repair"
 WITHDRAW = "withdraw"
+MAKING = (JOIN, REPAIR)
+"""The kinds of event that make a generation."""
 NORMAL = "NORMAL"
 
 
 @dataclass(frozen=True)
 class BootstrapEvent:
-    """A node that wants to join, as it stands in the inbox.
+    """A node that wants to join, or a node of the ring that repairs the streams, as it stands in the inbox.
 
-    `generation_id` is the random UUID that the joining node draws; `created_at_us` (µs) orders the inbox.
+    `generation_id` is the random UUID that the node draws; `created_at_us` (µs) orders the inbox.
     """
 
     event_id: str
     generation_id: str
     node: Node
     created_at_us: int
+    kind: str = JOIN
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether its generation is made for the ring as it stands, without a joining node."""
+        return self.kind == REPAIR
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class WaitingJoin:
     event_id: str
     generation_id: str
     host_id: str
+    kind: str = JOIN
 
 
 def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = False) -> BootstrapEvent:
@@ -56,14 +67,14 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         InputError: the host is in the ring or waits already with other content, or a token has an owner.
         StateError: the join is to run now, and an earlier one is unfinished.
     """
-    event_id, known = _event_id(lake, request)
+    event_id, known = _event_id(lake, request.event_id)
     if known is not None:
         return known
     ahead = waiting(lake)
     if to_run_now and ahead and ahead[0].event_id != event_id:
         raise StateError(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
     # Another process may have queued this very request since the look above: it is not in its own way.
-    others = [other.node for other in _unfinished(lake) if other.event_id != event_id]
+    others = [other.node for other in _unfinished(lake) if other.event_id != event_id and not other.is_repair]
     ring = Ring.of([*current_ring(lake).nodes, *others])
     generation_id = uuid.uuid4()
     node = _node(request, ring, generation_id)
@@ -73,25 +84,46 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
     return event(lake, event_id=event_id)
 
 
+def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> BootstrapEvent:
+    """Put a repair into the inbox, asked for at `node` of the ring, and answer with its event.
+
+    The same `request_id` (a UUID) is the same event, whichever node asks: the first to write it has drawn the
+    generation's UUID, everybody else gets that one. A withdrawn repair may be queued again.
+    """
+    event_id, known = _event_id(lake, request_id)
+    if known is not None:
+        return known
+    rows = _row(lake, clock, event_id, REPAIR, str(uuid.uuid4()), node)
+    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
+    return event(lake, event_id=event_id)
+
+
 def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
     """Take a waiting join back, so that those behind it can go on. Withdrawing twice changes nothing.
 
     Raises:
         NotFound: there is no such event.
-        StateError: its generation has its timestamp already: nodes may know it, it can't be taken back.
+        StateError: its generation has its timestamp already, or nodes are switching to it: it can't be taken back.
     """
     taken_back = event(lake, event_id=event_id)
     if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", taken_back.generation_id)]).num_rows:
+        finish = "repair with repair --run" if taken_back.is_repair else "join with bootstrap --run"
         raise StateError(
             f"event {event_id}: generation {taken_back.generation_id} has its timestamp and cannot be withdrawn; "
-            "finish the join with bootstrap --run"
+            f"finish the {finish}"
+        )
+    switched = [("generation_id", "=", taken_back.generation_id), ("phase", "!=", "aborted")]
+    if lake.read(GENERATION_SWITCHES, ["generation_id"], switched).num_rows:
+        raise StateError(
+            f"event {event_id}: generation {taken_back.generation_id} is being switched to and cannot be withdrawn "
+            f"before that is aborted; look at: cdc-platform switch show {taken_back.generation_id}"
         )
     rows = _row(lake, clock, _withdrawal_id(event_id), WITHDRAW, taken_back.generation_id, taken_back.node)
     lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
 
 
 def waiting(lake: Lake) -> list[WaitingJoin]:
-    """The joins that are not finished, oldest first. Reads no tokens: 10,000 events cost milliseconds."""
+    """The joins and repairs that are not finished, oldest first. Reads no tokens: 10,000 events cost milliseconds."""
     inbox = lake.read(BOOTSTRAP_EVENTS, ["event_id", "kind", "generation_id", "host_id", "created_at"])
     inbox = inbox.sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     ledger = lake.read(GENERATIONS, ["generation_id", "published_at"])
@@ -104,20 +136,20 @@ def waiting(lake: Lake) -> list[WaitingJoin]:
     rows = list(zip(*columns, strict=True))
     withdrawn = {generation for _, kind, generation, _ in rows if kind == WITHDRAW}
     return [
-        WaitingJoin(event_id, generation, host)
+        WaitingJoin(event_id, generation, host, kind)
         for event_id, kind, generation, host in rows
-        if kind == JOIN and generation not in published and generation not in withdrawn
+        if kind in MAKING and generation not in published and generation not in withdrawn
     ]
 
 
 def event(lake: Lake, *, event_id: str | None = None, generation_id: str | None = None) -> BootstrapEvent:
-    """The event with this ID, or the one whose node introduces this generation.
+    """The join or repair with this ID, or the one whose node introduces this generation.
 
     Raises:
         NotFound: the inbox has no such event.
     """
     column, value = ("event_id", event_id) if event_id is not None else ("generation_id", generation_id)
-    found = _events(lake, [(column, "=", value), ("kind", "=", JOIN)])
+    found = _events(lake, [(column, "=", value), ("kind", "in", MAKING)])
     if not found:
         raise NotFound(f"no bootstrap event has {column} {value}; queue one with: cdc-platform bootstrap FILE")
     return found[0]
@@ -140,10 +172,20 @@ def assert_next(lake: Lake, generation_id: str) -> None:
 
 
 def _in_the_way(join: WaitingJoin) -> str:
+    if join.kind == REPAIR:
+        return (
+            f"a repair (event {join.event_id}, generation {join.generation_id}) comes first; finish it with "
+            f"repair --run, or take it back with bootstrap --withdraw {join.event_id}"
+        )
     return (
         f"host {join.host_id} (event {join.event_id}, generation {join.generation_id}) joins first; finish it with "
         f"bootstrap --run, or take it back with bootstrap --withdraw {join.event_id}"
     )
+
+
+def members(lake: Lake) -> list[Node]:
+    """Every node of `platform.nodes`, whatever its status."""
+    return _nodes(lake.read(NODES))
 
 
 def current_ring(lake: Lake) -> Ring:
@@ -189,11 +231,10 @@ def _nodes(rows: pa.Table) -> list[Node]:
     ]
 
 
-def _event_id(lake: Lake, request: JoinRequest) -> tuple[str, BootstrapEvent | None]:
-    """The ID under which `request` stands or would stand in the inbox, and its event if it is there."""
-    event_id = request.event_id
+def _event_id(lake: Lake, event_id: str) -> tuple[str, BootstrapEvent | None]:
+    """The ID under which a request stands or would stand in the inbox, and its event if it is there."""
     while True:
-        found = _events(lake, [("event_id", "=", event_id), ("kind", "=", JOIN)])
+        found = _events(lake, [("event_id", "=", event_id), ("kind", "in", MAKING)])
         if not found:
             return event_id, None
         withdrawal = _withdrawal_id(event_id)
@@ -209,7 +250,7 @@ def _withdrawal_id(event_id: str) -> str:
 def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[BootstrapEvent]:
     rows = lake.read(BOOTSTRAP_EVENTS, filters=filters)
     return [
-        BootstrapEvent(row["event_id"], row["generation_id"], node, from_datetime(row["created_at"]))
+        BootstrapEvent(row["event_id"], row["generation_id"], node, from_datetime(row["created_at"]), row["kind"])
         for row, node in zip(rows.to_pylist(), _nodes(rows), strict=True)
     ]
 
@@ -218,7 +259,7 @@ def _unfinished(lake: Lake) -> list[BootstrapEvent]:
     generations = [join.generation_id for join in waiting(lake)]
     if not generations:
         return []
-    return _events(lake, [("generation_id", "in", generations), ("kind", "=", JOIN)])
+    return _events(lake, [("generation_id", "in", generations), ("kind", "in", MAKING)])
 
 
 def _introduced(lake: Lake, generation_id: str) -> bool:
@@ -234,13 +275,9 @@ def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
         )
     tokens = request.tokens
     wanted = len(tokens) if tokens is not None else request.num_tokens or 0
-    if len(ring.tokens) + wanted > MAX_RANGES:
-        raise InputError(
-            f"{wanted} tokens more on a ring of {len(ring.tokens)} make more than {MAX_RANGES} ranges, the most that a "
-            "stream's index can number; bring fewer tokens"
-        )
+    check_room(ring, wanted)
     if tokens is None:
-        tokens = _draw_tokens(request.num_tokens or 0, ring, generation_id)
+        tokens = draw_tokens(request.num_tokens or 0, ring, generation_id)
     return Node(
         host_id=host_id,
         tokens=tuple(tokens),
@@ -254,7 +291,20 @@ def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
     )
 
 
-def _draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
+def check_room(ring: Ring, wanted: int) -> None:
+    """Refuse more tokens than a generation could describe, before any is drawn.
+
+    Raises:
+        InputError: the ring would have more than 4,194,304 tokens.
+    """
+    if len(ring.tokens) + wanted > MAX_RANGES:
+        raise InputError(
+            f"{wanted} tokens more on a ring of {len(ring.tokens)} make more than {MAX_RANGES} ranges, the most that a "
+            "stream's index can number; bring fewer tokens"
+        )
+
+
+def draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
     """`count` random tokens that nobody owns, drawn from the generation's UUID."""
     source = np.random.default_rng(generation_id.int)
     drawn: np.ndarray = np.empty(0, dtype=np.int64)

@@ -10,7 +10,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed
 from cdc_platform.invariants import Finding, audit_description, audit_inserted, audit_published, judge
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import bootstrap, publish
+from cdc_platform.lifecycle import bootstrap, bootstrap_v1, publish
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def run_join(spark: SparkSession, lake: Lake, clock: Clock, settings: Settings, 
         f"topology description of {generation_id}",
         audit_description(spark, lake, generation_id, described.ring_before, described.ring_after),
     )
-    bootstrap.insert_descriptions(spark, lake, generation_id)
+    if bootstrap.is_v1(lake, generation_id):
+        bootstrap_v1.insert_description(lake, clock, settings, generation_id)
+    else:
+        bootstrap.insert_descriptions(spark, lake, generation_id)
     insist(f"V2 descriptions of {generation_id}", audit_inserted(spark, lake, generation_id))
     bootstrap.introduce(lake, clock, settings, generation_id)
     bootstrap.admit(lake, generation_id)

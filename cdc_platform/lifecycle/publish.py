@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,18 +16,21 @@ import pyarrow as pa
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import StateError
+from cdc_platform.generations import GenerationId
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    CDC_LOCAL,
     GENERATION_DESCRIPTIONS_V2,
-    GENERATION_TIMESTAMPS,
     GENERATIONS,
+    NODES,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lifecycle import reading
+from cdc_platform.lake.volume import Batches, TaskRows
+from cdc_platform.lifecycle import generation_data, inbox, publish_v1, reading
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +43,18 @@ def publish_streams(spark: SparkSession, lake: Lake, generation_id: str) -> int 
     Raises:
         StateError: the generation has no timestamp yet, or not all of its V2 descriptions are there.
     """
-    from pyspark.sql import functions as F
-
-    time_ms = _introduced(lake, generation_id)
+    id_ = _introduced(lake, generation_id)
+    time_ms = id_.time_ms
+    if id_.uuid is None:
+        return _publish_v1(lake, generation_id, id_)
     expected = reading.complete_range_ends(lake, generation_id)
-    if _is_listed(lake, time_ms) and np.array_equal(reading.published_range_ends(lake, time_ms), expected):
+    if publish_v1.is_listed(lake, time_ms) and np.array_equal(reading.published_range_ends(lake, time_ms), expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
-    time = F.timestamp_millis(F.lit(time_ms)).alias("time")
-    rows = frames.read_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}).select(
-        time, "range_end", "streams"
-    )
-    rows = _killable(rows)
-    version = frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": to_datetime(time_ms * 1000)})
+    time = to_datetime(time_ms * 1000)
+    inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
+    rows = _killable(inserted.map(lambda batch: _published(batch, time)))
+    version = frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
     failpoints.reached(failpoints.AFTER_STREAMS)
     return version
 
@@ -63,31 +65,58 @@ def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
     Raises:
         StateError: the streams rows of the generation are not all there.
     """
-    time_ms = _introduced(lake, generation_id)
-    expected = reading.complete_range_ends(lake, generation_id)
+    id_ = _introduced(lake, generation_id)
+    time_ms = id_.time_ms
+    expected = generation_data.complete_range_ends(lake, id_)
     published = reading.published_range_ends(lake, time_ms)
     if not np.array_equal(published, expected):
         raise StateError(
             f"generation {generation_id}: {published.size} of its {expected.size} streams rows are published; "
             "materialise cdc_streams_descriptions_v2 before its timestamp"
         )
-    row = {"key": "timestamps", "time": to_datetime(time_ms * 1000), "expired": None}
-    rows = pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)
-    lake.merge(GENERATION_TIMESTAMPS, rows, update=False)
+    publish_v1.publish_timestamp(lake, time_ms)
+    _tell_nodes(lake, id_)
     _mark_published(lake, clock, generation_id)
     return time_ms
 
 
-def _introduced(lake: Lake, generation_id: str) -> int:
-    time_ms = reading.introduced_at_ms(lake, generation_id)
-    if time_ms is None:
+def _publish_v1(lake: Lake, generation_id: str, id_: GenerationId) -> int | None:
+    """Publish from the cell of the first format, whose ID is the timestamp alone."""
+    description = generation_data.description_of(lake, id_)
+    published = reading.published_range_ends(lake, id_.time_ms)
+    if publish_v1.is_listed(lake, id_.time_ms) and np.array_equal(published, description.range_ends):
+        log.info("Generation %s: streams description table already updated.", generation_id)
+        return None
+    version = publish_v1.publish_streams(lake, id_.time_ms, description)
+    failpoints.reached(failpoints.AFTER_STREAMS)
+    return version
+
+
+def _introduced(lake: Lake, generation_id: str) -> GenerationId:
+    id_ = reading.introduced_id(lake, generation_id)
+    if id_ is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
-    return time_ms
+    return id_
 
 
-def _is_listed(lake: Lake, time_ms: int) -> bool:
-    when = to_datetime(time_ms * 1000)
-    return lake.read(GENERATION_TIMESTAMPS, ["time"], [("time", "=", when)]).num_rows > 0
+def _tell_nodes(lake: Lake, id_: GenerationId) -> None:
+    """Every node of the ring hears of the generation and keeps its ID in place of an older one.
+
+    Without that `cdc_local` would name, for ever, the generation that each node once introduced. What a node keeps that
+    was only imported as a part of the ring is not known, and is not made up.
+    """
+    ring = lake.read(NODES, ["host_id"], [("status", "=", inbox.NORMAL)])["host_id"].to_pylist()
+    keeping = lake.read(CDC_LOCAL, ["host_id"], [("key", "=", "cdc_local"), ("host_id", "in", ring)])
+    rows = [
+        {
+            "host_id": host,
+            "key": "cdc_local",
+            "streams_timestamp": to_datetime(id_.time_ms * 1000),
+            "uuid": None if id_.uuid is None else str(id_.uuid),
+        }
+        for host in keeping["host_id"].to_pylist()
+    ]
+    lake.raise_column(CDC_LOCAL, pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema), "streams_timestamp")
 
 
 def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
@@ -98,17 +127,21 @@ def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
         lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=True)
 
 
-def _killable(rows: DataFrame) -> DataFrame:
+def _published(batch: pa.RecordBatch, time: datetime) -> pa.RecordBatch:
+    times = pa.repeat(pa.scalar(time, STREAMS_DESCRIPTIONS_V2.schema.field("time").type), batch.num_rows)
+    return pa.RecordBatch.from_pydict({"time": times, **{name: batch.column(name) for name in batch.schema.names}})
+
+
+def _killable(rows: TaskRows) -> TaskRows:
     """Under test, a way to die while the streams are being written; otherwise the rows as they are."""
     if os.environ.get(failpoints.VARIABLE) != failpoints.IN_STREAMS:
         return rows
     driver = os.getpid()
 
-    def die_after_the_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def die_after_the_first(batches: Batches) -> Batches:
         for batch in batches:
             yield batch
             os.environ[failpoints.VARIABLE] = failpoints.IN_STREAMS
             failpoints.reached(failpoints.IN_STREAMS, driver)
 
-    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = die_after_the_first
-    return rows.mapInArrow(write, rows.schema)
+    return rows.through(die_after_the_first)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import format_ms, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
-from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import compute, flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
+    REMOVED_GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
@@ -29,29 +32,105 @@ from cdc_platform.ring import Node, Ring
 
 @dataclass(frozen=True)
 class KnownGeneration:
-    """A generation that nodes or readers know. `id` is None where only its timestamp was imported.
+    """A generation that nodes or readers know. `id` is None where only its timestamp is known.
 
-    `published`: its timestamp is in `cdc_generation_timestamps`; until then only nodes know it.
+    `published`: its timestamp is in `cdc_generation_timestamps`; until then only nodes know it. `format` says where
+    its data is: `v1` in a cell that its time names, `v2` in rows that its ID names, None where there is none.
+    A V1 generation has an `id` only if it was made here: the UUID of its event, which is no part of its V1 ID.
+    `removed_ms`: since when its rows are gone; only `timeline` tells of such ones.
     """
 
     time_ms: int
     id: str | None
     expired_ms: int | None
     published: bool
+    format: Literal["v1", "v2"] | None = None
+    removed_ms: int | None = None
+
+    @property
+    def generation_id(self) -> GenerationId | None:
+        """The ID that nodes gossip and find its data by; None where there is no data."""
+        if self.format is None:
+            return None
+        return GenerationId(self.time_ms, uuid.UUID(self.id) if self.format == "v2" and self.id else None)
 
 
 def known_generations(lake: Lake) -> list[KnownGeneration]:
-    """All generations that have a timestamp, oldest first: the ledger's and the published ones together."""
-    ledger = lake.read(GENERATIONS, ["generation_id", "time"]).to_pylist()
-    ids = {_ms(row["time"]): row["generation_id"] for row in ledger}
+    """All generations that have a timestamp, oldest first: the ledger's, the published and the V1 ones together.
+
+    A V1 generation has its time before its data: without the data no node knows it yet. One that was removed is no
+    longer known from the moment in which its timestamp is gone.
+    """
+    ledger = lake.read(GENERATIONS, ["generation_id", "time", "format"]).to_pylist()
+    v1 = {_ms(time) for time in lake.read(GENERATION_DESCRIPTIONS, ["time"])["time"].to_pylist()}
     listed = {
         _ms(row["time"]): None if row["expired"] is None else _ms(row["expired"])
         for row in lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
     }
+    gone = begun_removals(lake).keys() - listed.keys()
+    v1 -= gone
+    entered = {_ms(row["time"]): row for row in ledger if _ms(row["time"]) not in gone}
+    ids = {
+        time: row["generation_id"]
+        for time, row in entered.items()
+        if row["format"] != "v1" or time in v1 or time in listed
+    }
+    v2 = {time for time in ids if entered[time]["format"] != "v1"}
     return [
-        KnownGeneration(time, ids.get(time), listed.get(time), time in listed)
-        for time in sorted(ids.keys() | listed.keys())
+        KnownGeneration(
+            time,
+            ids.get(time),
+            listed.get(time),
+            time in listed,
+            "v2" if time in v2 else "v1" if time in v1 else None,
+        )
+        for time in sorted(ids.keys() | listed.keys() | v1)
     ]
+
+
+def timeline(lake: Lake) -> list[KnownGeneration]:
+    """Every generation that there ever was, oldest first: the known ones and, in their places, the removed ones.
+
+    Who asks which generation operated at some time in the past has to ask this one: of the known ones alone, the
+    one before a removed one would seem to go on.
+    """
+    return sorted([*known_generations(lake), *removed_generations(lake)], key=lambda each: each.time_ms)
+
+
+def removed_generations(lake: Lake) -> list[KnownGeneration]:
+    """The generations that are gone, oldest first; of the newest of them some rows may be left for a moment."""
+    begun = begun_removals(lake)
+    if not begun:
+        return []
+    listed = {_ms(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    return [begun[time] for time in sorted(begun.keys() - listed)]
+
+
+def begun_removals(lake: Lake) -> dict[int, KnownGeneration]:
+    """The generations whose removal was begun, by their time (ms). One that is still listed is not gone yet."""
+    rows = lake.read(REMOVED_GENERATIONS, ["time", "generation_id", "expired", "removed_at"]).to_pylist()
+    return {
+        _ms(row["time"]): KnownGeneration(
+            _ms(row["time"]),
+            row["generation_id"],
+            _ms(row["expired"]),
+            published=False,
+            removed_ms=_ms(row["removed_at"]),
+        )
+        for row in rows
+    }
+
+
+def assert_not_removed(lake: Lake, name: str | int) -> None:
+    """Refuse a generation, named by its UUID (text) or timestamp (ms), that is gone.
+
+    Raises:
+        NotFound: it was removed.
+    """
+    for gone in removed_generations(lake):
+        if name in (gone.id, gone.time_ms):
+            shown = format_ms(name) if isinstance(name, int) else name
+            raise NotFound(f"generation {shown} {_was_removed(gone)}")
 
 
 def operating(generations: list[KnownGeneration], now_ms: int) -> KnownGeneration | None:
@@ -70,13 +149,29 @@ def find_generation(lake: Lake, name: str | int) -> KnownGeneration:
         if name in (generation.id, generation.time_ms):
             return generation
     shown = format_ms(name) if isinstance(name, int) else name
+    assert_not_removed(lake, name)
     raise NotFound(f"no generation {shown} is known; list them with: cdc-platform generations")
 
 
 def introduced_at_ms(lake: Lake, generation_id: str) -> int | None:
     """The timestamp (ms) that the generation was given, or None while it has none."""
-    rows = lake.read(GENERATIONS, ["time"], [("generation_id", "=", generation_id)])["time"].to_pylist()
-    return _ms(rows[0]) if rows else None
+    id_ = introduced_id(lake, generation_id)
+    return None if id_ is None else id_.time_ms
+
+
+def introduced_id(lake: Lake, generation_id: str) -> GenerationId | None:
+    """The ID that nodes know the generation by, V1 or V2; None while it has no timestamp.
+
+    Raises:
+        StateError: the generation was removed: no step of its life may bring it back.
+    """
+    rows = lake.read(GENERATIONS, ["time", "format"], [("generation_id", "=", generation_id)]).to_pylist()
+    if not rows:
+        return None
+    gone = next((each for each in removed_generations(lake) if each.id == generation_id), None)
+    if gone is not None:
+        raise StateError(f"generation {generation_id} {_was_removed(gone)}; it is not made again")
+    return GenerationId(_ms(rows[0]["time"]), None if rows[0]["format"] == "v1" else uuid.UUID(generation_id))
 
 
 def published_at_ms(lake: Lake, generation_id: str) -> int | None:
@@ -149,10 +244,10 @@ def streams_rows(lake: Lake, time_ms: int) -> pa.Table:
     return rows.sort_by("range_end")
 
 
-def described_ring(lake: Lake, generation_id: str, joining: Node) -> Ring:
+def described_ring(lake: Lake, generation_id: str, joining: Node | None = None) -> Ring:
     """The ring that a generation was described for, rebuilt from its topology description's owners.
 
-    `joining` is the node that introduced it; of the other nodes only what the description tells is known.
+    `joining` is the node that introduced it, if one joined; of the others only what the description tells is known.
 
     Raises:
         StateError: the topology description is gone or a range lost its streams.
@@ -171,10 +266,15 @@ def described_ring(lake: Lake, generation_id: str, joining: Node) -> Ring:
     tokens = np.split(ends[order], np.cumsum(np.bincount(inverse))[:-1])
     return Ring.of(
         joining
-        if name == str(joining.host_id)
+        if joining is not None and name == str(joining.host_id)
         else Node(uuid.UUID(name), tuple(tokens[i].tolist()), int(shards[first[i]]), int(msbs[first[i]]))
         for i, name in enumerate(names.tolist())
     )
+
+
+def _was_removed(generation: KnownGeneration) -> str:
+    shown = [format_ms(ms) for ms in (generation.removed_ms, generation.expired_ms) if ms is not None]
+    return f"was removed at {shown[0]}: since {shown[-1]} no CDC log could hold rows of it"
 
 
 def _check_num_ranges(generation_id: str, rows: pa.Table) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import oracle
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,6 +16,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed, NotFound, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS_V2,
@@ -24,6 +27,7 @@ from cdc_platform.lake.tables import (
     TABLES,
     TOPOLOGY_DESCRIPTIONS,
 )
+from cdc_platform.lake.volume import TaskRows
 from cdc_platform.lifecycle import bootstrap, inbox, publish, reading
 from cdc_platform.lifecycle import joining as whole
 from cdc_platform.settings import Settings
@@ -162,14 +166,17 @@ def test_a_damaged_description_is_not_inserted(
 ) -> None:
     """A description whose streams are of another generation's shards fails its audit, and the join stops there."""
     generation = inbox.queue(lake, NOON, joining(1)).generation_id
-    truthful = bootstrap.description_frame
+    truthful = bootstrap.description_rows
 
-    def shuffled(*args: object) -> object:
-        from pyspark.sql import functions as F
+    def shuffled(*args: Any) -> TaskRows:
+        def backwards(batch: pa.RecordBatch) -> pa.RecordBatch:
+            streams = [range_[::-1] for range_ in batch.column("streams").to_pylist()]
+            where = batch.schema.get_field_index("streams")
+            return batch.set_column(where, "streams", pa.array(streams, batch.schema.field(where).type))
 
-        return truthful(*args).withColumn("streams", F.reverse("streams"))  # pyright: ignore[reportArgumentType]
+        return truthful(*args).map(backwards)
 
-    monkeypatch.setattr(bootstrap, "description_frame", shuffled)
+    monkeypatch.setattr(bootstrap, "description_rows", shuffled)
     with pytest.raises(AuditFailed, match="shard_colocation is violated"):
         whole.run_join(spark, lake, NOON, Settings(), generation)
     assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
@@ -180,13 +187,14 @@ def test_large_descriptions_are_cut_without_a_seam(spark: SparkSession, lake: La
     request = joining(1, count=3000, shard_count=64)
     generation = inbox.queue(lake, NOON, request).generation_id
     ring = bootstrap.rings(lake, generation)[1]
-    whole_frame = bootstrap.description_frame(spark, ring, generation).orderBy("range_end").toArrow()
+    schema = spark_schema(TOPOLOGY_DESCRIPTIONS)
+    whole_frame = bootstrap.description_rows(ring, generation).frame(spark, schema).orderBy("range_end").toArrow()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bootstrap, "_STREAMS_A_TASK", 50_000)
         patch.setattr(bootstrap, "_STREAMS_A_BATCH", 7_000)
-        cut_frame = bootstrap.description_frame(spark, ring, generation)
-        assert cut_frame.rdd.getNumPartitions() == 4
-        assert cut_frame.orderBy("range_end").toArrow() == whole_frame
+        cut = bootstrap.description_rows(ring, generation)
+        assert cut.tasks == 4
+        assert cut.frame(spark, schema).orderBy("range_end").toArrow() == whole_frame
     assert whole_frame["range_start"].to_pylist() == np.roll(whole_frame["range_end"].to_numpy(), 1).tolist()
     assert UUID(whole_frame["generation_id"][0].as_py()) == UUID(generation)
     assert frames.read(spark, lake, TOPOLOGY_DESCRIPTIONS).count() == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,14 @@ import pytest
 from cdc_platform import failpoints
 from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+)
 
 # When a row was written is the one thing in which a second start may differ.
 BOOKKEEPING = {"created_at", "published_at"}
@@ -82,7 +91,7 @@ def undisturbed(waiting: Path, server: ConnectServer) -> dict[str, list[dict[str
     return contents(home)
 
 
-@pytest.mark.parametrize("point", failpoints.NAMES)
+@pytest.mark.parametrize("point", failpoints.JOIN)
 def test_a_killed_join_ends_where_it_would_have_ended(
     point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], server: ConnectServer
 ) -> None:
@@ -123,3 +132,29 @@ def test_two_nodes_publish_one_generation_at_once(
     lake = Lake(home / "lake")
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == lake.read(GENERATIONS).num_rows == 2
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 16 + 32
+
+
+@pytest.mark.parametrize("point", failpoints.V1_JOIN)
+def test_a_killed_join_of_a_mixed_cluster_keeps_its_timestamp(
+    point: str, waiting: Path, server: ConnectServer, bootstrap_text: Callable[..., str]
+) -> None:
+    """In the first format the timestamp comes before the data: killed between or after, a later start keeps both."""
+    home = waiting / point
+    shutil.copytree(waiting / "home", home)
+    file = waiting / f"{point}.json"
+    # The waiting node is taken back; in its place comes one that is not upgraded.
+    queued = [sys.executable, "-m", "cdc_platform", "--home", str(home), "bootstrap"]
+    event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, filters=[("host_id", "=", str(uuid.UUID(int=2)))]).to_pylist()[0]
+    assert run([*queued, "--withdraw", event["event_id"]], None).returncode == 0
+    file.write_text(json.dumps(json.loads(bootstrap_text(3)) | {"features": []}), encoding="utf-8")
+    at_three, at_four = ([*command(home, file, "--clock", f"2026-01-01T0{hour}:00:00Z"), "--run"] for hour in (3, 4))
+    assert run(at_three, server.remote, kill_at=point).returncode == -signal.SIGKILL
+    lake = Lake(home / "lake")
+    (chosen,) = lake.read(GENERATIONS, filters=[("format", "=", "v1")])["time"].to_pylist()
+    assert lake.read(GENERATION_DESCRIPTIONS).num_rows == (point == failpoints.AFTER_V1_INSERT)
+    assert chosen not in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
+    done = run(at_four, server.remote)
+    assert done.returncode == 0, done.stderr
+    assert lake.read(GENERATION_DESCRIPTIONS)["time"].to_pylist() == [chosen]
+    assert chosen in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
+    assert lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", chosen)]).num_rows == 32

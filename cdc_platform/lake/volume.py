@@ -1,0 +1,100 @@
+"""Rows in volume, past the JVM: Spark's tasks make them, or read them from Parquet, where they are worked on.
+
+Between Python and the JVM rows go one by one: with 64 stream IDs each that takes ten times as long as making or
+judging them. So what is large stays in Arrow from its source to its file, and Spark says who does which part and when.
+Which rows, and what they mean, is up to lifecycle and invariants; how they get into a table is `slices`'s business.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+# Of one batch of rows from a file: with what is made from it, it stays in the processor's caches.
+_BYTES_A_BATCH = 1 << 20
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Rows in as many parts as there are Spark tasks for them: `batches(number)` gives part `number` of `tasks`.
+
+    The function travels to the executors, and with it all that it holds on to; each part is independent of the others
+    and the same whenever it is asked for again.
+    """
+
+    tasks: int
+    batches: Callable[[int], Batches]
+
+    def map(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> TaskRows:
+        """The same parts with every batch changed."""
+        batches = self.batches
+        return TaskRows(self.tasks, lambda number: map(change, batches(number)))
+
+    def through(self, change: Callable[[Batches], Batches]) -> TaskRows:
+        """The same parts, each changed as a whole."""
+        batches = self.batches
+        return TaskRows(self.tasks, lambda number: change(batches(number)))
+
+    def frame(self, spark: SparkSession, schema: StructType | str) -> DataFrame:
+        """The rows as a DataFrame, one partition a part: for what comes out of them, not for the volume itself."""
+        if not self.tasks:
+            return spark.createDataFrame([], schema)
+        batches = self.batches
+
+        def run(numbers: Batches) -> Batches:
+            for number in (number for some in numbers for number in some.column(0).to_pylist()):
+                yield from batches(number)
+            settle_worker()
+
+        return spark.range(0, self.tasks, 1, self.tasks).mapInArrow(run, schema)
+
+
+@cache
+def settle_worker() -> None:
+    """Take what a worker has loaded out of the garbage collector's sight; called in it as its first task ends.
+
+    pyspark collects garbage after every task, and looking through the modules took it as long (40 ms) as the audit of
+    half a million streams.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def rows_of_files(paths: Sequence[str], columns: Sequence[str]) -> TaskRows:
+    """The rows of Parquet files with these columns, a part a file."""
+    files, names = list(paths), list(columns)
+    return TaskRows(len(files), lambda number: file_batches(files[number], names))
+
+
+def file_batches(path: str, columns: Sequence[str]) -> Batches:
+    """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is."""
+    with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
+        rows = max(1, file.metadata.num_rows * _BYTES_A_BATCH // max(size, 1))
+        # One thread: the other tasks of this machine have the other cores.
+        yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """deltalake notes in its files that it had views of binaries and texts, which few of Arrow's functions take."""
+    schema = pa.schema([field.with_type(_plain_type(field.type)) for field in batch.schema])
+    return batch if schema.equals(batch.schema) else batch.cast(schema)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    return {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}.get(kind, kind)

@@ -1,0 +1,56 @@
+"""A join of a mixed cluster through Dagster: the assets take the way of the first format by themselves. On Spark."""
+
+from __future__ import annotations
+
+import pytest
+from dagster import ExecuteInProcessResult
+from rehearsal import Rehearsal, node_config
+
+from assets.partitions import NAME
+from cdc_platform.generations import GenerationId
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+)
+from cdc_platform.lifecycle import generation_data, inbox, reading
+
+pytestmark = pytest.mark.spark
+
+
+def told(result: ExecuteInProcessResult, asset: str, name: str) -> object:
+    """A value of what an asset's materialisation tells."""
+    return result.asset_materializations_for_node(asset)[0].metadata[name].value
+
+
+def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None:
+    """A node without the feature, then one with it: V1 cells, every check passes, readers get both; told why."""
+    generations = []
+    for number, features in ((1, ["SOMETHING_ELSE"]), (2, ["CDC_GENERATIONS_V2"])):
+        queued = rehearsal.bootstrap(node_config(number) | {"features": features})
+        metadata = queued.asset_materializations_for_node("platform__bootstrap_events")[0].metadata
+        generations.append(str(metadata["generation_id"].value))
+        rehearsal.instance.add_dynamic_partitions(NAME, [generations[-1]])
+        joined = rehearsal.join(generations[-1])
+        assert joined.success
+        assert all(check.passed for check in joined.get_asset_check_evaluations())
+        inserted = "system_distributed_everywhere__cdc_generation_descriptions_v2"
+        assert told(joined, inserted, "format") == "v1"
+        assert "lack the feature CDC_GENERATIONS_V2" in str(
+            told(joined, "platform__topology_descriptions", "mixed_cluster")
+        )
+    lake = rehearsal.lake
+    assert lake.read(GENERATION_DESCRIPTIONS).num_rows == 2
+    assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
+    assert set(lake.read(CDC_LOCAL)["uuid"].to_pylist()) == {None}
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+    assert [known.format for known in reading.known_generations(lake)] == ["v1", "v1"]
+    for generation in generations:
+        id_ = reading.introduced_id(lake, generation)
+        assert id_ is not None
+        description = generation_data.description_of(lake, GenerationId(id_.time_ms))
+        rows = reading.streams_rows(lake, id_.time_ms)
+        flat = b"".join(stream for row in rows["streams"].to_pylist() for stream in row)
+        assert flat == description.streams.tobytes()
+    assert len(inbox.current_ring(lake).nodes) == 2

@@ -1,0 +1,49 @@
+"""Rows past the JVM: files come in pieces that fit the cache, whatever a row's length, and nothing is lost between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_platform.lake import volume
+
+
+def written(path: Path, rows: int, streams: int, group: int) -> pa.Table:
+    """A Parquet file of `rows` rows with `streams` streams each, in row groups of `group` rows."""
+    random = np.random.default_rng(1)
+    table = pa.table(
+        {"range_end": range(rows), "streams": [[random.bytes(16) for _ in range(streams)] for _ in range(rows)]}
+    )
+    pq.write_table(table, path, row_group_size=group)
+    return table
+
+
+@pytest.mark.parametrize(("rows", "streams", "group"), [(0, 1, 1), (1, 4096, 1), (500, 8, 90), (300, 200, 300)])
+def test_a_file_comes_in_order_and_in_pieces(tmp_path: Path, rows: int, streams: int, group: int) -> None:
+    """No piece is much larger than it should be, and together they are the file."""
+    path = tmp_path / "file.parquet"
+    table = written(path, rows, streams, group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(volume, "_BYTES_A_BATCH", 1 << 14)
+        batches = list(volume.file_batches(str(path), ["streams", "range_end"]))
+    assert sum(batch.num_rows for batch in batches) == rows
+    if rows:
+        assert pa.Table.from_batches(batches).select(table.schema.names).equals(table)
+    assert all(batch.num_rows == 1 or batch.nbytes < 1 << 15 for batch in batches)
+
+
+def test_parts_are_changed_where_they_are_made(tmp_path: Path) -> None:
+    """Batch by batch or as a whole; asked for again they are the same."""
+    for number in range(2):
+        written(tmp_path / f"{number}.parquet", 3 + number, 1, 10)
+    rows = volume.rows_of_files([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")], ["range_end"])
+    doubled = rows.map(lambda batch: pa.record_batch({"twice": pa.array([2 * end for end in batch[0].to_pylist()])}))
+    last = doubled.through(lambda batches: iter([list(batches)[-1].slice(2)]))
+    assert rows.tasks == doubled.tasks == last.tasks == 2
+    for _ in range(2):
+        assert [batch["twice"].to_pylist() for batch in doubled.batches(1)] == [[0, 2, 4, 6]]
+        assert [batch["twice"].to_pylist() for batch in last.batches(1)] == [[4, 6]]
