@@ -79,6 +79,40 @@ def timestamps_csv(times: Mapping[int, int | None]) -> str:
     return _file(["key,time,expired", *rows])
 
 
+def v1_descriptions_csv(
+    generations: Mapping[int, TopologyDescription], expired: Mapping[int, int] | None = None
+) -> str:
+    """cdc_generation_descriptions: the list of a generation's entries as cqlsh writes it, in shard order."""
+    lines = ["time,description,expired"]
+    for time_ms, description in generations.items():
+        entries = []
+        for row in range(len(description)):
+            entry = description.entry(row)
+            streams = ", ".join(f"0x{bytes(stream).hex()}" for stream in entry.streams)
+            entries.append(f"({entry.range_end}, [{streams}], {entry.ignore_msb})")
+        end = (expired or {}).get(time_ms)
+        lines.append(f'{cql_time(time_ms)},"[{", ".join(entries)}]",{"" if end is None else cql_time(end)}')
+    return _file(lines)
+
+
+def v1_streams_csv(generations: Mapping[int, TopologyDescription], expired: Mapping[int, int] | None = None) -> str:
+    """cdc_streams_descriptions: all streams of a generation as one set."""
+    lines = ["time,expired,streams"]
+    for time_ms, description in generations.items():
+        end = (expired or {}).get(time_ms)
+        lines.append(f"{cql_time(time_ms)},{'' if end is None else cql_time(end)},{blob_set(description.streams)}")
+    return _file(lines)
+
+
+def local_csv(rows: Mapping[str, tuple[int | None, str | None]], host_id: str | None = None) -> str:
+    """cdc_local: (time in ms, UUID) by key; ScyllaDB's table has no host_id."""
+    lines = ["key,streams_timestamp,uuid" + (",host_id" if host_id else "")]
+    for key, (time_ms, uuid) in rows.items():
+        time = "" if time_ms is None else cql_time(time_ms)
+        lines.append(f"{key},{time},{uuid or ''}" + (f",{host_id}" if host_id else ""))
+    return _file(lines)
+
+
 def blob_set(streams: object) -> str:
     """A set of blobs as cqlsh writes it: sorted by unsigned bytes, quoted only where a comma is in it."""
     ids = sorted(bytes(stream) for stream in streams)  # type: ignore[attr-defined]

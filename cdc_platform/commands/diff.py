@@ -49,7 +49,7 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
     facts: list[tuple[str, object]] = []
     for name, generation, streams in (("old", before, old_streams), ("new", after, new_streams)):
         time = time_of(generation.time_ms)
-        facts.append((name, f"{time}  {generation.id}  {len(streams)} ranges, {len(streams.streams)} streams"))
+        facts.append((name, f"{time}  {generation.id or '-'}  {len(streams)} ranges, {len(streams.streams)} streams"))
     facts += [
         ("ranges added", len(change.ranges_added)),
         ("ranges removed", len(change.ranges_removed)),
@@ -60,15 +60,16 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
 
 
 def _described(lake: Lake, name: str | int) -> tuple[KnownGeneration, TopologyDescription]:
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.lifecycle import generation_data, reading
 
     generation = reading.find_generation(lake, name)
-    if generation.id is None:
+    id_ = generation.generation_id
+    if id_ is None:
         raise StateError(
             f"generation {time_of(generation.time_ms)} is known by its time alone; import its "
             "cdc_generation_descriptions_v2 to compare it"
         )
-    return generation, reading.read_description(lake, generation.id)
+    return generation, generation_data.description_of(lake, id_)
 
 
 def _named(generation: KnownGeneration, streams: TopologyDescription) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import click
 
@@ -18,26 +19,34 @@ if TYPE_CHECKING:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
+@click.option("--node", metavar="HOST_ID", type=click.UUID, help="The node that an export of cdc_local is of.")
 @json_option
 @pass_session
 def import_files(
-    session: Session, paths: tuple[str, ...], shards: int | None, ignore_msb: int | None, as_json: bool
+    session: Session,
+    paths: tuple[str, ...],
+    shards: int | None,
+    ignore_msb: int | None,
+    node: UUID | None,
+    as_json: bool,
 ) -> None:
     """Take in files, or the .json and .csv files of folders. The same files again change nothing.
 
     A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
-    COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2 or
-    cdc_generation_descriptions_v2.
+    COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
+    cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, or of
+    a node's cdc_local.
 
     \b
     Example:
       cdc-platform import ring.json --shards 8 --ignore-msb 12
       cdc-platform import timestamps.csv streams.csv descriptions.csv
+      cdc-platform import local.csv --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
     """
     from cdc_platform.lake.lake import Lake
     from cdc_platform.sources.importing import import_sources, read_sources
 
-    sources = read_sources(paths, shards, ignore_msb)
+    sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node))
     lake = Lake(session.open_home(create=True).lake)
     report = import_sources(lake, session.clock, sources)
     for warning in report.warnings:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import struct
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,10 +15,21 @@ from pathlib import Path
 
 import numpy as np
 
-from cdc_platform.clock import format_ms, parse_time_ms
+from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
-from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES, MAX_SHARD_COUNT, MINIMUM
+from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES
+from cdc_platform.sources.cqlsh_v1 import DESCRIPTIONS_V1, LOCAL, STREAMS_V1, V1Exports, collect_v1, v1_table
+from cdc_platform.sources.cqlsh_values import (
+    HALF,
+    read_expired,
+    read_range_end,
+    read_time_ms,
+    read_uuid,
+    stream_ids_of,
+    streams_of_set,
+    whole_number,
+)
 from cdc_platform.sources.json_files import read_text
 
 V2 = "cdc_generation_descriptions_v2"
@@ -32,18 +41,10 @@ _COLUMNS = {
     STREAMS: {"time", "range_end", "streams"},
     TIMESTAMPS: {"key", "time", "expired"},
 }
+_READ = (V2, STREAMS, TIMESTAMPS, DESCRIPTIONS_V1, STREAMS_V1, LOCAL)
 _NOT_READ = {
-    frozenset({"time", "expired", "streams"}): "cdc_streams_descriptions",
-    frozenset({"time", "expired", "description"}): "cdc_generation_descriptions",
     frozenset({"key", "id", "range_end", "ignore_msb", "streams"}): "cdc_generations_v3",
 }
-_HALF = "half-written export"
-_INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
-_BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?0x[0-9a-fA-F]{32})*\}")
-_PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?\(-?\d{1,19}, ?-?\d{1,19}\))*\}", re.ASCII)
-_PAIR = re.compile(r"\((-?\d+), ?(-?\d+)\)", re.ASCII)
-_BLOB = re.compile(r"0x([0-9a-fA-F]*)")
-_BLOB_MARKS = str.maketrans("", "", "{}, ")
 _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 
 
@@ -80,11 +81,15 @@ class RangeRows:
 
 @dataclass(frozen=True)
 class Exports:
-    """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms)."""
+    """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
+
+    `v1` is what they hold of the first format, and of what nodes keep.
+    """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
     streams: Mapping[int, RangeRows] = field(default_factory=dict)
     timestamps: Mapping[int, int | None] = field(default_factory=dict)
+    v1: V1Exports = field(default_factory=V1Exports)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class _Row:
         return f"{self.source}, line {self.line}"
 
     def says_the_same(self, other: _Row) -> bool:
-        mine, its = ((set(_ids(row.streams)), row.ignore_msb, row.num_ranges) for row in (self, other))
+        mine, its = ((set(stream_ids_of(row.streams)), row.ignore_msb, row.num_ranges) for row in (self, other))
         return mine == its
 
 
@@ -126,25 +131,29 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
     descriptions: _Partitions = {}
     streams: _Partitions = {}
     timestamps: dict[int, int | None] = {}
+    v1 = V1Exports()
     for source, text in files:
         table, rows = _table(source, text)
         if table == V2:
             _collect(descriptions, source, _v2_rows(source, rows))
         elif table == STREAMS:
             _collect(streams, source, _streams_rows(source, rows))
-        else:
+        elif table == TIMESTAMPS:
             _collect_timestamps(timestamps, source, rows)
+        else:
+            collect_v1(v1, table, source, rows)
     return Exports(
         {id_: _description(id_, rows) for id_, rows in descriptions.items()},
         {int(time_ms): _streams_of(int(time_ms), rows) for time_ms, rows in sorted(streams.items())},
         dict(sorted(timestamps.items())),
+        v1,
     )
 
 
 def _table(source: str, text: str) -> tuple[str, Iterator[tuple[int, dict[str, str]]]]:
     """The table that the header row names, and the rows after it as (line, values by column)."""
     if not text.strip():
-        raise InputError(f"{source} is empty: {_HALF}; export it again")
+        raise InputError(f"{source} is empty: {HALF}; export it again")
     # A set of a few thousand stream IDs is one field; the csv module stops at 128 KiB unless told.
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -162,6 +171,9 @@ def _table_of(source: str, header: list[str]) -> str:
             return table
     if "time" in columns and columns <= _COLUMNS[TIMESTAMPS]:
         return TIMESTAMPS
+    old = v1_table(columns)
+    if old is not None:
+        return old
     if frozenset(columns) in _NOT_READ:
         raise InputError(
             f"{source} is {_NOT_READ[frozenset(columns)]}, which is not taken in; export {STREAMS} or {V2}"
@@ -173,7 +185,7 @@ def _table_of(source: str, header: list[str]) -> str:
     if any("|" in name for name in header):
         raise InputError(f"{source} is what SELECT prints; export with: COPY ... TO ... WITH HEADER = true")
     raise InputError(
-        f"{source}: the first row is no header of {V2}, {STREAMS} or {TIMESTAMPS} but {', '.join(header)[:80]!r}; "
+        f"{source}: the first row is no header of {', '.join(_READ)} but {', '.join(header)[:80]!r}; "
         "export with: COPY ... TO ... WITH HEADER = true"
     )
 
@@ -182,7 +194,7 @@ def _next(source: str, reader: Iterator[list[str]]) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:
-        cut = f"a quote is open at its end: {_HALF}; export it again" if "end of data" in str(error) else str(error)
+        cut = f"a quote is open at its end: {HALF}; export it again" if "end of data" in str(error) else str(error)
         raise InputError(f"{source} is no whole CSV file: {cut}") from None
 
 
@@ -194,35 +206,35 @@ def _dict_rows(
         if not row:
             continue
         if len(row) != len(header):
-            cut = f": {_HALF}; export it again" if len(row) < len(header) else ""
+            cut = f": {HALF}; export it again" if len(row) < len(header) else ""
             raise InputError(f"{source}, line {line} has {len(row)} columns where the header names {len(header)}{cut}")
         last = row[-1]
         yield line, dict(zip(header, row, strict=True))
     if line == 1:
-        raise InputError(f"{source} has a header and no rows: {_HALF}, or leave the file of an empty table out")
+        raise InputError(f"{source} has a header and no rows: {HALF}, or leave the file of an empty table out")
     # A cut inside a last number or time leaves one that reads well: only the line end tells that it is whole.
     if not ends_whole and not _ENDS_WHOLE.fullmatch(last):
         raise InputError(
-            f"{source}, line {line} ends in {last[-30:]!r} without a line end: {_HALF}; export it again, or end the "
+            f"{source}, line {line} ends in {last[-30:]!r} without a line end: {HALF}; export it again, or end the "
             "line if the file is whole"
         )
 
 
 def _v2_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterator[tuple[str, int, _Row]]:
-    msb, num_ranges = (_whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
+    msb, num_ranges = (whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
     for line, values in rows:
         place = f"{source}, line {line}"
-        id_ = _uuid(place, values["id"])
+        id_ = read_uuid(place, values["id"])
         if not values["range_end"] and values["num_ranges"]:
-            raise InputError(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {_HALF}")
+            raise InputError(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {HALF}")
         row = _Row(
             source,
             line,
-            _streams(place, values["streams"]),
+            streams_of_set(place, values["streams"]),
             msb(place, values["ignore_msb"]),
             num_ranges(place, values["num_ranges"]),
         )
-        yield id_, _range_end(place, values["range_end"]), row
+        yield id_, read_range_end(place, values["range_end"]), row
 
 
 _V2_NUMBERS = (("ignore_msb", 0, MAX_IGNORE_MSB), ("num_ranges", 1, MAX_RANGES))
@@ -233,8 +245,12 @@ def _streams_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> It
     for line, values in rows:
         place = f"{source}, line {line}"
         text = values["time"]
-        time = times.get(text) or times.setdefault(text, str(_time_ms(place, "time", text)))
-        yield time, _range_end(place, values["range_end"]), _Row(source, line, _streams(place, values["streams"]))
+        time = times.get(text) or times.setdefault(text, str(read_time_ms(place, "time", text)))
+        yield (
+            time,
+            read_range_end(place, values["range_end"]),
+            _Row(source, line, streams_of_set(place, values["streams"])),
+        )
 
 
 def _collect(partitions: _Partitions, source: str, rows: Iterator[tuple[str, int, _Row]]) -> None:
@@ -256,8 +272,8 @@ def _collect_timestamps(
         place = f"{source}, line {line}"
         if values.get("key", "timestamps") != "timestamps":
             raise InputError(f"{place}: key {values['key']!r}; the key of {TIMESTAMPS} is always timestamps")
-        time = _time_ms(place, "time", values["time"])
-        expired = _time_ms(place, "expired", values["expired"]) if values.get("expired") else None
+        time = read_time_ms(place, "time", values["time"])
+        expired = read_expired(place, values)
         if time in seen:
             raise InputError(f"{place}: time {format_ms(time)} is there twice, first in line {seen[time]}")
         seen[time] = line
@@ -272,7 +288,7 @@ def _description(id_: str, rows: dict[int, _Row]) -> RangeRows:
     source = next(iter(rows.values())).source
     if claimed != {len(rows)}:
         shown = " and ".join(str(number) for number in sorted(claimed))
-        raise InputError(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {_HALF}")
+        raise InputError(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF}")
     partition = _range_rows(rows, with_msbs=True)
     versions = decode(partition.streams).versions
     if np.any(versions > VERSION):
@@ -328,7 +344,7 @@ def _refuse_missing_rows(what: str, rows: RangeRows) -> None:
         row = int(np.argmax(indexes != ranks))
         raise InputError(
             f"{what}: the range that ends with {rows.range_ends[row]} has index {indexes[row]} and is row {row}: "
-            f"{_HALF}, rows are missing"
+            f"{HALF}, rows are missing"
         )
     # A single row with index 0 is too little to tell that its index is a rank.
     if len(rows) == 1 or not np.array_equal(indexes, ranks):
@@ -339,7 +355,7 @@ def _refuse_missing_rows(what: str, rows: RangeRows) -> None:
     if begin != expected and _is_between(begin, last, int(rows.range_ends[0])):
         raise InputError(
             f"{what}: its first range begins with token {begin}, so its last range ends right before; the last row "
-            f"there is ends with {last}: {_HALF}, rows are missing"
+            f"there is ends with {last}: {HALF}, rows are missing"
         )
 
 
@@ -351,80 +367,3 @@ def _is_between(token: int, start: int, end: int) -> bool:
     """Whether the token lies in `(start, end]`, walking the ring upwards."""
     from_start = _ring_order(start + 1)
     return from_start(token) <= from_start(end)
-
-
-def _streams(place: str, text: str) -> bytes:
-    """The stream IDs of a set, one after the other: blobs, or the pairs of bigints that tables had before them."""
-    if _BLOB_SET.fullmatch(text):
-        streams = bytes.fromhex(text.translate(_BLOB_MARKS).replace("0x", ""))
-    elif _PAIR_SET.fullmatch(text):
-        streams = b"".join(_pair(place, *pair) for pair in _PAIR.findall(text))
-    else:
-        raise InputError(f"{place}: streams: {_why_no_set(text)}")
-    count = len(streams) // STREAM_ID_BYTES
-    if count > MAX_SHARD_COUNT:
-        raise InputError(f"{place}: {count} streams in a range; a node has at most {MAX_SHARD_COUNT} shards")
-    if len(set(_ids(streams))) < count:
-        raise InputError(f"{place}: a stream is there twice in one range; a set holds it once")
-    return streams
-
-
-def _ids(streams: bytes) -> list[bytes]:
-    return [streams[at : at + STREAM_ID_BYTES] for at in range(0, len(streams), STREAM_ID_BYTES)]
-
-
-def _pair(place: str, high: str, low: str) -> bytes:
-    try:
-        return struct.pack(">qq", int(high), int(low))
-    except struct.error:
-        raise InputError(f"{place}: streams: ({high}, {low}) does not fit into two 64-bit integers") from None
-
-
-def _why_no_set(text: str) -> str:
-    if text in ("", "{}", "null"):
-        return "no streams; every range has at least one"
-    if not (text.startswith("{") and text.endswith("}")):
-        return f"{text[-40:]!r} ends before its set does: {_HALF}; export it again"
-    for digits in _BLOB.findall(text):
-        if len(digits) != 2 * STREAM_ID_BYTES:
-            return f"0x{digits[:40]} is {len(digits) / 2:g} bytes; a stream ID has {STREAM_ID_BYTES}"
-    return f"{text[:60]!r} is no set of blobs, as in {{0x7fb9f781956cea08c651295720000001}}"
-
-
-def _range_end(place: str, text: str) -> int:
-    value = int(text) if _INTEGER.fullmatch(text) else None
-    if value is None:
-        raise InputError(f"{place}: range_end {text!r} is no integer")
-    if value == MINIMUM or not FIRST <= value <= LAST:
-        raise InputError(f"{place}: range_end {value} is no token; tokens are {FIRST} to {LAST}")
-    return value
-
-
-def _whole_number(name: str, low: int, high: int) -> Callable[[str, str], int]:
-    def read(place: str, text: str) -> int:
-        value = int(text) if _INTEGER.fullmatch(text) else None
-        if value is None or not low <= value <= high:
-            raise InputError(f"{place}: {name} {text!r} is no whole number from {low} to {high}")
-        return value
-
-    return read
-
-
-def _uuid(place: str, text: str) -> str:
-    try:
-        if len(text) == 36:
-            return str(uuid.UUID(text))
-    except ValueError:
-        pass
-    raise InputError(f"{place}: id {text!r} is no UUID")
-
-
-def _time_ms(place: str, name: str, text: str) -> int:
-    """A time in ms. An export's time without a zone means UTC: so old servers print it."""
-    try:
-        time = parse_time_ms(text, zone_required=False)
-    except InputError as error:
-        raise InputError(f"{place}: {name}: {error}") from None
-    if time < 0:
-        raise InputError(f"{place}: {name} {format_ms(time)} is before 1970, when no generation was")
-    return time

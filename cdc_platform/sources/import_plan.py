@@ -26,6 +26,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import Exports, RangeRows, in_byte_order
+from cdc_platform.sources.import_plan_v1 import described_streams, plan_v1
 from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
 
 _TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
@@ -45,8 +46,12 @@ class ImportPlan:
     warnings: list[str] = field(default_factory=list)
 
 
-def plan_import(lake: Lake, clock: Clock, exports: Exports, ring: Ring, ignore_msb: int | None) -> ImportPlan:
+def plan_import(
+    lake: Lake, clock: Clock, exports: Exports, ring: Ring, ignore_msb: int | None, host_id: str | None = None
+) -> ImportPlan:
     """Check the exports against the lake and each other. `ring` and `ignore_msb` tell shard orders that V2 does not.
+
+    `host_id` is the node whose `cdc_local` was exported, where the export does not say.
 
     Raises:
         InputError: the export is half-written, or says something else than the lake about a generation.
@@ -57,6 +62,9 @@ def plan_import(lake: Lake, clock: Clock, exports: Exports, ring: Ring, ignore_m
     _plan_streams(plan, lake, exports, ring, ignore_msb)
     _plan_timestamps(plan, lake, exports)
     _plan_ledger(plan, lake, clock, exports)
+    rows, warnings = plan_v1(lake, exports.v1, ring, host_id)
+    plan.rows += rows
+    plan.warnings += warnings
     return plan
 
 
@@ -106,6 +114,8 @@ def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ig
         if len(matches) == 1:
             plan.ids[time], described = next(iter(matches.items()))
             ordered = OrderedRows(rows, described.streams, described.reasons)
+        elif (in_order := described_streams(lake, exports.v1, time, rows)) is not None:
+            ordered = in_order
         elif ignore_msb is not None:
             ordered = put_back(rows, np.full(len(rows), ignore_msb))
         else:

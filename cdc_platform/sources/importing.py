@@ -16,10 +16,13 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
     NODES,
+    STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
     Table,
@@ -27,12 +30,23 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
+from cdc_platform.sources.cqlsh_v1 import V1Exports
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
 
 _SUFFIXES = (".json", ".csv")
+# What a row relies on comes before it: data before the times that commit it, generations before who knows them.
+_ORDER = (
+    GENERATION_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    CDC_LOCAL,
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class ImportSources:
     exports: Exports
     ignore_msb: int | None
     ignored: list[Path]
+    host_id: str | None = None
 
 
 @dataclass
@@ -73,23 +88,31 @@ class ImportReport:
 
 
 def import_paths(
-    lake: Lake, clock: Clock, paths: Sequence[str | Path], shards: int | None = None, ignore_msb: int | None = None
+    lake: Lake,
+    clock: Clock,
+    paths: Sequence[str | Path],
+    shards: int | None = None,
+    ignore_msb: int | None = None,
+    host_id: str | None = None,
 ) -> ImportReport:
     """Take in files, or the .json and .csv files of folders: `read_sources` and `import_sources` in one.
 
     Raises:
         NotFound, InputError: as those two; nothing was written.
     """
-    return import_sources(lake, clock, read_sources(paths, shards, ignore_msb))
+    return import_sources(lake, clock, read_sources(paths, shards, ignore_msb, host_id))
 
 
 def read_sources(
-    paths: Sequence[str | Path], shards: int | None = None, ignore_msb: int | None = None
+    paths: Sequence[str | Path],
+    shards: int | None = None,
+    ignore_msb: int | None = None,
+    host_id: str | None = None,
 ) -> ImportSources:
     """Read and check files, or the .json and .csv files of folders.
 
     `shards` and `ignore_msb` hold for the nodes of a ring snapshot where the file does not say; `ignore_msb` also for
-    streams whose V2 description is not known.
+    streams whose V2 description is not known. `host_id` is the node that exports of `cdc_local` are of.
 
     Raises:
         NotFound: a path is not there.
@@ -97,7 +120,7 @@ def read_sources(
     """
     files, ignored = _files(paths)
     nodes, exports = _parse([(str(path), read_text(path)) for path in files], shards, ignore_msb)
-    return ImportSources(nodes, exports, ignore_msb, ignored)
+    return ImportSources(nodes, exports, ignore_msb, ignored, host_id)
 
 
 def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
@@ -110,8 +133,8 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = inbox.current_ring(lake) if nodes is None else Ring.of(nodes)
-    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb)
-    report = ImportReport(generations=_generations(plan))
+    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id)
+    report = ImportReport(generations=_generations(plan, sources.exports.v1))
     report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
     report.warnings += plan.warnings
     if nodes is not None:
@@ -164,7 +187,7 @@ def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
     """Refuse a ring that a node which waits to join could not join any more."""
     hosts = {node.host_id for node in nodes}
     for join in inbox.waiting(lake):
-        if uuid.UUID(join.host_id) in hosts:
+        if join.kind == inbox.REPAIR or uuid.UUID(join.host_id) in hosts:
             continue
         try:
             Ring.of([*nodes, inbox.event(lake, event_id=join.event_id).node])
@@ -193,7 +216,7 @@ def _write(lake: Lake, plan: ImportPlan) -> int:
     Marks before the rows that they are about, rows before the times that commit them.
     """
     written = _merge(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks)) if plan.marks else 0
-    for table in (GENERATION_DESCRIPTIONS_V2, GENERATIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
+    for table in _ORDER:
         batches = [rows for each, rows in plan.rows if each is table]
         if batches:
             # A row of the ledger keeps the moment at which it was first entered.
@@ -209,11 +232,28 @@ def _merge(lake: Lake, table: Table, rows: pa.Table, *, update: bool = True) -> 
     return merged.inserted + merged.updated
 
 
-def _generations(plan: ImportPlan) -> list[ImportedGeneration]:
-    times = sorted(plan.timestamps.keys() | plan.streams.keys(), reverse=True)
-    timed = [_one(plan.ids.get(time), time, plan.timestamps.get(time), plan.streams.get(time)) for time in times]
+def _generations(plan: ImportPlan, v1: V1Exports) -> list[ImportedGeneration]:
+    new = plan.timestamps.keys() | plan.streams.keys()
+    times = sorted(new | v1.descriptions.keys() | v1.streams.keys(), reverse=True)
+    timed = [
+        _one(plan.ids.get(time), time, plan.timestamps.get(time), plan.streams.get(time))
+        if time in new
+        else _one_of_v1(time, v1)
+        for time in times
+    ]
     timeless = [id_ for id_ in plan.descriptions if id_ not in plan.ids.values()]
     return timed + [_one(id_, None, None, plan.descriptions[id_]) for id_ in timeless]
+
+
+def _one_of_v1(time_ms: int, v1: V1Exports) -> ImportedGeneration:
+    """A V1 generation, which has no UUID; of one without a description the ranges are not known."""
+    described, flat = v1.descriptions.get(time_ms), v1.streams.get(time_ms)
+    expired = next((each.expired_ms for each in (described, flat) if each and each.expired_ms is not None), None)
+    if described is not None and described.description is not None:
+        description = described.description
+        return ImportedGeneration(None, time_ms, expired, len(description), len(description.streams), 0)
+    count = 0 if flat is None or flat.streams is None else len(flat.streams)
+    return ImportedGeneration(None, time_ms, expired, 0, count, 0)
 
 
 def _one(

@@ -179,7 +179,9 @@ EXPORTS = [
     export("a header alone", "has a header and no rows", "time,range_end,streams\r\n"),
     export("another table", "is no header of", "keyspace_name,table_name\nks,t\n"),
     export(
-        "a V1 table", "is cdc_streams_descriptions, which is not taken in", f"time,expired,streams\n{AT},,{{{BLOB}}}\n"
+        "a table that is not taken in",
+        "is cdc_generations_v3, which is not taken in",
+        f"key,id,range_end,ignore_msb,streams\ncdc_generations,{ID},5,12,{{{BLOB}}}\n",
     ),
     export("what SELECT prints", "is what SELECT prints", " time | range_end | streams\n------+---\n a | b | c\n"),
     export("a column is missing", "column streams of cdc_streams", f"time,range_end\n{AT},5\n"),

@@ -1,0 +1,254 @@
+"""V1 tables and their rewrite: the two old tables as assets, what asks for the rewrite, and what judges it.
+
+No Spark: a generation of the first format is one cell. The steps are `lifecycle.rewrite`'s.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetSelection,
+    Config,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
+    MaterializeResult,
+    RunRequest,
+    RunsFilter,
+    ScheduleEvaluationContext,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+    schedule,
+    sensor,
+)
+from pydantic import Field
+
+from assets.checks import MEANINGS
+from assets.declared import Sources, key, pool, table_asset
+from assets.failures import in_one_line
+from assets.told import Stopwatch, few_rows, materialized
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.invariants.findings import V1_INVARIANTS
+from cdc_platform.invariants.judge import judge
+from cdc_platform.invariants.rewritten import audit_rewrite
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    CDC_TABLES,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_TIMESTAMPS,
+    NODES,
+    STREAMS_DESCRIPTIONS,
+)
+from cdc_platform.lifecycle import generation_data
+from cdc_platform.lifecycle import rewrite as procedure
+from cdc_platform.settings import Settings
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+REWRITE_JOB = "rewrite"
+MOST_ATTEMPTS = 3
+"""Runs that the sensor asks for on one state of the tables before it leaves the rewrite to people."""
+HOURLY = "0 * * * *"
+
+_STATE_TAG = "cdc_platform/rewrite_state"
+_MAX_RETRIES_TAG = "dagster/max_retries"
+_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+_NO_SOURCES: Sources = {}
+
+
+class RewriteConfig(Config):
+    """Which nodes the rewrite is run for, and how."""
+
+    nodes: list[str] | None = Field(
+        default=None, description="host IDs; by default every node of the ring that is not marked"
+    )
+    again: bool = Field(default=False, description="run it for nodes that are marked as rewritten, too")
+    dry_run: bool = Field(default=False, description="say what would be done, and write nothing")
+
+
+@table_asset(
+    GENERATION_DESCRIPTIONS,
+    group="first_format",
+    spark=False,
+    description="Written while not every node of the cluster understands the second format, and read as long as "
+    "a generation from that time operates. Materialising it takes stock and writes nothing.",
+)
+def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
+    """Report which V1 generations have their data."""
+    watch, lake = Stopwatch(), home.lake()
+    with in_one_line():
+        times = generation_data.described_times(lake).tolist()
+    told = {"generations": few_rows(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
+    version = lake.version(GENERATION_DESCRIPTIONS)
+    return materialized(version, rows=len(times), watch=watch, sources=_NO_SOURCES, told=told)
+
+
+@table_asset(
+    STREAMS_DESCRIPTIONS,
+    group="first_format",
+    spark=False,
+    deps=[cdc_generation_descriptions],
+    description="What clients of old read. Materialising it runs the rewrite: every generation that can still hold "
+    "live log rows goes into the tables that took its place, streams first and then its timestamp, and the nodes are "
+    "marked as rewritten. Any number of runs may do that, one after the other or at once.",
+)
+def cdc_streams_descriptions(
+    context: AssetExecutionContext, config: RewriteConfig, home: HomeResource, clock: ClockResource
+) -> MaterializeResult:
+    """Run the rewrite for every node that is not marked."""
+    watch, lake = Stopwatch(), home.lake()
+    with in_one_line():
+        done = procedure.rewrite(
+            lake,
+            clock.clock(),
+            home.settings(),
+            config.nodes,
+            dry_run=config.dry_run,
+            again=config.again,
+            tell=context.log.info,
+        )
+    for decision in done.missing:
+        context.log.warning(f"{format_ms(decision.time_ms)}: {decision.reason}")
+    rows = ((format_ms(each.time_ms), each.action, each.reason) for each in reversed(done.decisions))
+    told = {
+        "ended": done.ended,
+        "rewritten": sum(each.action == "rewrite" for each in done.decisions),
+        "missing": len(done.missing),
+        "marked": len(done.marked),
+        "decisions": few_rows(("time", "action", "reason"), rows),
+    }
+    version = lake.version(STREAMS_DESCRIPTIONS)
+    return materialized(version, rows=len(done.decisions), watch=watch, sources=_NO_SOURCES, told=told)
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_rewrite",
+    specs=[AssetCheckSpec(name, asset=key(STREAMS_DESCRIPTIONS), description=MEANINGS[name]) for name in V1_INVARIANTS],
+    pool=pool(STREAMS_DESCRIPTIONS),
+)
+def audit_cdc_streams_descriptions(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
+    with in_one_line():
+        findings = {line.invariant: line for line in audit_rewrite(home.lake(), clock.clock(), home.settings())}
+    asked = {check.name for check in context.selected_asset_check_keys}
+    for name in (name for name in V1_INVARIANTS if name in asked):
+        found = findings.get(name)
+        judged = judge([found], [name])[0] if found else None
+        yield AssetCheckResult(
+            passed=judged is None or judged.passed,
+            asset_key=key(STREAMS_DESCRIPTIONS),
+            check_name=name,
+            description="there is nothing of it" if judged is None else judged.sample or f"{judged.population} checked",
+            metadata={} if judged is None else {"population": judged.population, "violations": judged.violations},
+        )
+
+
+rewrite = define_asset_job(
+    REWRITE_JOB,
+    selection=AssetSelection.assets(cdc_generation_descriptions, cdc_streams_descriptions),
+    description="Rewrites V1 generations into the new tables, for every node that is not marked as rewritten. Killed "
+    "and run again, or run twice at once, it leaves the same rows.",
+    executor_def=in_process_executor,
+)
+
+
+def next_rewrite(
+    lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, cursor: str | None
+) -> SensorResult:
+    """What a tick asks for: a run, if live V1 timestamps are not in the new table and a node is not marked.
+
+    The cursor only says at which versions of the tables that was not so: time alone makes generations too old, never
+    live again.
+    """
+    watched = (STREAMS_DESCRIPTIONS, GENERATION_TIMESTAMPS, CDC_LOCAL, NODES, CDC_TABLES)
+    versions = "/".join(str(lake.version(table)) for table in watched)
+    if cursor == versions:
+        return SensorResult(skip_reason="nothing has changed since there was nothing to rewrite", cursor=versions)
+    idle = _idle(lake, settings)
+    if idle:
+        return SensorResult(skip_reason=idle)
+    waiting = [each for each in procedure.decide(lake, clock, settings) if each.action in ("rewrite", "missing-data")]
+    if not waiting:
+        return SensorResult(skip_reason="every live V1 generation is in the new table", cursor=versions)
+    state = _state(procedure.unmarked_nodes(lake), [each.time_ms for each in waiting])
+    runs = instance.get_runs(RunsFilter(job_name=REWRITE_JOB))
+    active = _active(runs)
+    if active:
+        return SensorResult(skip_reason=active)
+    ended = [run for run in runs if run.tags.get(_STATE_TAG) == state]
+    if len(ended) >= MOST_ATTEMPTS:
+        reason = (
+            f"{len(ended)} runs did not end the rewrite, the last is {ended[0].run_id}: mend what it names, and run"
+        )
+        return SensorResult(skip_reason=f"{reason}: cdc-platform rewrite")
+    tags = {_STATE_TAG: state, _MAX_RETRIES_TAG: "0"}
+    return SensorResult(run_requests=[RunRequest(run_key=f"{state}/{len(ended) + 1}", tags=tags)])
+
+
+@sensor(
+    name="v1_leftovers",
+    job_name=REWRITE_JOB,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Asks for the rewrite while V1 generations that can hold live rows are not in the new table and a node "
+    "of the ring is not marked as rewritten.",
+)
+def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
+    """`next_rewrite` on this home and this instance."""
+    return next_rewrite(home.lake(), clock.clock(), home.settings(), context.instance, context.cursor)
+
+
+def scheduled_rewrite(
+    lake: Lake, settings: Settings, instance: DagsterInstance, moment: str
+) -> RunRequest | SkipReason:
+    """What the schedule asks for at `moment`: a run, unless nothing is to be done or one is under way."""
+    idle = _idle(lake, settings) or _active(instance.get_runs(RunsFilter(job_name=REWRITE_JOB)))
+    return SkipReason(idle) if idle else RunRequest(run_key=moment, tags={_MAX_RETRIES_TAG: "0"})
+
+
+@schedule(
+    name="hourly_rewrite",
+    job_name=REWRITE_JOB,
+    cron_schedule=HOURLY,
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="The rewrite without the sensor: every hour, until every node is marked. Both may be on at once.",
+)
+def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
+    """`scheduled_rewrite` on this home and this instance."""
+    moment = context.scheduled_execution_time.isoformat()
+    return scheduled_rewrite(home.lake(), home.settings(), context.instance, moment)
+
+
+def _idle(lake: Lake, settings: Settings) -> str | None:
+    """Why there is nothing to run, whatever the generations are."""
+    if procedure.is_absent(lake):
+        return "there is no V1 streams table"
+    if settings.dont_rewrite_streams:
+        return "dont_rewrite_streams is set"
+    if not procedure.unmarked_nodes(lake):
+        return "no node of the ring is unmarked"
+    return None
+
+
+def _active(runs: Sequence[DagsterRun]) -> str | None:
+    active = next((run for run in runs if run.status not in _FINISHED), None)
+    return None if active is None else f"run {active.run_id} is rewriting"
+
+
+def _state(hosts: Sequence[str], times: Sequence[int]) -> str:
+    """A name for who has not rewritten and what is left to be rewritten."""
+    return hashlib.sha256(repr((list(hosts), list(times))).encode()).hexdigest()[:16]

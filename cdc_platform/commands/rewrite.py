@@ -1,0 +1,68 @@
+"""`cdc-platform rewrite`: the old streams table into the new one, or with --dry-run what that would do."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from cdc_platform.clock import format_ms
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.lifecycle.rewrite import Rewrite
+
+
+@click.command()
+@click.option("--node", "nodes", metavar="HOST_ID", type=click.UUID, multiple=True, help="Only for this node.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--again", is_flag=True, help="For nodes that are marked as rewritten as well.")
+@json_option
+@pass_session
+def rewrite(session: Session, nodes: tuple[UUID, ...], dry_run: bool, again: bool, as_json: bool) -> None:
+    """Rewrite the generations of cdc_streams_descriptions into the tables that took its place.
+
+    For every node of the ring that is not marked as rewritten, or for those named with --node. Each timestamp is
+    listed with what becomes of it: rewrite, skip-too-old, skip-present or missing-data. With -v before the command
+    every step is told.
+
+    \b
+    Example:
+      cdc-platform rewrite --dry-run
+      cdc-platform -v rewrite --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import rewrite as procedure
+
+    home = session.open_home()
+    logger = logging.getLogger(procedure.__name__)
+    done = procedure.rewrite(
+        Lake(home.lake),
+        session.clock,
+        home.settings,
+        [str(node) for node in nodes] or None,
+        dry_run=dry_run,
+        again=again,
+        tell=logger.info,
+    )
+    if not done.decisions:
+        warn(done.ended)
+    for decision in done.missing:
+        warn(f"{format_ms(decision.time_ms)}: {decision.reason}")
+    if as_json:
+        write_json(_rows(done))
+        return
+    if done.decisions:
+        columns = ("time", "action", "reason")
+        write_table("V1 generations", columns, [[row[name] for name in columns] for row in _rows(done)])
+    write_facts([("nodes", ", ".join(done.hosts)), ("marked as rewritten", ", ".join(done.marked) or None)])
+
+
+def _rows(done: Rewrite) -> list[dict[str, object]]:
+    return [
+        {"time": format_ms(decision.time_ms), "action": decision.action, "reason": decision.reason}
+        for decision in done.decisions
+    ]

@@ -1,0 +1,279 @@
+"""The rewrite of the old user-facing streams table into the new one, step by step as design document 000 has it.
+
+Every node of an upgraded cluster runs it, and whoever comes first does the work. Which generations are too old is
+`generations.rewrite_selection`'s to say; the rows go in as `publish_v1` publishes any V1 generation. No Spark: what is
+decided is decided from times alone, and one generation is one cell.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, StateError
+from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS, Table
+from cdc_platform.lifecycle import cdc_tables, generation_data, inbox, publish_v1
+from cdc_platform.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Action = Literal["rewrite", "skip-too-old", "skip-present", "missing-data"]
+REWRITTEN = "rewritten"
+"""The key of the marker in `system.cdc_local`: the node has nothing to rewrite, or no more."""
+
+Tell = Callable[[str], object]
+_Result = TypeVar("_Result")
+# A read or a write that fails for one of these may not fail the next time; missing or damaged data will.
+_PASSING = (StateError, EnvironmentProblem, ConflictError, OSError)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a V1 generation, named by its time (ms), and why."""
+
+    time_ms: int
+    action: Action
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What a rewrite did, or with a dry run would do.
+
+    `hosts`: the nodes it was run for; `marked`: those of them that have the marker now; `decisions`: one for each
+    timestamp of the old table, oldest first; `ended`: why it stopped, in words.
+    """
+
+    hosts: tuple[str, ...]
+    marked: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    ended: str
+
+    @property
+    def missing(self) -> list[Decision]:
+        """The generations whose data could not be found."""
+        return [decision for decision in self.decisions if decision.action == "missing-data"]
+
+
+def marked_nodes(lake: Lake) -> set[str]:
+    """The host IDs of the nodes that have the marker."""
+    return set(lake.read(CDC_LOCAL, ["host_id"], [("key", "=", REWRITTEN)])["host_id"].to_pylist())
+
+
+def unmarked_nodes(lake: Lake) -> list[str]:
+    """The host IDs of the ring's nodes that have not rewritten, ascending."""
+    ring = set(lake.read(NODES, ["host_id"], [("status", "=", inbox.NORMAL)])["host_id"].to_pylist())
+    return sorted(ring - marked_nodes(lake))
+
+
+def is_absent(lake: Lake) -> bool:
+    """Whether there is no old streams table. An empty one counts as none: naming the tables for SQL makes them all."""
+    return lake.read(STREAMS_DESCRIPTIONS, ["time"]).num_rows == 0
+
+
+def decide(lake: Lake, clock: Clock, settings: Settings) -> list[Decision]:
+    """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
+    times = _times(lake, STREAMS_DESCRIPTIONS)
+    logs = [LogLife(table.ttl_seconds * 1000, table.created_at_ms) for table in _enabled(lake)]
+    now_ms = clock.now_ms()
+    creation, margin = settings.use_creation_time, settings.clock_margin_ms
+    live = may_hold_rows(times, logs, now_ms, use_creation_time=creation, clock_margin_ms=margin)
+    oldest = oldest_live_ms(logs, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
+    listed = set(_times(lake, GENERATION_TIMESTAMPS).tolist())
+    described = set(generation_data.described_times(lake).tolist())
+    ends = [*times[1:].tolist(), None]
+    return [
+        _decision(time_ms, end, is_live, oldest, listed, described)
+        for time_ms, end, is_live in zip(times.tolist(), ends, live.tolist(), strict=True)
+    ]
+
+
+def rewrite(
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    hosts: Sequence[str] | None = None,
+    *,
+    dry_run: bool = False,
+    again: bool = False,
+    tell: Tell = log.info,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Rewrite:
+    """Rewrite for these nodes (host IDs), by default for every node of the ring that is not marked.
+
+    Nodes share the lake, so that one pass is every node's; processes that run it at once end with the same rows.
+    `again` runs it for marked nodes too. `tell` gets every step with its reason.
+
+    Raises:
+        NotFound: a host is not known, or the ring has no nodes and none is named.
+        StateError: generations could not be read, however often that was tried; the others are rewritten, and no
+            node is marked.
+    """
+    chosen = _chosen(lake, hosts)
+    run = _Run(lake, clock, settings, dry_run, tell, sleep)
+    if is_absent(lake):
+        return run.ended(chosen, (), "step 1: there is no cdc_streams_descriptions, so there is nothing to rewrite")
+    marked = set() if again else marked_nodes(lake)
+    todo = tuple(host for host in chosen if host not in marked)
+    for host in (host for host in chosen if host in marked):
+        tell(f"step 2: node {host} is marked as rewritten already")
+    if not todo:
+        return run.ended(chosen, (), "step 2: every node is marked as rewritten already")
+    if settings.dont_rewrite_streams:
+        return run.ended(chosen, (), "dont_rewrite_streams is set: an administrator has to see to the old table")
+    tables = _enabled(lake)
+    if not tables:
+        ended = "step 3: no table has CDC enabled, so old generations are not needed"
+        return run.ended(todo, (), ended, mark_as=run.mark(todo, None))
+    tell(f"step 3: {len(tables)} tables have CDC enabled, the first {tables[0].full_name}")
+    return run.steps_4_to_7(todo)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the procedure, with what it was given."""
+
+    lake: Lake
+    clock: Clock
+    settings: Settings
+    dry_run: bool
+    tell: Tell
+    sleep: Callable[[float], None]
+    failures: list[str] = field(default_factory=list)
+
+    def steps_4_to_7(self, hosts: tuple[str, ...]) -> Rewrite:
+        planned = self.retried("the scan of times", lambda: decide(self.lake, self.clock, self.settings))
+        old = sum(decision.action == "skip-too-old" for decision in planned)
+        self.tell(f"step 4: the old table has {len(planned)} timestamps; step 5: {old} of them are too old")
+        done = tuple(self._step_6(decision) for decision in planned)
+        if self.failures:
+            raise StateError(
+                f"{len(self.failures)} of {len(planned)} V1 generations could not be read or written, so no node is "
+                f"marked; the first: {self.failures[0]}; run it again"
+            )
+        failpoints.reached(failpoints.BEFORE_MARKER)
+        missing = sum(decision.action == "missing-data" for decision in done)
+        ended = f"finished, but {missing} generations could not be rewritten" if missing else "finished"
+        return self.ended(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
+
+    def _step_6(self, decision: Decision) -> Decision:
+        """Carry a decision out; answers with what became of it."""
+        name = format_ms(decision.time_ms)
+        if decision.action == "rewrite" and not self.dry_run:
+            try:
+                decision = self.retried(f"generation {name}", lambda: self._one(decision))
+            except _PASSING as error:
+                self.failures.append(f"{name}: {error}")
+                self.tell(f"step 6: {name}: not rewritten in {self.settings.rewrite_attempts} attempts: {error}")
+                return decision
+        self.tell(f"step 6: {name}: {decision.action}: {decision.reason}")
+        return decision
+
+    def _one(self, decision: Decision) -> Decision:
+        time_ms = decision.time_ms
+        if publish_v1.is_listed(self.lake, time_ms):
+            return Decision(time_ms, "skip-present", "another node has rewritten it in the meantime")
+        cell = generation_data.read_cell(self.lake, time_ms)
+        if cell is None:
+            return _missing(time_ms)
+        try:
+            description = generation_data.parse_cell(time_ms, cell)
+        except StateError as error:
+            return Decision(time_ms, "missing-data", str(error))
+        publish_v1.publish_streams(self.lake, time_ms, description)
+        failpoints.reached(failpoints.AFTER_REWRITTEN_STREAMS)
+        publish_v1.publish_timestamp(self.lake, time_ms)
+        failpoints.reached(failpoints.AFTER_REWRITTEN_TIMESTAMP)
+        return decision
+
+    def mark(self, hosts: tuple[str, ...], newest_ms: int | None) -> tuple[str, ...]:
+        """Write the marker of each node; a marker that is there stays."""
+        if self.dry_run:
+            return ()
+        moment = None if newest_ms is None else to_datetime(newest_ms * 1000)
+        rows = [{"host_id": host, "key": REWRITTEN, "streams_timestamp": moment, "uuid": None} for host in hosts]
+        table = pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema)
+        self.retried("the marker", lambda: self.lake.merge(CDC_LOCAL, table, update=False))
+        return hosts
+
+    def ended(
+        self, hosts: tuple[str, ...], decisions: tuple[Decision, ...], reason: str, mark_as: tuple[str, ...] = ()
+    ) -> Rewrite:
+        marked = f"; nodes marked as rewritten: {', '.join(mark_as)}" if mark_as else ""
+        self.tell(f"{reason}{marked}{' (dry run: nothing is written)' if self.dry_run else ''}")
+        return Rewrite(hosts, mark_as, decisions, reason)
+
+    def retried(self, what: str, work: Callable[[], _Result]) -> _Result:
+        def again(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.tell(f"{what}: attempt {state.attempt_number} failed: {error}; trying again")
+
+        for attempt in Retrying(
+            retry=retry_if_exception_type(_PASSING),
+            stop=stop_after_attempt(self.settings.rewrite_attempts),
+            wait=wait_fixed(self.settings.rewrite_retry_ms / 1000),
+            sleep=self.sleep,
+            before_sleep=again,
+            reraise=True,
+        ):
+            with attempt:
+                return work()
+        raise AssertionError("unreachable: the last attempt raises")
+
+
+def _decision(
+    time_ms: int, end_ms: int | None, is_live: bool, oldest: int | None, listed: Collection[int], there: Collection[int]
+) -> Decision:
+    since = "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
+    if not is_live:
+        assert end_ms is not None
+        reason = f"superseded at {format_ms(end_ms)}, and logs have rows only from {since} on"
+        return Decision(time_ms, "skip-too-old", reason)
+    if time_ms in listed:
+        return Decision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
+    if time_ms not in there:
+        return _missing(time_ms)
+    if end_ms is None:
+        return Decision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
+    reason = f"superseded at {format_ms(end_ms)}, and logs can have rows from {since} on"
+    return Decision(time_ms, "rewrite", reason)
+
+
+def _missing(time_ms: int) -> Decision:
+    reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
+    return Decision(time_ms, "missing-data", f"{reason}; import that table and run: cdc-platform rewrite --again")
+
+
+def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
+    ring = lake.read(NODES, ["host_id", "status"])
+    normal = sorted(row["host_id"] for row in ring.to_pylist() if row["status"] == inbox.NORMAL)
+    if hosts is None:
+        if not normal:
+            raise NotFound("the ring has no nodes; import a ring snapshot, or name one with --node HOST_ID")
+        return tuple(normal)
+    known = set(ring["host_id"].to_pylist()) | set(lake.read(CDC_LOCAL, ["host_id"])["host_id"].to_pylist())
+    for host in hosts:
+        if host not in known:
+            raise NotFound(f"no node {host} is known; list the nodes with: cdc-platform ring")
+    return tuple(dict.fromkeys(hosts))
+
+
+def _enabled(lake: Lake) -> list[cdc_tables.CdcTable]:
+    return [table for table in cdc_tables.cdc_tables(lake) if table.enabled]
+
+
+def _times(lake: Lake, table: Table) -> np.ndarray:
+    """The times (ms, int64[n], ascending) in a table, of which no other column is read."""
+    moments = lake.read(table, ["time"])["time"].to_pylist()
+    return np.unique(np.array([from_datetime(moment) // 1000 for moment in moments], dtype=np.int64))

@@ -1,0 +1,204 @@
+"""The rewrite in Dagster: what a run does and tells, what its checks judge, when the sensor and the schedule ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    ExecuteInProcessResult,
+    RunRequest,
+    SensorResult,
+    SkipReason,
+    TableMetadataValue,
+    build_schedule_context,
+    build_sensor_context,
+)
+from rehearsal import QUIET, Rehearsal
+from v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
+
+from assets.rewrite import (
+    MOST_ATTEMPTS,
+    REWRITE_JOB,
+    hourly_rewrite,
+    next_rewrite,
+    scheduled_rewrite,
+    v1_leftovers,
+)
+from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.dagster_home import CLOCK_VARIABLE
+from cdc_platform.definitions import defs
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
+from cdc_platform.lifecycle import publish_v1
+from cdc_platform.lifecycle.rewrite import marked_nodes, rewrite
+from cdc_platform.settings import Settings
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+NOW_MS = START_MS + 5 * HOUR_MS
+NOW = Clock(NOW_MS * 1000)
+HOSTS = {str(node.host_id) for node in nodes(3)}
+
+
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run at the same time."""
+    monkeypatch.setenv(CLOCK_VARIABLE, format_ms(NOW_MS))
+
+
+def run(rehearsal: Rehearsal, **config: Any) -> ExecuteInProcessResult:
+    """Run the job, with tags as the sensor gives them."""
+    tags = config.pop("tags", {})
+    ops = {"ops": {"system_distributed__cdc_streams_descriptions": {"config": config}}} if config else {}
+    return defs.resolve_job_def(REWRITE_JOB).execute_in_process(
+        run_config=QUIET | ops, instance=rehearsal.instance, raise_on_error=False, tags=tags
+    )
+
+
+def skipped(asked: SensorResult | RunRequest | SkipReason) -> str:
+    """Why no run was asked for."""
+    reason = asked.skip_reason if isinstance(asked, SensorResult) else asked
+    assert isinstance(reason, SkipReason), asked
+    return str(reason.skip_message)
+
+
+def tick(lake: Lake, instance: DagsterInstance, cursor: str | None = None, **settings: Any) -> Any:
+    """A tick of the sensor."""
+    return next_rewrite(lake, NOW, Settings(**settings), instance, cursor)
+
+
+def evaluations(result: ExecuteInProcessResult) -> dict[str, tuple[bool, dict[str, Any]]]:
+    """The checks that a run judged: whether they passed, and their figures."""
+    return {
+        each.check_name: (each.passed, {name: value.value for name, value in each.metadata.items()})
+        for each in result.get_asset_check_evaluations()
+    }
+
+
+def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
+    """Three generations, one without data: two are in the new table, told as a table; the check finds the third."""
+    old_cluster(rehearsal.lake, times(3), without_data=times(3)[:1])
+    result = run(rehearsal)
+    assert result.success
+    told = result.asset_materializations_for_node("system_distributed__cdc_streams_descriptions")[0].metadata
+    assert (told["rewritten"].value, told["missing"].value, told["marked"].value) == (2, 1, 3)
+    table = told["decisions"]
+    assert isinstance(table, TableMetadataValue)
+    assert [record.data["action"] for record in table.records] == ["rewrite", "rewrite", "missing-data"]
+    assert marked_nodes(rehearsal.lake) == HOSTS
+    assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+    assert evaluations(result) == {
+        "live_generations_rewritten": (False, {"population": 3, "violations": 1}),
+        "rewritten_equals_v1": (True, {"population": 2 * 12, "violations": 0}),
+    }
+    stock = result.asset_materializations_for_node("system_distributed__cdc_generation_descriptions")[0].metadata
+    assert stock["dagster/row_count"].value == 2
+
+
+def test_a_run_without_old_tables_is_good(rehearsal: Rehearsal) -> None:
+    """Nothing to rewrite and nothing to judge is no failure; an unknown node is one, in one line."""
+    old_cluster(rehearsal.lake, [])
+    result = run(rehearsal)
+    assert result.success
+    assert evaluations(result) == {"live_generations_rewritten": (True, {}), "rewritten_equals_v1": (True, {})}
+    refused = run(rehearsal, nodes=["00000000-0000-0000-0000-0000000000ff"])
+    assert not refused.success
+
+
+def test_a_dry_run_of_the_job_writes_nothing(rehearsal: Rehearsal) -> None:
+    """The launchpad can ask what would be done."""
+    old_cluster(rehearsal.lake, times(2))
+    assert run(rehearsal, dry_run=True).success
+    assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 0
+    assert marked_nodes(rehearsal.lake) == set()
+
+
+def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None:
+    """A live timestamp that is not in the new table, and a node that is not marked: both, or no run."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    old_cluster(lake, [], tables=[])
+    assert "no V1 streams table" in skipped(tick(lake, instance))
+    made = old_cluster(lake, times(2), tables=[("orders", 0)])
+    asked = tick(lake, instance)
+    assert len(asked.run_requests) == 1
+    # A lost cursor, and a tick before the run has begun, ask for the same run.
+    assert tick(lake, instance).run_requests[0].run_key == asked.run_requests[0].run_key
+    assert "dont_rewrite_streams" in skipped(tick(lake, instance, dont_rewrite_streams=True))
+    # Somebody publishes all of them: nothing is left, though no node is marked.
+    for time_ms, each in made.items():
+        publish_v1.publish_streams(lake, time_ms, each)
+        publish_v1.publish_timestamp(lake, time_ms)
+    quiet = tick(lake, instance)
+    assert "every live V1 generation" in skipped(quiet)
+    assert "nothing has changed" in skipped(tick(lake, instance, quiet.cursor))
+    # One more is left, and another state is another run; then a node after the other is marked.
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(times(2)[0] * 1000))])
+    again = tick(lake, instance, quiet.cursor)
+    assert again.run_requests[0].run_key != asked.run_requests[0].run_key
+    rewrite(lake, NOW, Settings(), sorted(HOSTS)[:2])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(times(2)[0] * 1000))])
+    assert len(tick(lake, instance).run_requests) == 1
+    rewrite(lake, NOW, Settings(), again=True)
+    assert "no node of the ring is unmarked" in skipped(tick(lake, instance))
+
+
+def test_the_sensor_gives_up_after_some_runs(rehearsal: Rehearsal) -> None:
+    """A rewrite that fails is asked for again under a new key; after three runs people are told what to do."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    old_cluster(lake, times(1))
+    keys = []
+    for _ in range(MOST_ATTEMPTS):
+        request = tick(lake, instance).run_requests[0]
+        keys.append(request.run_key)
+        failed = run(rehearsal, nodes=["00000000-0000-0000-0000-0000000000ff"], tags=request.tags)
+        assert not failed.success
+    assert len(set(keys)) == MOST_ATTEMPTS
+    assert "cdc-platform rewrite" in skipped(tick(lake, instance))
+
+
+def test_sensor_and_schedule_on_at_once_ask_for_one_run(rehearsal: Rehearsal) -> None:
+    """While a run is under way neither asks for another; without one both may, and two runs leave one result."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    made = old_cluster(lake, times(2))
+    assert isinstance(scheduled_rewrite(lake, Settings(), instance, "noon"), RunRequest)
+    under_way = instance.create_run_for_job(defs.resolve_job_def(REWRITE_JOB), status=DagsterRunStatus.STARTED)
+    for asked in (tick(lake, instance), scheduled_rewrite(lake, Settings(), instance, "noon")):
+        assert f"run {under_way.run_id} is rewriting" in skipped(asked)
+    instance.delete_run(under_way.run_id)
+    assert run(rehearsal).success
+    assert run(rehearsal, again=True).success
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == len(made)
+
+
+def test_the_schedule_asks_until_every_node_is_marked(rehearsal: Rehearsal) -> None:
+    """Also where nothing is left to be rewritten: the markers are."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    old_cluster(lake, [])
+    assert isinstance(scheduled_rewrite(lake, Settings(), instance, "noon"), SkipReason)
+    old_cluster(lake, times(2))
+    rewrite(lake, NOW, Settings(), sorted(HOSTS)[:1])
+    request = scheduled_rewrite(lake, Settings(), instance, "noon")
+    assert isinstance(request, RunRequest)
+    assert request.run_key == "noon"
+    assert run(rehearsal).success
+    assert isinstance(scheduled_rewrite(lake, Settings(), instance, "one"), SkipReason)
+
+
+def test_both_are_wired_to_home_and_clock(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    """What Dagster calls is what was tested: same home, same clock."""
+    old_cluster(rehearsal.lake, times(1))
+    resources = {"home": HomeResource(), "clock": ClockResource()}
+    moment = to_datetime(NOW_MS * 1000)
+    (tmp_path / "dagster").mkdir()
+    with DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        asked: Any = v1_leftovers(build_sensor_context(instance=instance, resources=resources))
+        assert len(asked.run_requests) == 1
+        context = build_schedule_context(
+            instance=instance, scheduled_execution_time=moment, resources={"home": HomeResource()}
+        )
+        request: Any = hourly_rewrite(context)
+    assert request.run_key == moment.isoformat()

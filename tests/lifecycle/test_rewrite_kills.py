@@ -1,0 +1,81 @@
+"""Rewrites that are killed at named points, and several at once: real processes, by the command line. No Spark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
+
+from cdc_platform import failpoints
+from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, TABLES
+
+NOW = format_ms(START_MS + 10 * HOUR_MS)
+
+
+def command(home: Path, *options: str) -> list[str]:
+    """The rewrite, at a stopped clock."""
+    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", NOW, "rewrite", "--json", *options]
+
+
+def contents(home: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every row of every table of a home."""
+    lake = Lake(home / "lake")
+    return {
+        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+        for name, table in TABLES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the home of an upgraded cluster, `home`, and one in which the rewrite was not disturbed, `done`."""
+    folder = tmp_path_factory.mktemp("upgraded")
+    old_cluster(Lake(open_home(folder / "home").lake), times(3), without_data=times(3)[:1])
+    shutil.copytree(folder / "home", folder / "done")
+    done = subprocess.run(command(folder / "done"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("point", failpoints.REWRITE)
+def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: Path) -> None:
+    """Killed at each named point: no reader sees a time without its rows, no node is marked; the next run ends it."""
+    home = upgraded / point
+    shutil.copytree(upgraded / "home", home)
+    environment = os.environ | {failpoints.VARIABLE: point}
+    killed = subprocess.run(command(home), env=environment, capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    lake, done = Lake(home / "lake"), Lake(upgraded / "done" / "lake")
+    for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist():
+        assert published(lake, from_datetime(time) // 1000) == published(done, from_datetime(time) // 1000)
+    assert contents(home)["system.cdc_local"] == []
+    again = subprocess.run(command(home), capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert contents(home) == contents(upgraded / "done")
+
+
+def test_nodes_that_rewrite_at_once_leave_one_result(upgraded: Path) -> None:
+    """A process a node and one for all of them, started at the same moment: the same rows, none twice, no error."""
+    home = upgraded / "race"
+    shutil.copytree(upgraded / "home", home)
+    options = [*(["--node", str(node.host_id)] for node in nodes(3)), []]
+    started = [
+        subprocess.Popen(command(home, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for more in options
+    ]
+    told = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * len(options), told
+    assert contents(home) == contents(upgraded / "done")
+    lake = Lake(home / "lake")
+    for time_ms in times(3)[1:]:
+        assert published(lake, time_ms) == expected(description(time_ms, nodes(3)))

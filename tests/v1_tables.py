@@ -1,0 +1,111 @@
+"""An old cluster as tests need it: its ring, its V1 generations, its tables with CDC; and what was made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+)
+from cdc_platform.lifecycle import cdc_tables, inbox
+from cdc_platform.ring import Node, Ring
+
+HOUR_MS = 3_600_000
+START_MS = 1_600_000_000_000
+"""The first V1 generation; the others follow an hour apart."""
+
+
+def times(count: int) -> list[int]:
+    """The times (ms) of `count` V1 generations."""
+    return [START_MS + number * HOUR_MS for number in range(count)]
+
+
+def nodes(count: int, tokens: int = 4) -> list[Node]:
+    """Nodes with tokens of their own, always the same."""
+    drawn = np.random.default_rng(7).integers(-(2**63) + 1, 2**63 - 1, (count, tokens), dtype=np.int64)
+    return [
+        Node(UUID(int=number + 1), tuple(row), 3, 12, f"10.0.0.{number}", "dc1", "r1", ("CDC_GENERATIONS_V2",))
+        for number, row in enumerate(drawn.tolist())
+    ]
+
+
+def description(time_ms: int, members: list[Node]) -> TopologyDescription:
+    """A generation over these nodes, told apart by its time."""
+    return generate(RingLayout.of(Ring.of(members)), UUID(int=time_ms))
+
+
+def old_cluster(
+    lake: Lake,
+    generations: Iterable[int],
+    *,
+    members: list[Node] | None = None,
+    without_data: Iterable[int] = (),
+    tables: Iterable[tuple[str, int]] = (("orders", 24 * 3600),),
+    created_at_ms: int = 0,
+) -> dict[int, TopologyDescription]:
+    """Fill a lake with a cluster of old: its ring, its V1 tables, its tables with CDC; answers with the descriptions.
+
+    `without_data` names times of which only the user-facing row is there.
+    """
+    ring = nodes(3) if members is None else members
+    if ring:
+        lake.merge(NODES, inbox.node_rows(ring), update=True)
+    made = {time_ms: description(time_ms, ring or nodes(3)) for time_ms in generations}
+    lost = set(without_data)
+    write_v1(lake, {time_ms: each for time_ms, each in made.items() if time_ms not in lost}, STREAMS_DESCRIPTIONS)
+    lake.merge(STREAMS_DESCRIPTIONS, _flat({time_ms: made[time_ms] for time_ms in lost}), update=True)
+    for name, ttl in tables:
+        cdc_tables.add(lake, Clock(START_MS * 1000), "ks", name, ttl_seconds=ttl, created_at_ms=created_at_ms)
+    return made
+
+
+def write_v1(lake: Lake, made: dict[int, TopologyDescription], *also: object) -> None:
+    """Write descriptions into the internal table, and where the user-facing one is named, their streams there."""
+    cells = [list(_entries(each)) for each in made.values()]
+    moments = [to_datetime(time_ms * 1000) for time_ms in made]
+    rows = pa.table({"time": moments, "description": cells}, schema=_without_expired(GENERATION_DESCRIPTIONS.schema))
+    lake.merge(GENERATION_DESCRIPTIONS, rows, update=True)
+    if STREAMS_DESCRIPTIONS in also:
+        lake.merge(STREAMS_DESCRIPTIONS, _flat(made), update=True)
+
+
+def published(lake: Lake, time_ms: int) -> list[tuple[int, list[bytes]]]:
+    """The published rows of a time, ascending."""
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", to_datetime(time_ms * 1000))])
+    return sorted((row["range_end"], row["streams"]) for row in rows.to_pylist())
+
+
+def expected(made: TopologyDescription) -> list[tuple[int, list[bytes]]]:
+    """The rows that a description has to be published as."""
+    return [(entry["token_range_end"], entry["streams"]) for entry in _entries(made)]
+
+
+def _entries(made: TopologyDescription) -> Iterable[dict[str, Any]]:
+    for row in range(len(made)):
+        entry = made.entry(row)
+        yield {
+            "token_range_end": entry.range_end,
+            "streams": [stream.tobytes() for stream in entry.streams],
+            "sharding_ignore_msb": entry.ignore_msb,
+        }
+
+
+def _flat(made: dict[int, TopologyDescription]) -> pa.Table:
+    moments = [to_datetime(time_ms * 1000) for time_ms in made]
+    flat = [sorted(stream.tobytes() for stream in each.streams) for each in made.values()]
+    return pa.table({"time": moments, "streams": flat}, schema=_without_expired(STREAMS_DESCRIPTIONS.schema))
+
+
+def _without_expired(schema: pa.Schema) -> pa.Schema:
+    return schema.remove(schema.get_field_index("expired"))
