@@ -1,0 +1,143 @@
+"""checkAndRepairCdcStreams in Dagster: a check that tells, a job that asks for the repair, a sensor that is off.
+
+A repair that is asked for goes the way of a join: the sensor `waiting_joins` runs it. No Spark in here.
+"""
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    Config,
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    SensorEvaluationContext,
+    SensorResult,
+    TableMetadataValue,
+    asset_check,
+    job,
+    op,
+    sensor,
+)
+from pydantic import Field
+
+from assets.declared import key, pool
+from assets.failures import in_one_line
+from assets.told import few_rows
+from cdc_platform.errors import PlatformError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
+from cdc_platform.lifecycle import inbox
+from cdc_platform.lifecycle import repair as repairing
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+REPAIR_JOB = "check_and_repair_streams"
+MOST_ATTEMPTS = 3
+"""Runs that the sensor asks for on one state of the tables before it leaves the repair to people."""
+
+_STATE_TAG = "cdc_platform/repair_state"
+_FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
+
+
+class Strictness(Config):
+    """What is repaired."""
+
+    strict: bool | None = Field(
+        default=None, description="repair for warnings too; by default what `repair_strict` of the settings says"
+    )
+
+
+@op(pool=pool(BOOTSTRAP_EVENTS))
+def ask_for_repair(context: OpExecutionContext, config: Strictness, home: HomeResource, clock: ClockResource) -> None:
+    """Check the latest generation against the ring, and queue its repair where one is needed."""
+    lake = home.lake()
+    strict = home.settings().repair_strict if config.strict is None else config.strict
+    with in_one_line():
+        checkup = repairing.check(lake, strict=strict)
+        event = repairing.ask(lake, clock.clock(), checkup)
+    for found in (*checkup.reasons, *checkup.warnings):
+        context.log.warning(f"{found.condition.value}: {found.detail}")
+    told = {"needed": checkup.needed, "latest": str(checkup.latest), "conditions": _conditions(checkup)}
+    if event is not None:
+        context.log.info(f"Event {event.event_id}: generation {event.generation_id} waits.")
+        told |= {"event_id": event.event_id, "generation_id": event.generation_id}
+    context.add_output_metadata(told)
+
+
+@job(
+    name=REPAIR_JOB,
+    description="Checks whether the latest generation still fits the ring, and queues a new generation where it does "
+    "not; the sensor `waiting_joins` makes it. Runs at the same time queue one generation.",
+)
+def check_and_repair_streams() -> None:
+    """Ask for a repair where one is needed."""
+    ask_for_repair()
+
+
+@asset_check(
+    asset=key(NODES),
+    name="streams_fit_the_ring",
+    description="The latest generation fits the ring as it stands: a repair is neither needed nor of use.",
+)
+def streams_fit_the_ring(home: HomeResource) -> AssetCheckResult:
+    """Judge the latest generation; what is only a warning for `repair` is one here."""
+    with in_one_line():
+        checkup = repairing.check(home.lake())
+    amiss = [*checkup.reasons, *checkup.warnings]
+    return AssetCheckResult(
+        passed=not amiss,
+        severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
+        description=amiss[0].detail if amiss else f"{checkup.latest} fits",
+        metadata={"needed": checkup.needed, "conditions": _conditions(checkup)},
+    )
+
+
+def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+    """What a tick asks for: a run of the repair job, if ScyllaDB's own conditions say so; no stream is read for that.
+
+    The cursor only says at which versions of the tables nothing was to be done.
+    """
+    state = "/".join(str(lake.version(table)) for table in (NODES, BOOTSTRAP_EVENTS, GENERATIONS))
+    if cursor == state:
+        return SensorResult(skip_reason="nothing has changed since the streams fitted the ring", cursor=state)
+    try:
+        checkup = repairing.check(lake, streams=False)
+    except PlatformError as error:
+        return SensorResult(skip_reason=str(error))
+    if not checkup.needed:
+        return SensorResult(skip_reason=f"generation {checkup.latest} fits the ring", cursor=state)
+    if any(event.kind == inbox.REPAIR for event in inbox.waiting(lake)):
+        return SensorResult(skip_reason="a repair waits already; waiting_joins makes it")
+    if checkup.blocked_by:
+        return SensorResult(skip_reason=f"a repair is needed, but {checkup.blocked_by[0]}")
+    runs = instance.get_runs(RunsFilter(job_name=REPAIR_JOB, tags={_STATE_TAG: state}))
+    if any(run.status not in _FINISHED for run in runs):
+        return SensorResult(skip_reason="a repair is being asked for")
+    if len(runs) >= MOST_ATTEMPTS:
+        return SensorResult(
+            skip_reason=f"{len(runs)} runs have asked for the repair; look at the last, and at `repair`"
+        )
+    request = RunRequest(run_key=f"{state}/{len(runs) + 1}", tags={_STATE_TAG: state})
+    return SensorResult(run_requests=[request])
+
+
+@sensor(
+    name="needed_repairs",
+    job_name=REPAIR_JOB,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Asks for a repair when the latest generation no longer fits the ring. Off until it is switched on: "
+    "whether a node that has left is worth a new generation now, or comes back, people know better.",
+)
+def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
+    """`next_repair` on this home and this instance."""
+    return next_repair(home.lake(), context.instance, context.cursor)
+
+
+def _conditions(checkup: repairing.Checkup) -> TableMetadataValue:
+    kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
+    rows = [(kind, found.condition.value, found.detail) for kind, several in kinds for found in several]
+    return few_rows(("kind", "condition", "detail"), rows)

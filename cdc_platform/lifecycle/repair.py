@@ -1,0 +1,166 @@
+"""checkAndRepairCdcStreams: is the latest generation still fit for the ring, and if not, a new one without a join.
+
+It reads what `generations.damage` judges, and puts the repair into the inbox, from where it goes the way of a join.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
+from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, limit_streams_for_v1
+from cdc_platform.generations.cluster_feature import nodes_without_v2
+from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL
+from cdc_platform.lifecycle import generation_data, inbox, reading
+from cdc_platform.ring import Node, Ring
+
+_REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")
+_AT_REST = (inbox.NORMAL, "LEFT")
+# What the file systems say of data that may come back: a new generation would be made for nothing.
+_PASSING = ("permission denied", "timed out", "timeout", "connection", "unreachable", "too many open files")
+
+Reader = Callable[[Lake, GenerationId], TopologyDescription]
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What was found. `latest` is the generation with the greatest timestamp that anybody knows, None without any.
+
+    `reasons` make a new generation due; `warnings` a repair would mend too, but they ask for none: a strict check has
+    only reasons. `blocked_by` says, a line each, why it cannot be made now.
+    """
+
+    latest: GenerationId | None
+    reasons: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    blocked_by: tuple[str, ...]
+
+    @property
+    def needed(self) -> bool:
+        """Whether a new generation is due."""
+        return bool(self.reasons)
+
+
+def check(
+    lake: Lake, *, strict: bool = False, streams: bool = True, reader: Reader = generation_data.description_of
+) -> Checkup:
+    """Whether the latest generation needs repair. Reads only; `streams=False` leaves the streams unread too.
+
+    Raises:
+        StateError: there is no ring to repair the streams of.
+        EnvironmentProblem: the generation cannot be read now; that is no reason to make a new one.
+    """
+    ring = inbox.current_ring(lake)
+    if not ring.nodes:
+        raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
+    latest = latest_id(lake)
+    findings = _findings(lake, latest, ring, streams, reader)
+    reasons = tuple(each for each in findings if strict or each.is_reason)
+    warnings = tuple(each for each in findings if each not in reasons)
+    return Checkup(latest, reasons, warnings, tuple(_blocked_by(lake)))
+
+
+def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = None) -> inbox.BootstrapEvent | None:
+    """Queue the repair that `checkup` found to be needed; None where it did not and none is unfinished.
+
+    Calls at the same time are one repair: the event's ID follows from the latest generation and the ring, and a
+    repair that is unfinished already is the answer to everybody, also when its generation is the latest by now and
+    only its publishing is left. `host_id`: the node that makes it, by default the first.
+
+    Raises:
+        StateError: a node is neither NORMAL nor LEFT, or joins; whether a repair is needed or not.
+        NotFound: `host_id` is no node of the ring.
+    """
+    node = _asked_at(lake, host_id)
+    pending = next((event for event in inbox.waiting(lake) if event.kind == inbox.REPAIR), None)
+    if pending is not None:
+        return inbox.event(lake, event_id=pending.event_id)
+    if checkup.blocked_by:
+        raise StateError(
+            f"all nodes must be in NORMAL or LEFT state while the streams are repaired: {checkup.blocked_by[0]}"
+        )
+    if not checkup.needed:
+        return None
+    return inbox.queue_repair(lake, clock, _request_id(checkup.latest, inbox.current_ring(lake)), node)
+
+
+def latest_id(lake: Lake) -> GenerationId | None:
+    """The generation with the greatest timestamp that a node keeps, the ledger holds or readers see.
+
+    A generation of which only the timestamp was imported comes with an ID without a UUID.
+    """
+    ids = {
+        known.time_ms: known.generation_id or GenerationId(known.time_ms) for known in reading.known_generations(lake)
+    }
+    for row in lake.read(CDC_LOCAL, ["streams_timestamp", "uuid"], [("key", "=", "cdc_local")]).to_pylist():
+        if row["streams_timestamp"] is not None:
+            time_ms = from_datetime(row["streams_timestamp"]) // 1000
+            ids[time_ms] = GenerationId(time_ms, None if row["uuid"] is None else uuid.UUID(row["uuid"]))
+    return ids[max(ids)] if ids else None
+
+
+def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool, reader: Reader) -> list[Finding]:
+    v2_everywhere = not nodes_without_v2(ring.nodes)
+    outdated = known_damage(latest, v2_everywhere=v2_everywhere)
+    if latest is None:
+        return outdated
+    try:
+        if not streams:
+            return outdated + range_damage(generation_data.complete_range_ends(lake, latest), ring.tokens)
+        layout = RingLayout.of(ring)
+        expected = layout if v2_everywhere else limit_streams_for_v1(layout)
+        return outdated + description_damage(reader(lake, latest), ring, expected)
+    except NotFound as error:
+        return [Finding(Condition.MISSING_DATA, str(error))]
+    except (StateError, InputError) as error:
+        if any(text in str(error).lower() for text in _PASSING):
+            raise EnvironmentProblem(
+                f"generation {latest} cannot be read now: {error}; mend that, or remove what is unreachable, and "
+                "check again: no new generation is made for it"
+            ) from None
+        return [*outdated, Finding(Condition.UNREADABLE, str(error))]
+
+
+def _blocked_by(lake: Lake) -> list[str]:
+    """The nodes that are not at rest: of the ring's table by their status, of the inbox because they join."""
+    blocking = [
+        f"host {node.host_id} is in state {node.status}" for node in inbox.members(lake) if node.status not in _AT_REST
+    ]
+    for waits in inbox.waiting(lake):
+        if waits.kind == inbox.REPAIR:
+            break  # whoever joins after it does not hold it up
+        blocking.append(
+            f"host {waits.host_id} is in state JOINING; finish its join with bootstrap --run, or take it back with "
+            f"bootstrap --withdraw {waits.event_id}"
+        )
+    return blocking
+
+
+def _asked_at(lake: Lake, host_id: uuid.UUID | None) -> Node:
+    nodes = {node.host_id: node for node in inbox.current_ring(lake).nodes}
+    if host_id is None:
+        return nodes[min(nodes, key=lambda host: host.int)]
+    if host_id not in nodes:
+        raise NotFound(f"host {host_id} is no node of the ring; list them with: cdc-platform ring")
+    return nodes[host_id]
+
+
+def _request_id(latest: GenerationId | None, ring: Ring) -> str:
+    """What every node that finds the same damage in the same ring calls the repair."""
+    content = {
+        "latest": "" if latest is None else latest.gossip_text,
+        "ring": hashlib.sha256(
+            np.stack([ring.tokens, ring.shard_counts, ring.ignore_msbs]).astype("<i8").tobytes()
+        ).hexdigest(),
+        "hosts": sorted(str(node.host_id) for node in ring.nodes),
+    }
+    return str(uuid.uuid5(_REPAIRS, json.dumps(content, sort_keys=True)))

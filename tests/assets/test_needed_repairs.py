@@ -1,0 +1,94 @@
+"""checkAndRepairCdcStreams in Dagster: what the check tells, the job queues and the sensor asks for. No Spark."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
+from rehearsal import QUIET, Rehearsal
+
+from assets.bootstrap_events import waiting_joins
+from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring
+from cdc_platform.definitions import defs
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, NODES
+from cdc_platform.lifecycle import inbox
+from cdc_platform.ring import Node
+from resources.home import HomeResource
+
+HOSTS = [
+    Node(UUID(int=number), tokens, 2, 12, f"10.0.0.{number}", "dc1", "r1", ("CDC_GENERATIONS_V2",))
+    for number, tokens in ((1, (-5, 5)), (2, (0, 77)))
+]
+
+
+@pytest.fixture
+def damaged(rehearsal: Rehearsal) -> Rehearsal:
+    """A ring without any generation."""
+    rehearsal.lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    return rehearsal
+
+
+def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
+    """What one tick of the sensor asks for."""
+    context = build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources={"home": HomeResource()})
+    found = needed_repairs(context)
+    assert isinstance(found, SensorResult)
+    return found
+
+
+def said(found: SensorResult) -> str:
+    """Why a tick asks for no run."""
+    assert not found.run_requests
+    return found.skip_reason.skip_message or "" if found.skip_reason else ""
+
+
+def ask(rehearsal: Rehearsal) -> None:
+    """Run the job."""
+    result = defs.resolve_job_def(REPAIR_JOB).execute_in_process(run_config=QUIET, instance=rehearsal.instance)
+    assert result.success
+
+
+def test_the_check_tells_and_blocks_nothing(damaged: Rehearsal) -> None:
+    """Without a generation the check fails; it belongs to the ring's table and holds no step up."""
+    told = streams_fit_the_ring(HomeResource())
+    assert isinstance(told, AssetCheckResult)
+    assert (told.passed, told.severity) == (False, AssetCheckSeverity.ERROR)
+    assert "no generation is known at all" in (told.description or "")
+    (spec,) = streams_fit_the_ring.check_specs
+    assert (spec.asset_key, spec.blocking) == (AssetKey(["platform", "nodes"]), False)
+
+
+def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> None:
+    """Run twice it is one event; the sensor of the inbox adds its partition and asks for the job that joins run."""
+    ask(damaged)
+    ask(damaged)
+    (waits,) = inbox.waiting(damaged.lake)
+    assert waits.kind == inbox.REPAIR
+    asked = waiting_joins(build_sensor_context(instance=damaged.instance, resources={"home": HomeResource()}))
+    assert isinstance(asked, SensorResult)
+    assert [request.partition_key for request in asked.run_requests or ()] == [waits.generation_id]
+
+
+def test_the_sensor_is_off_and_asks_once(damaged: Rehearsal) -> None:
+    """A run for the damage; none while it runs, while the repair waits, or after three attempts."""
+    (request,) = tick(damaged).run_requests or []
+    job = defs.resolve_job_def(REPAIR_JOB)
+    run = damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.STARTED)
+    assert said(tick(damaged)) == "a repair is being asked for"
+    damaged.instance.report_run_failed(run)
+    again = tick(damaged).run_requests or ()
+    assert [(request.run_key or "")[-2:] for request in again] == ["/2"]
+    for _ in range(2):
+        damaged.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.FAILURE)
+    assert said(tick(damaged)).startswith("3 runs have asked for the repair")
+    ask(damaged)
+    assert said(tick(damaged)) == "a repair waits already; waiting_joins makes it"
+    assert needed_repairs.default_status.value == "STOPPED"
+
+
+def test_the_sensor_leaves_a_lake_without_a_ring_alone(rehearsal: Rehearsal) -> None:
+    """Nothing has joined yet: it says so, every time."""
+    assert "no node is in the ring" in said(tick(rehearsal))
+    assert not rehearsal.lake.exists(BOOTSTRAP_EVENTS)
+    assert not rehearsal.lake.exists(GENERATION_DESCRIPTIONS_V2)

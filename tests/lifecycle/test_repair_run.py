@@ -1,0 +1,193 @@
+"""A repair made for real, killed and run again, and asked for by several processes at once. On Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from cdc_platform import failpoints
+from cdc_platform.generations import RingLayout, generate
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    CDC_LOCAL,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+)
+from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.ring import Node, Ring
+
+pytestmark = pytest.mark.spark
+V2 = ("CDC_GENERATIONS_V2",)
+HOSTS = [
+    Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12, "10.0.0.1", "dc1", "r1", V2),
+    Node(UUID(int=2), (0, 77), 3, 0, "10.0.0.2", "dc1", "r1", V2),
+]
+BOOKKEEPING = {"created_at", "published_at"}
+NOON, LATER = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z"
+
+
+def command(home: Path, clock: str, *options: str) -> list[str]:
+    """`repair --run` on a home with its clock stopped."""
+    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", clock, "repair", "--run", *options]
+
+
+def run(command: list[str], server: ConnectServer, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end on the server, killed where `kill_at` says."""
+    environment = os.environ | {"SPARK_REMOTE": server.remote, failpoints.VARIABLE: kill_at}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def contents(home: Path) -> dict[str, list[dict[str, object]]]:
+    """Every row of every table of a home, but for when rows were written."""
+    lake = Lake(home / "lake")
+    found = {}
+    for name, table in TABLES.items():
+        columns = [column for column in table.schema.names if column not in BOOKKEEPING]
+        found[name] = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConnectServer]:
+    """A warm Connect server, which spares each process the start of a JVM."""
+    with ConnectServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a ring that has no generation, and a repair in the inbox."""
+    home = tmp_path_factory.mktemp("asked") / "home"
+    Lake(home / "lake").merge(NODES, inbox.node_rows(HOSTS), update=True)
+    (home / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
+    queue = [each for each in command(home, NOON) if each != "--run"]
+    done = subprocess.run(queue, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.fixture(scope="module")
+def repaired(asked: Path, server: ConnectServer) -> Path:
+    """The home once the repair was made without a disturbance."""
+    home = asked.with_name("repaired")
+    shutil.copytree(asked, home)
+    done = run(command(home, NOON, "--json"), server)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["time"] == "2026-01-01T12:01:05.000Z"
+    assert (told["num_ranges"], told["num_streams"]) == (5, 18)
+    return home
+
+
+def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) -> None:
+    """No node joins: the ring stays, the streams are those of the ring, and no node is marked as rewritten."""
+    lake = Lake(repaired / "lake")
+    (ledger,) = lake.read(GENERATIONS).to_pylist()
+    made = reading.read_description(lake, ledger["generation_id"])
+    assert made.equals(generate(RingLayout.of(Ring.of(HOSTS)), UUID(ledger["generation_id"])))
+    assert lake.read(NODES).sort_by("host_id") == inbox.node_rows(HOSTS)
+    (local,) = lake.read(CDC_LOCAL).to_pylist()
+    assert (local["host_id"], local["key"], local["uuid"]) == (str(UUID(int=1)), "cdc_local", ledger["generation_id"])
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
+
+
+def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) -> None:
+    """The next call finds nothing and writes nothing; a ring that shrinks later is another repair."""
+    before = contents(repaired)
+    done = run(command(repaired, LATER, "--strict", "--json"), server)
+    assert json.loads(done.stdout)["needed"] is False
+    assert contents(repaired) == before
+    home = repaired.with_name("shrunk")
+    shutil.copytree(repaired, home)
+    Lake(home / "lake").delete(NODES, [("host_id", "=", str(UUID(int=2)))])
+    told = json.loads(run(command(home, LATER, "--json"), server).stdout)
+    assert [line["condition"] for line in told["reasons"]] == ["range-count"]
+    assert told["num_ranges"] == 3
+    assert Lake(home / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
+    # Materialised again, the first one still is what it was, though the ring has moved on.
+    first = contents(repaired)["platform.generations"][0]["generation_id"]
+    code = (
+        "import sys\nfrom cdc_platform.lifecycle import bootstrap\nfrom cdc_platform.lake.lake import Lake\n"
+        "print(*(ring.tokens.size for ring in bootstrap.rings(Lake(sys.argv[1]), sys.argv[2])))"
+    )
+    again = [sys.executable, "-c", code, str(home / "lake"), str(first)]
+    assert subprocess.run(again, capture_output=True, text=True, timeout=60, check=True).stdout == "5 5\n"
+
+
+@pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP])
+def test_a_killed_repair_ends_where_it_would_have_ended(
+    point: str, asked: Path, repaired: Path, server: ConnectServer
+) -> None:
+    """Killed at each named point and run again: the same bytes in every table, and the timestamp once chosen stays."""
+    home = asked.with_name(point)
+    shutil.copytree(asked, home)
+    assert run(command(home, NOON), server, kill_at=point).returncode == -signal.SIGKILL
+    assert contents(home) != contents(repaired)
+    event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
+    # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
+    # clock chooses no other timestamp.
+    done = run(command(home, LATER if point == failpoints.AFTER_TIMESTAMP else NOON), server)
+    assert done.returncode == 0, done.stderr
+    assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
+    assert contents(home) == contents(repaired)
+
+
+def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, server: ConnectServer) -> None:
+    """The job that the inbox's sensor asks for, on the repair's partition: every step and check, the same tables."""
+    home = asked.with_name("dagster")
+    shutil.copytree(asked, home)
+    code = (
+        "import sys\n"
+        "from unittest.mock import patch\n"
+        "from dagster import DagsterInstance\n"
+        "from assets.partitions import NAME\n"
+        "from cdc_platform.clock import Clock, parse_time_us\n"
+        "from cdc_platform.definitions import defs\n"
+        "from resources.clock import ClockResource\n"
+        "noon = Clock(parse_time_us(sys.argv[2]))\n"
+        "with DagsterInstance.ephemeral() as instance, patch.object(ClockResource, 'clock', lambda self: noon):\n"
+        "    instance.add_dynamic_partitions(NAME, [sys.argv[1]])\n"
+        "    job = defs.resolve_job_def('join')\n"
+        "    done = job.execute_in_process(instance=instance, partition_key=sys.argv[1], raise_on_error=False)\n"
+        "    failed = [each.check_name for each in done.get_asset_check_evaluations() if not each.passed]\n"
+        "    sys.exit(0 if done.success and not failed else f'{failed}')\n"
+    )
+    (waits,) = inbox.waiting(Lake(home / "lake"))
+    environment = os.environ | {"SPARK_REMOTE": server.remote, "CDC_PLATFORM_HOME": str(home)}
+    made = [sys.executable, "-c", code, waits.generation_id, NOON]
+    done = subprocess.run(
+        made, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert contents(home) == contents(repaired)
+
+
+def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path, server: ConnectServer) -> None:
+    """Two processes make the same repair at the same moment: one generation, one timestamp, no error."""
+    home = asked.with_name("race")
+    shutil.copytree(asked, home)
+    environment = os.environ | {"SPARK_REMOTE": server.remote}
+    started = [
+        subprocess.Popen(
+            command(home, NOON), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    assert contents(home) == contents(repaired)
