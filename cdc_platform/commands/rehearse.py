@@ -1,0 +1,212 @@
+"""`cdc-platform rehearse`: what topology changes would do, before they are made. Writes nothing to the lake."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.clock import format_ms
+from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS
+from cdc_platform.commands.output import json_option, warn, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.lifecycle.rehearsal_start import Start
+    from cdc_platform.lifecycle.rehearse import Effect
+    from cdc_platform.settings import Settings
+    from cdc_platform.sources.rehearsal_file import Step
+
+
+@click.command()
+@click.argument("file")
+@click.option("--ring", "ring_file", metavar="FILE", help="Start from this ring snapshot and not from the lake's ring.")
+@click.option("--shards", type=SHARDS, help="Shards of the snapshot's nodes where the file does not say.")
+@click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of the snapshot's nodes where the file does not say.")
+@click.option("--ttl", "ttls", type=click.IntRange(0, 2**31 - 1), multiple=True, metavar="SECONDS")
+@click.option("--max-bytes", type=click.IntRange(1), help="Name the first step at which a table holds more than this.")
+@click.option("--picture", metavar="FILE.png", help="Draw it too.")
+@json_option
+@pass_session
+def rehearse(
+    session: Session,
+    file: str,
+    ring_file: str | None,
+    shards: int | None,
+    ignore_msb: int | None,
+    ttls: tuple[int, ...],
+    max_bytes: int | None,
+    picture: str | None,
+    as_json: bool,
+) -> None:
+    """Play the topology changes that FILE lists (`-`: standard input) and say what each of them does.
+
+    FILE is a JSON list of steps: {"add": {...}} as in a bootstrap file, with shard_count and num_tokens or tokens and
+    perhaps times; {"remove": NODE}; {"reshard": {"node": NODE, "shard_count": N}}; {"repair": {"strict": true}};
+    {"wait": SECONDS}. A NODE is a host_id or an address. --ttl says how long the rows of a CDC log live, once for each
+    table (0: for ever); without it the lake's CDC-enabled tables say so, and where there are none everything is kept.
+
+    \b
+    Example:
+      cdc-platform rehearse steps.json --max-bytes 1000000000 --picture rehearsal.png
+      cdc-platform rehearse steps.json --ring ring.json --shards 8 --ignore-msb 12 --ttl 86400 --json
+    """
+    if ring_file is None and (shards is not None or ignore_msb is not None):
+        raise click.UsageError("--shards and --ignore-msb are about the nodes of --ring FILE; the lake knows its nodes")
+    target = None if picture is None else _target(picture)
+    from cdc_platform.lifecycle import rehearse as rehearsing
+    from cdc_platform.lifecycle.rehearsal_start import with_ttls
+
+    steps = _steps(file)
+    start, settings = _start(session, ring_file, shards, ignore_msb)
+    start = with_ttls(start, ttls) if ttls else start
+    effects = rehearsing.play(start, steps, settings)
+    beyond = {} if max_bytes is None else rehearsing.first_beyond(effects, max_bytes)
+    if target is not None:
+        _draw(target, effects, max_bytes)
+    if as_json:
+        passes = [_passes(effects, table, effect) for table, effect in beyond.items()]
+        told = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
+        write_json(told | {"picture": picture, "steps": [_told(effect) for effect in effects]})
+        return
+    _write(effects)
+    for table, effect in beyond.items():
+        place = effects.index(effect)
+        change = f"{effect.kind} {effect.subject}".strip()
+        warn(f"{table} passes {max_bytes} bytes after line {place} ({change}): {effect.kept[table]} bytes")
+
+
+def _steps(file: str) -> list[Step]:
+    from cdc_platform.sources.rehearsal_file import parse_rehearsal, read_rehearsal
+
+    if file != "-":
+        return read_rehearsal(file)
+    try:
+        return parse_rehearsal(sys.stdin.buffer.read().decode("utf-8-sig"), "standard input")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
+
+
+def _start(
+    session: Session, ring_file: str | None, shards: int | None, ignore_msb: int | None
+) -> tuple[Start, Settings]:
+    from cdc_platform.lifecycle.rehearsal_start import from_lake, from_ring
+
+    if ring_file is None:
+        home = session.open_home()
+        return from_lake(session.lake(), session.clock.now_ms()), home.settings
+    from cdc_platform.home import DEFAULT, VARIABLE
+    from cdc_platform.ring import Ring
+    from cdc_platform.settings import Settings
+    from cdc_platform.sources.ring_snapshots import read_ring_snapshot
+
+    # A ring from a file needs no home; where there is one its settings hold.
+    there = Path(session.home or os.environ.get(VARIABLE) or DEFAULT).expanduser().exists()
+    settings = session.open_home().settings if there else Settings()
+    ring = Ring.of(read_ring_snapshot(ring_file, shards, ignore_msb))
+    return from_ring(ring, session.clock.now_ms()), settings
+
+
+def _target(picture: str) -> Path:
+    """Where the picture goes, checked before anything is played."""
+    path = Path(picture)
+    if path.suffix.lower() != ".png":
+        raise InputError(f"{picture}: the picture is a PNG; give it a name that ends in .png")
+    if path.is_dir():
+        raise InputError(f"{picture} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{picture}: there is no folder {path.absolute().parent}; make it first")
+    return path
+
+
+def _draw(target: Path, effects: Sequence[Effect], max_bytes: int | None) -> None:
+    from cdc_platform.pictures_rehearsal import Played, rehearsal_picture
+
+    played = [
+        Played(
+            effect.kept,
+            effect.made.num_streams if effect.made else 0,
+            effect.colocated.shard if effect.colocated else None,
+            effect.excess_ranges > 0,
+        )
+        for effect in effects
+    ]
+    target.write_bytes(rehearsal_picture(played, max_bytes))
+
+
+def _passes(effects: Sequence[Effect], table: str, effect: Effect) -> dict[str, object]:
+    return {"table": table, "line": effects.index(effect), "step": effect.number, "bytes": effect.kept[table]}
+
+
+def _told(effect: Effect) -> dict[str, object]:
+    made = effect.made and {
+        "id": effect.made.id.uuid,
+        "time": format_ms(effect.made.id.time_ms),
+        "format": effect.made.id.format,
+        "num_ranges": effect.made.num_ranges,
+        "num_streams": effect.made.num_streams,
+        "bytes": effect.made.bytes,
+        "changed_share": effect.made.changed_share,
+    }
+    return {
+        "step": effect.number,
+        "change": effect.kind,
+        "subject": effect.subject,
+        "at": format_ms(effect.at_ms),
+        "nodes": effect.nodes,
+        "tokens": effect.tokens,
+        "generation": made,
+        "findings": [{"condition": each.condition.value, "detail": each.detail} for each in effect.findings],
+        "excess_ranges": effect.excess_ranges,
+        "excess_streams": effect.excess_streams,
+        "vnode_colocation": effect.colocated and effect.colocated.vnode,
+        "shard_colocation": effect.colocated and effect.colocated.shard,
+        "risk_seconds": effect.risk_ms / 1000,
+        "risk_share": effect.risk_share,
+        "tables": effect.kept,
+    }
+
+
+def _write(effects: Sequence[Effect]) -> None:
+    tables = [table for table in effects[0].kept if any(effect.kept[table] for effect in effects)]
+    columns = ("", "change", ">nodes", ">ranges", "generation", ">streams", ">changed", ">excess", ">vnodes", ">shards")
+    columns += (">at risk", *(f">{_SHORT_NAMES[table.partition('.')[2]]}" for table in tables))
+    write_table("", columns, [_row(place, effect, tables) for place, effect in enumerate(effects)])
+
+
+# In a table for people: the two formats of descriptions, and what readers get.
+_SHORT_NAMES = {
+    "cdc_generation_descriptions_v2": "descriptions",
+    "cdc_generation_descriptions": "descriptions (V1)",
+    "cdc_streams_descriptions_v2": "published",
+}
+
+
+def _row(place: int, effect: Effect, tables: Sequence[str]) -> tuple[object, ...]:
+    made, colocated = effect.made, effect.colocated
+    what = f"{effect.kind} {effect.subject}".strip()
+    if effect.kind == "repair" and made is None:
+        what += " (not needed)"
+    return (
+        place,
+        what,
+        effect.nodes,
+        effect.tokens,
+        None if made is None else format_ms(made.id.time_ms),
+        None if made is None else made.num_streams,
+        None if made is None else _percent(made.changed_share),
+        effect.excess_ranges,
+        _percent(colocated and colocated.vnode),
+        _percent(colocated and colocated.shard),
+        f"{_percent(effect.risk_share)}, {effect.risk_ms / 1000:g} s" if effect.risk_ms else None,
+        *(effect.kept[table] for table in tables),
+    )
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.3f}%"

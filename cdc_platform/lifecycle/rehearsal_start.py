@@ -1,0 +1,135 @@
+"""What a rehearsal starts from: a ring, its newest generation, the generations that are kept, the logs with their TTLs.
+
+Read from the lake, or of a ring alone; how the steps change it is `rehearse`'s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.generations import GenerationId, RingLayout, limit_streams_for_v1
+from cdc_platform.generations.cluster_feature import nodes_without_v2
+from cdc_platform.generations.colocation import Streams
+from cdc_platform.generations.expiry import Change, LogHistory, log_history
+from cdc_platform.generations.sizes import cell_bytes, rows_bytes
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+)
+from cdc_platform.lifecycle import cdc_tables, expiry_plan, generation_data, inbox, reading, repair
+from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.ring import Ring
+
+REHEARSALS = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
+"""The namespace of the UUIDs that a rehearsal draws, so that it comes out the same again."""
+
+TABLES = (GENERATION_DESCRIPTIONS_V2.full_name, GENERATION_DESCRIPTIONS.full_name, STREAMS_DESCRIPTIONS_V2.full_name)
+"""The tables whose sizes are told: V2 and V1 descriptions, and the streams that readers get."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operating:
+    """The newest generation of a rehearsal, the layout that its streams were made from, and the streams."""
+
+    id: GenerationId
+    layout: RingLayout
+    streams: Streams
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A generation whose rows are in the tables: when it starts (ms), its size, whether it is of the first format."""
+
+    time_ms: int
+    num_ranges: int
+    num_streams: int
+    is_v1: bool
+
+    def in_table(self, table: str) -> int:
+        """The bytes that it takes in a table."""
+        if table == STREAMS_DESCRIPTIONS_V2.full_name:
+            return rows_bytes(self.num_ranges, self.num_streams)
+        if self.is_v1:
+            return cell_bytes(self.num_ranges, self.num_streams) if table == GENERATION_DESCRIPTIONS.full_name else 0
+        return rows_bytes(self.num_ranges, self.num_streams) if table == GENERATION_DESCRIPTIONS_V2.full_name else 0
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rehearsal starts from. `operating` None: no generation; `now_ms` is the clock of the first step.
+
+    `logs` can hold rows of old generations; None where nothing is known of TTLs, so that everything stays.
+    """
+
+    ring: Ring
+    operating: Operating | None
+    kept: tuple[Kept, ...]
+    now_ms: int
+    logs: tuple[LogHistory, ...] | None = None
+
+
+def from_lake(lake: Lake, now_ms: int) -> Start:
+    """The ring as it stands, its newest generation, all that are kept, and the logs with their TTLs.
+
+    Raises:
+        NotFound, StateError: the newest generation cannot be read; `repair` tells more.
+    """
+    newest = repair.latest_id(lake)
+    operating = None
+    if newest is not None:
+        made = generation_data.description_of(lake, newest)
+        layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
+        operating = Operating(newest, layout, made)
+    logs = tuple(expiry_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
+    return Start(inbox.current_ring(lake), operating, _kept(lake), now_ms, logs)
+
+
+def with_ttls(start: Start, ttl_seconds: Sequence[int]) -> Start:
+    """The same start with other logs: one for each TTL, as old as time; 0: its rows never expire."""
+    logs = (log_history([Change(0, 0, enabled=True, ttl_us=ttl * 1_000_000)]) for ttl in ttl_seconds)
+    return replace(start, logs=tuple(log for log in logs if log is not None))
+
+
+def from_ring(ring: Ring, now_ms: int) -> Start:
+    """A start of which only the ring is known: its generation is taken to be the one that it would get now."""
+    if not ring.nodes:
+        return Start(ring, None, (), now_ms)
+    is_v1 = bool(nodes_without_v2(ring.nodes))
+    layout, event_id = layout_of(ring, is_v1=is_v1), uuid.uuid5(REHEARSALS, "the generation at the start")
+    id = GenerationId(now_ms, None if is_v1 else event_id)
+    kept = Kept(now_ms, len(layout), layout.stream_total, is_v1)
+    return Start(ring, Operating(id, layout, event_id), (kept,), now_ms)
+
+
+def layout_of(ring: Ring, *, is_v1: bool) -> RingLayout:
+    """The layout of a generation for this ring; the first format has a limit on its streams."""
+    layout = RingLayout.of(ring)
+    return limit_streams_for_v1(layout) if is_v1 else layout
+
+
+def _kept(lake: Lake) -> tuple[Kept, ...]:
+    """What every known generation keeps in the tables. Rows are read only for one that the ledger does not have."""
+    ledger = {
+        from_datetime(row["time"]) // 1000: (row["num_ranges"], row["num_streams"])
+        for row in lake.read(GENERATIONS, ["time", "num_ranges", "num_streams"]).to_pylist()
+    }
+    return tuple(
+        Kept(known.time_ms, *(ledger.get(known.time_ms) or _counted(lake, known)), known.format == "v1")
+        for known in reading.known_generations(lake)
+    )
+
+
+def _counted(lake: Lake, known: KnownGeneration) -> tuple[int, int]:
+    """Ranges and streams of a generation, by its rows."""
+    if known.format == "v1":
+        made = generation_data.description_of(lake, GenerationId(known.time_ms))
+        return len(made), len(made.streams)
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["streams"], [("time", "=", to_datetime(known.time_ms * 1000))])
+    return rows.num_rows, compute.sum(compute.list_value_length(rows["streams"])).as_py() or 0
