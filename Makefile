@@ -32,6 +32,10 @@ test: java .venv ## all checks and all tests
 test-fast: .venv ## the tests that start no JVM and no browser
 	$(BIN)/pytest -q -m "not spark and not browser"
 
+.PHONY: test-long
+test-long: .venv ## 10,000 random histories of the switch of generations, others in every run
+	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 3600 tests/generations/test_switch_machine.py
+
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C
 	@$(BIN)/cdc-platform up

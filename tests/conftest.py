@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 # The same examples in every run; `--hypothesis-profile thorough` looks further.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
+# Histories of the state machines: 500 here, 10,000 and more, others in every run, in `make test-long`.
+HISTORIES = int(os.environ.get("CDC_PLATFORM_HISTORIES", "500"))
+settings.register_profile(
+    "histories", max_examples=HISTORIES, deadline=None, derandomize=HISTORIES <= 500, database=None
+)
 settings.load_profile("quick")
 
 

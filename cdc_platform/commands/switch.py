@@ -1,0 +1,156 @@
+"""`cdc-platform switch`: where the two-phase switches stand, and acknowledging, committing or aborting one by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.commands.arguments import GENERATION
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.generations.switch import Switch
+
+BY = "cdc-platform switch"
+"""What `decided_by` says of a decision made by hand."""
+
+
+@click.group()
+def switch() -> None:
+    """Look at the two-phase switches of generations, and decide one by hand.
+
+    With two_phase_switch = true in settings.toml a join prepares its generation, every node acknowledges it with a
+    lease, and then it is committed; after the deadline without all answers anybody may abort it.
+
+    \b
+    Example:
+      cdc-platform switch show
+      cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION, required=False)
+@json_option
+@pass_session
+def show(session: Session, generation: str | int | None, as_json: bool) -> None:
+    """Show the switch to GENERATION (its UUID or, once committed, its time); without one list all, newest first.
+
+    \b
+    Example:
+      cdc-platform switch show --json
+    """
+    from cdc_platform.lifecycle import switching
+
+    lake = session.lake()
+    if generation is not None:
+        _write(switching.find(lake, generation), as_json)
+        return
+    listed = switching.switches(lake)[::-1]
+    if as_json:
+        write_json([_facts(each) for each in listed])
+        return
+    columns = ("generation", "phase", ">acknowledged", ">participants", "prepared", "deadline", "time")
+    rows = [
+        (
+            each.generation_id,
+            str(each.phase),
+            len(each.leases),
+            len(each.participants),
+            time_of(each.prepared_at_ms),
+            time_of(each.deadline_ms),
+            time_of(each.time_ms),
+        )
+        for each in listed
+    ]
+    write_table("Generation switches", columns, rows)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@click.option("--node", type=click.UUID, required=True, metavar="HOST_ID", help="The participant that acknowledges.")
+@json_option
+@pass_session
+def ack(session: Session, generation: str | int, node: object, as_json: bool) -> None:
+    """Acknowledge GENERATION for one participant: read the whole of it, promise, and answer with the lease.
+
+    Acknowledging again changes nothing.
+
+    \b
+    Example:
+      cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+    """
+    from cdc_platform.lifecycle import switching
+
+    home, lake = session.open_home(), session.lake()
+    generation_id = switching.find(lake, generation).generation_id
+    done = switching.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
+    _write(done, as_json)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@json_option
+@pass_session
+def commit(session: Session, generation: str | int, as_json: bool) -> None:
+    """Commit the switch to GENERATION: all have acknowledged; its time is the last lease end and the margin.
+
+    The generation is entered under its time, and its node keeps its ID; the join then publishes it as always.
+
+    \b
+    Example:
+      cdc-platform switch commit 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
+    """
+    from cdc_platform.lifecycle import bootstrap, switching
+
+    home, lake = session.open_home(), session.lake()
+    generation_id = switching.find(lake, generation).generation_id
+    done = switching.commit(lake, session.clock, home.settings, generation_id, BY)
+    bootstrap.introduce(lake, session.clock, home.settings, generation_id)
+    _write(done, as_json)
+
+
+@switch.command()
+@click.argument("generation", type=GENERATION)
+@json_option
+@pass_session
+def abort(session: Session, generation: str | int, as_json: bool) -> None:
+    """Abort the switch to GENERATION: its deadline has passed and answers are missing. The old generation goes on.
+
+    \b
+    Example:
+      cdc-platform switch abort 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
+    """
+    from cdc_platform.lifecycle import switching
+
+    lake = session.lake()
+    generation_id = switching.find(lake, generation).generation_id
+    _write(switching.abort(lake, session.clock, generation_id, BY), as_json)
+
+
+def _facts(switch: Switch) -> dict[str, object]:
+    return {
+        "generation_id": switch.generation_id,
+        "phase": str(switch.phase),
+        "time": time_of(switch.time_ms),
+        "initiator": switch.initiator,
+        "participants": list(switch.participants),
+        "acknowledged": [{"host_id": host, "lease_end": time_of(end)} for host, end in switch.leases],
+        "missing": list(switch.missing),
+        "prepared_at": time_of(switch.prepared_at_ms),
+        "deadline": time_of(switch.deadline_ms),
+        "decided_at": time_of(switch.decided_at_ms),
+        "decided_by": switch.decided_by,
+    }
+
+
+def _write(switch: Switch, as_json: bool) -> None:
+    facts = _facts(switch)
+    if as_json:
+        write_json(facts)
+        return
+    leases = ", ".join(f"{host} (lease until {time_of(end)})" for host, end in switch.leases)
+    hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
+    write_facts((facts | hosts | {"acknowledged": leases or None}).items())

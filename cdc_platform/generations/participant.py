@@ -1,0 +1,114 @@
+"""A node's part in the two-phase switch: what it promises, which writes it takes meanwhile, how it routes them.
+
+It remembers generations as `metadata` does, and the rings that belong to them. Reading tables and keeping promises on
+disk is its owner's business: a promise has to be kept before it is answered with, or a restart would forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_platform.errors import WriteRefused
+from cdc_platform.generations.description import TopologyDescription
+from cdc_platform.generations.metadata import Metadata, Policy, Undecided, Verdict
+from cdc_platform.generations.switch import Switch, SwitchTimes
+from cdc_platform.ring.ring import Ring
+
+
+@dataclass(frozen=True)
+class Promise:
+    """To take no write with a timestamp of `lease_end_ms` or later until the decision on a generation is known.
+
+    `since_ms` is when its switch was prepared; both in ms.
+    """
+
+    generation_id: str
+    lease_end_ms: int
+    since_ms: int
+
+    @property
+    def undecided(self) -> Undecided:
+        """What the acceptance rule asks of it."""
+        return Undecided(self.generation_id, self.since_ms * 1000, self.lease_end_ms * 1000)
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted:
+    """A write that is taken: its generation's timestamp (µs), its stream's ID (16 bytes), the ring that routes it."""
+
+    generation_us: int
+    stream_id: bytes
+    ring: Ring
+
+
+class Participant:
+    """One node. It knows nothing until it is told with `know` or `learn`, and then only what it was told.
+
+    `promises` are those it kept before a restart. Not safe for use from several threads.
+    """
+
+    def __init__(
+        self, host_id: str, times: SwitchTimes, policy: Policy = "strict", promises: Iterable[Promise] = ()
+    ) -> None:
+        self.host_id = host_id
+        self._times = times
+        self._metadata = Metadata(times.leeway_ms * 1000, policy)
+        self._rings: dict[int, Ring] = {}
+        self._prepared: dict[str, tuple[TopologyDescription, Ring]] = {}
+        self._promises = {promise.generation_id: promise for promise in promises}
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """The promises that hold: their decision is not known."""
+        return tuple(self._promises.values())
+
+    @property
+    def times_us(self) -> tuple[int, ...]:
+        """Timestamps (µs) of the generations it can write to, ascending."""
+        return self._metadata.times_us
+
+    def know(self, time_ms: int, description: TopologyDescription, ring: Ring, now_us: int) -> None:
+        """A committed generation, with the ring from its timestamp on."""
+        if self._metadata.insert(time_ms * 1000, description, now_us):
+            self._rings[time_ms * 1000] = ring
+
+    def promise(self, switch: Switch, description: TopologyDescription, ring: Ring, now_us: int) -> Promise:
+        """Keep the whole of a generation as prepared, and promise; asked again, the promise is the first one."""
+        self._prepared[switch.generation_id] = (description, ring)
+        if switch.generation_id not in self._promises:
+            end = self._times.lease_end_ms(now_us)
+            self._promises[switch.generation_id] = Promise(switch.generation_id, end, switch.prepared_at_ms)
+        return self._promises[switch.generation_id]
+
+    def learn(self, switch: Switch, now_us: int) -> bool:
+        """What the register says of a switch. A decision ends the promise.
+
+        Returns whether that was all: False where a committed generation has to be read first, then `promise` or
+        `know` it and learn again; until then the promise holds.
+        """
+        time = switch.time_ms
+        if time is not None and not self._metadata.known_or_obsolete(time * 1000, now_us):
+            prepared = self._prepared.get(switch.generation_id)
+            if prepared is None:
+                return False
+            self.know(time, *prepared, now_us)
+        if switch.is_decided:
+            self._promises.pop(switch.generation_id, None)
+            self._prepared.pop(switch.generation_id, None)
+        return True
+
+    def accept(self, write_ts_us: int, token: int, now_us: int) -> Accepted:
+        """Take a write: its timestamp chooses the generation, and with it the stream and the ring.
+
+        Raises:
+            WriteRefused: the acceptance rule refuses it, or it needs a decision that is not known (UNDECIDED).
+        """
+        undecided = [promise.undecided for promise in self._promises.values()]
+        stream = self._metadata.get_stream(write_ts_us, token, now_us, undecided=undecided)
+        generation = self._metadata.generation_used_at(write_ts_us)
+        if generation is None:
+            raise WriteRefused(Verdict.NO_STREAM, f"no generation operates at {write_ts_us} µs")
+        for time in self._rings.keys() - set(self._metadata.times_us):
+            del self._rings[time]
+        return Accepted(generation, stream, self._rings[generation])

@@ -1,0 +1,250 @@
+"""The two-phase switch of generations: prepare, acknowledge with a lease, commit or abort. Pure transitions.
+
+A `Switch` is one row of the register of switches; a transition takes the row as it was read and answers with the row
+to put in its place, by compare-and-set. How that is done is the register's business, what a node promises meanwhile
+is `participant`'s. All times are ms since 1970 UTC; whoever makes a transition hands in its own clock's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cdc_platform.clock import format_ms
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.generations.timestamp import next_generation_timestamp
+
+
+class Phase(StrEnum):
+    """Where a switch stands. The last two are decisions: they never change."""
+
+    PREPARING = "preparing"
+    """Participants acknowledge; the old generation goes on."""
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class SwitchTimes:
+    """How long things may take, in ms.
+
+    `leeway_ms`: how far ahead of its clock a node takes writes. `lease_ms`: how much longer than that a participant
+    goes on after its acknowledgement, without knowing the decision. `deadline_ms`: how long participants may take to
+    answer. `margin_ms`: how far clocks may be apart; the generation starts that much after the last lease.
+
+    Raises:
+        InputError: a time is negative, or the lease is not longer than the margin: a clock that is set back by the
+            margin right before the acknowledgement would have its node promise what it has broken already.
+    """
+
+    leeway_ms: int = 5_000
+    lease_ms: int = 60_000
+    deadline_ms: int = 30_000
+    margin_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        for name in ("leeway_ms", "lease_ms", "deadline_ms", "margin_ms"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} {getattr(self, name)} is negative; times of a switch are 0 ms or more")
+        if self.lease_ms <= self.margin_ms:
+            raise InputError(
+                f"a lease of {self.lease_ms} ms is not longer than the margin of {self.margin_ms} ms by which clocks "
+                "may be apart; set switch_lease_ms above switch_margin_ms"
+            )
+
+    def lease_end_ms(self, now_us: int) -> int:
+        """Where the lease ends of a participant whose clock shows `now_us` (µs): clock + leeway + lease."""
+        return now_us // 1000 + self.leeway_ms + self.lease_ms
+
+    @property
+    def earliest_ms(self) -> int:
+        """How long after its preparation a generation starts at the earliest."""
+        return self.leeway_ms + self.lease_ms + self.margin_ms
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch as the register has it.
+
+    `leases`: (host_id, lease end) of those who have acknowledged, by host_id. `time_ms`: the generation's timestamp,
+    once it is committed. `decided_by`: whose compare-and-set decided.
+    """
+
+    generation_id: str
+    initiator: str
+    participants: tuple[str, ...]
+    prepared_at_ms: int
+    deadline_ms: int
+    phase: Phase = Phase.PREPARING
+    leases: tuple[tuple[str, int], ...] = ()
+    time_ms: int | None = None
+    decided_at_ms: int | None = None
+    decided_by: str | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is committed or aborted."""
+        return self.phase is not Phase.PREPARING
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The participants that have not acknowledged."""
+        answered = {host for host, _ in self.leases}
+        return tuple(host for host in self.participants if host not in answered)
+
+    def lease_of(self, host_id: str) -> int | None:
+        """Where the lease of a participant ends, None if it has not acknowledged."""
+        return dict(self.leases).get(host_id)
+
+
+def prepare(
+    known: Iterable[Switch],
+    generation_id: str,
+    initiator: str,
+    participants: Collection[str],
+    times: SwitchTimes,
+    *,
+    now_ms: int,
+    newest_ms: int | None,
+) -> Switch:
+    """Begin the switch to a generation whose description is inserted. What is begun already stays as it is.
+
+    `known` is the whole register; `newest_ms` the timestamp of the newest generation. The row may only be put into
+    the register if nothing else has changed in it: two joins at once must not both begin.
+
+    Raises:
+        StateError: another switch is undecided, this one was aborted, or the clock is behind the newest generation.
+        InputError: the initiator is no participant.
+    """
+    others: list[Switch] = []
+    for switch in known:
+        if switch.generation_id == generation_id:
+            return assert_not_aborted(switch)
+        others.append(switch)
+    undecided = next((switch for switch in others if not switch.is_decided), None)
+    if undecided is not None:
+        raise StateError(
+            f"generation {generation_id} must wait: the switch to {undecided.generation_id} is undecided until "
+            f"{format_ms(undecided.deadline_ms)} at the latest; then: cdc-platform switch abort "
+            f"{undecided.generation_id}"
+        )
+    if initiator not in participants:
+        raise InputError(f"host {initiator} begins the switch to {generation_id} and is none of its participants")
+    next_generation_timestamp(now_ms + times.earliest_ms, newest_ms, times.earliest_ms)
+    return Switch(generation_id, initiator, tuple(sorted(participants)), now_ms, now_ms + times.deadline_ms)
+
+
+def acknowledge(switch: Switch, host_id: str, lease_end_ms: int, times: SwitchTimes, now_ms: int) -> Switch:
+    """A participant answers with the lease end that it has promised. A second answer changes nothing.
+
+    Raises:
+        NotFound: the host is no participant.
+        StateError: the switch is decided, the deadline has passed, or the promise has run out before it was sent.
+    """
+    if host_id not in switch.participants:
+        raise NotFound(
+            f"host {host_id} is no participant of the switch to {switch.generation_id}; they are "
+            f"{', '.join(switch.participants)}"
+        )
+    if switch.lease_of(host_id) is not None:
+        return switch
+    if switch.is_decided:
+        raise StateError(f"{_told(switch)}; an acknowledgement comes too late")
+    if now_ms >= switch.deadline_ms:
+        raise StateError(
+            f"the deadline of the switch to {switch.generation_id}, {format_ms(switch.deadline_ms)}, has passed "
+            f"(clock: {format_ms(now_ms)}); abort it and let the node try again: cdc-platform switch abort "
+            f"{switch.generation_id}"
+        )
+    if lease_end_ms <= now_ms + times.leeway_ms:
+        raise StateError(
+            f"the lease of host {host_id} ended at {format_ms(lease_end_ms)} before it was answered with (clock: "
+            f"{format_ms(now_ms)}): writes may have been taken after it; wait for the deadline and abort the switch to "
+            f"{switch.generation_id}"
+        )
+    return replace(switch, leases=tuple(sorted((*switch.leases, (host_id, lease_end_ms)))))
+
+
+def commit(switch: Switch, times: SwitchTimes, *, now_ms: int, newest_ms: int | None, by: str) -> Switch:
+    """All have answered: the generation starts at the last lease end + margin, and after every other generation.
+
+    The time is never before a lease end, so no participant can have taken a write that belongs to the generation.
+
+    Raises:
+        StateError: it is aborted, or answers are missing.
+    """
+    if switch.phase is Phase.COMMITTED:
+        return switch
+    if switch.phase is Phase.ABORTED:
+        raise StateError(f"{_told(switch)}; a decision is final: let the node draw a new generation")
+    if switch.missing:
+        raise StateError(
+            f"the switch to {switch.generation_id} cannot be committed: {len(switch.missing)} of "
+            f"{len(switch.participants)} participants have not acknowledged, the first is {switch.missing[0]}; "
+            f"acknowledge with: cdc-platform switch ack {switch.generation_id} --node {switch.missing[0]}"
+        )
+    time_ms = max(end for _, end in switch.leases) + times.margin_ms
+    if newest_ms is not None:
+        time_ms = max(time_ms, newest_ms + 1)
+    return replace(switch, phase=Phase.COMMITTED, time_ms=time_ms, decided_at_ms=now_ms, decided_by=by)
+
+
+def abort(switch: Switch, *, now_ms: int, by: str) -> Switch:
+    """The deadline has passed and answers are missing: the old generation goes on. Anybody may say so.
+
+    Raises:
+        StateError: it is committed, the deadline has not passed, or no answer is missing.
+    """
+    if switch.phase is Phase.ABORTED:
+        return switch
+    if switch.phase is Phase.COMMITTED:
+        raise StateError(f"{_told(switch)}; a decision is final")
+    if now_ms < switch.deadline_ms:
+        raise StateError(
+            f"the switch to {switch.generation_id} may be aborted from its deadline on, "
+            f"{format_ms(switch.deadline_ms)} (clock: {format_ms(now_ms)}); until then participants may answer"
+        )
+    if not switch.missing:
+        raise StateError(
+            f"all {len(switch.participants)} participants of the switch to {switch.generation_id} have acknowledged; "
+            f"commit it with: cdc-platform switch commit {switch.generation_id}"
+        )
+    return replace(switch, phase=Phase.ABORTED, decided_at_ms=now_ms, decided_by=by)
+
+
+def due(switch: Switch, now_ms: int) -> Phase:
+    """What anybody whose clock shows `now_ms` may make of an undecided switch; PREPARING means wait for answers."""
+    if switch.is_decided:
+        return switch.phase
+    if not switch.missing:
+        return Phase.COMMITTED
+    return Phase.ABORTED if now_ms >= switch.deadline_ms else Phase.PREPARING
+
+
+def decide(switch: Switch, times: SwitchTimes, *, now_ms: int, newest_ms: int | None, by: str) -> Switch:
+    """The switch after what is due; as it was where nothing is."""
+    outcome = due(switch, now_ms)
+    if outcome is Phase.COMMITTED:
+        return commit(switch, times, now_ms=now_ms, newest_ms=newest_ms, by=by)
+    return abort(switch, now_ms=now_ms, by=by) if outcome is Phase.ABORTED else switch
+
+
+def assert_not_aborted(switch: Switch) -> Switch:
+    """The switch as it is.
+
+    Raises:
+        StateError: it was aborted; says how the node tries again.
+    """
+    if switch.phase is Phase.ABORTED:
+        raise StateError(
+            f"{_told(switch)} and is not tried again; take its event back with bootstrap --withdraw and queue the node "
+            "again: it draws a new generation"
+        )
+    return switch
+
+
+def _told(switch: Switch) -> str:
+    when = "" if switch.decided_at_ms is None else f" at {format_ms(switch.decided_at_ms)} by {switch.decided_by}"
+    time = "" if switch.time_ms is None else f" for {format_ms(switch.time_ms)}"
+    return f"the switch to {switch.generation_id} was {switch.phase}{when}{time}"

@@ -1,0 +1,296 @@
+"""The two-phase switch on the lake: `platform.generation_switches` is its register, one Delta commit a change of phase.
+
+It knows rows, reading the whole generation before an acknowledgement, and who may decide when the clock says so. The
+rules are those of `generations.switch`; what a decision sets in motion is `bootstrap.introduce`'s. No Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import switch as rules
+from cdc_platform.generations.metadata import Undecided
+from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
+from cdc_platform.lifecycle import reading
+from cdc_platform.settings import Settings
+
+
+def times_of(settings: Settings) -> SwitchTimes:
+    """The times of a switch as they are set.
+
+    Raises:
+        InputError: the lease is not longer than the margin.
+    """
+    return SwitchTimes(
+        settings.generation_leeway_ms, settings.switch_lease_ms, settings.switch_deadline_ms, settings.switch_margin_ms
+    )
+
+
+def switches(lake: Lake) -> list[Switch]:
+    """Every switch, in the order in which they were prepared."""
+    found = [_switch(row) for row in lake.read(GENERATION_SWITCHES).to_pylist()]
+    return sorted(found, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
+
+
+def find(lake: Lake, name: str | int) -> Switch:
+    """The switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
+
+    Raises:
+        NotFound: there is none.
+    """
+    for switch in switches(lake):
+        if name in (switch.generation_id, switch.time_ms):
+            return switch
+    shown = format_ms(name) if isinstance(name, int) else name
+    raise NotFound(f"there is no switch to generation {shown}; list them with: cdc-platform switch show")
+
+
+def switched_at_ms(
+    lake: Lake, clock: Clock, settings: Settings, generation_id: str, initiator: str, participants: Collection[str]
+) -> int | None:
+    """Switch to an inserted generation in two phases and answer with its timestamp (ms).
+
+    None where generations are not switched in two phases: the setting is off, and this one has not been begun.
+    Participants are the platform's own nodes: each acknowledges by reading the whole generation. Started again, or by
+    several at once, it goes on where it stands, and everybody gets the one timestamp.
+
+    Raises:
+        StateError: another switch is undecided, this one was aborted, rows are missing, the clock is behind.
+    """
+    begun = any(switch.generation_id == generation_id for switch in switches(lake))
+    if not begun and not settings.two_phase_switch:
+        return None
+    prepare(lake, clock, settings, generation_id, initiator, participants)
+    switch = drive(lake, clock, settings, generation_id, initiator)
+    if switch.time_ms is None:
+        rules.assert_not_aborted(switch)
+        raise StateError(f"the switch to {generation_id} is undecided; run the step again")
+    return switch.time_ms
+
+
+def prepare(
+    lake: Lake, clock: Clock, settings: Settings, generation_id: str, initiator: str, participants: Collection[str]
+) -> Switch:
+    """Put the row of a switch into the register, unless it is there.
+
+    Raises:
+        StateError: another switch is undecided, this one was aborted, the clock is behind, or the generation's rows
+            are not all there.
+    """
+    reading.complete_range_ends(lake, generation_id)
+    times, newest = times_of(settings), _newest_ms(lake)
+
+    def begun(known: list[Switch]) -> Switch:
+        now = clock.now_ms()
+        return rules.prepare(known, generation_id, initiator, participants, times, now_ms=now, newest_ms=newest)
+
+    switch = _change(lake, begun)
+    failpoints.reached(failpoints.AFTER_SWITCH_PREPARED)
+    return switch
+
+
+def acknowledge(lake: Lake, clock: Clock, settings: Settings, generation_id: str, hosts: Iterable[str]) -> Switch:
+    """Participants read the whole generation, promise, and only then answer; all of `hosts` in one commit.
+
+    A promise stays the first one, so an answer that was lost on its way is given again as it was. The clock is looked
+    at before the promise and after it: a promise that has run out by the time it holds is not answered with.
+
+    Raises:
+        NotFound: there is no such switch, a host is no participant, or the generation has no rows.
+        StateError: rows of the generation are missing, the switch is decided, or it is too late to answer.
+    """
+    times = times_of(settings)
+    switch = find(lake, generation_id)
+    promised = {host: times.lease_end_ms(clock.now_us()) for host in hosts}
+    answering = _answered(switch, promised, times, clock)
+    if answering != switch:
+        reading.read_description(lake, generation_id)
+        _promise(lake, clock, switch, promised)
+        failpoints.reached(failpoints.AFTER_SWITCH_PROMISE)
+        kept = promises(lake, generation_id)
+        answering = _change_one(
+            lake, generation_id, lambda row: _answered(row, {h: kept[h] for h in promised}, times, clock)
+        )
+        failpoints.reached(failpoints.AFTER_SWITCH_ACKNOWLEDGED)
+    return answering
+
+
+def commit(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: str) -> Switch:
+    """Commit the switch, if all have acknowledged; a committed one is answered with as it is.
+
+    Raises:
+        NotFound: there is no such switch.
+        StateError: it is aborted, or answers are missing.
+    """
+    times, newest = times_of(settings), _newest_ms(lake)
+    return _decided(
+        lake,
+        generation_id,
+        lambda row: rules.commit(row, times, now_ms=clock.now_ms(), newest_ms=newest, by=by),
+    )
+
+
+def abort(lake: Lake, clock: Clock, generation_id: str, by: str) -> Switch:
+    """Abort the switch, if answers are missing after its deadline; an aborted one is answered with as it is.
+
+    Raises:
+        NotFound: there is no such switch.
+        StateError: it is committed, its deadline has not passed, or all have acknowledged.
+    """
+    return _decided(lake, generation_id, lambda row: rules.abort(row, now_ms=clock.now_ms(), by=by))
+
+
+def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: str) -> Switch:
+    """Do what is due: the platform's nodes that have not answered do so in time; then it is committed or aborted.
+
+    Raises:
+        NotFound: there is no such switch.
+        StateError: the deadline has not passed, and the generation cannot be read.
+    """
+    switch = find(lake, generation_id)
+    if rules.due(switch, clock.now_ms()) is Phase.PREPARING:
+        acknowledge(lake, clock, settings, generation_id, switch.missing)
+    times, newest = times_of(settings), _newest_ms(lake)
+    return _decided(
+        lake,
+        generation_id,
+        lambda row: rules.decide(row, times, now_ms=clock.now_ms(), newest_ms=newest, by=by),
+    )
+
+
+def promises(lake: Lake, generation_id: str) -> dict[str, int]:
+    """Where the leases end (ms) that participants have promised, by host_id; whether or not they have answered."""
+    rows = lake.read(SWITCH_PROMISES, ["host_id", "lease_end"], [("generation_id", "=", generation_id)]).to_pylist()
+    return {row["host_id"]: _ms(row["lease_end"]) for row in rows}
+
+
+def undecided(lake: Lake) -> list[Undecided]:
+    """The switches that some node has promised to wait for, from its first lease end on.
+
+    A participant that cannot read the decision refuses; one that can, and finds none, does not know more.
+    """
+    waiting = [switch for switch in switches(lake) if not switch.is_decided]
+    ends = {switch.generation_id: promises(lake, switch.generation_id).values() for switch in waiting}
+    return [
+        Undecided(switch.generation_id, switch.prepared_at_ms * 1000, min(ends[switch.generation_id]) * 1000)
+        for switch in waiting
+        if ends[switch.generation_id]
+    ]
+
+
+def unfinished(lake: Lake) -> list[Switch]:
+    """The switches of which something is left to do: undecided, or committed and not in the ledger; oldest first."""
+    entered = set(lake.read(GENERATIONS, ["generation_id"])["generation_id"].to_pylist())
+    return [
+        switch
+        for switch in switches(lake)
+        if not switch.is_decided or (switch.phase is Phase.COMMITTED and switch.generation_id not in entered)
+    ]
+
+
+def with_committed(lake: Lake, known: list[reading.KnownGeneration]) -> list[reading.KnownGeneration]:
+    """Known generations, oldest first, and with them those that are committed and not in the ledger yet."""
+    ids = {generation.id for generation in known}
+    more = [
+        reading.KnownGeneration(switch.time_ms, switch.generation_id, None, published=False, format="v2")
+        for switch in switches(lake)
+        if switch.time_ms is not None and switch.generation_id not in ids
+    ]
+    return sorted([*known, *more], key=lambda each: each.time_ms) if more else known
+
+
+def _newest_ms(lake: Lake) -> int | None:
+    known = with_committed(lake, reading.timeline(lake))
+    return known[-1].time_ms if known else None
+
+
+def _answered(switch: Switch, leases: dict[str, int], times: SwitchTimes, clock: Clock) -> Switch:
+    for host, lease_end in leases.items():
+        switch = rules.acknowledge(switch, host, lease_end, times, clock.now_ms())
+    return switch
+
+
+def _promise(lake: Lake, clock: Clock, switch: Switch, promised: dict[str, int]) -> None:
+    rows = [
+        {
+            "generation_id": switch.generation_id,
+            "host_id": host,
+            "lease_end": to_datetime(lease_end * 1000),
+            "promised_at": to_datetime(clock.now_us()),
+        }
+        for host, lease_end in promised.items()
+    ]
+    lake.merge(SWITCH_PROMISES, pa.Table.from_pylist(rows, schema=SWITCH_PROMISES.schema), update=False)
+
+
+def _decided(lake: Lake, generation_id: str, decision: Callable[[Switch], Switch]) -> Switch:
+    switch = _change_one(lake, generation_id, decision)
+    if switch.is_decided:
+        failpoints.reached(failpoints.AFTER_SWITCH_DECISION)
+    return switch
+
+
+def _change_one(lake: Lake, generation_id: str, transition: Callable[[Switch], Switch]) -> Switch:
+    find(lake, generation_id)  # nothing is created for a switch that is not there
+    return _change(
+        lake, lambda known: transition(next(switch for switch in known if switch.generation_id == generation_id))
+    )
+
+
+def _change(lake: Lake, transition: Callable[[list[Switch]], Switch]) -> Switch:
+    """Compare-and-set: the row that `transition` makes of the register goes into the very next version, or it is asked
+    again with what somebody else has put there. Answers with the row as it stands then.
+    """
+    standing: list[Switch] = []
+
+    def rule(rows: pa.Table) -> pa.Table | None:
+        known = [_switch(row) for row in rows.to_pylist()]
+        switch = transition(known)
+        standing[:] = [switch]
+        return None if switch in known else pa.Table.from_pylist([_row(switch)], schema=GENERATION_SWITCHES.schema)
+
+    lake.transact(GENERATION_SWITCHES, rule)
+    return standing[0]
+
+
+def _switch(row: dict[str, Any]) -> Switch:
+    return Switch(
+        row["generation_id"],
+        row["initiator"],
+        tuple(row["participants"]),
+        _ms(row["prepared_at"]),
+        _ms(row["deadline"]),
+        Phase(row["phase"]),
+        tuple((host, _ms(end)) for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True)),
+        None if row["time"] is None else _ms(row["time"]),
+        None if row["decided_at"] is None else _ms(row["decided_at"]),
+        row["decided_by"],
+    )
+
+
+def _row(switch: Switch) -> dict[str, Any]:
+    return {
+        "generation_id": switch.generation_id,
+        "phase": str(switch.phase),
+        "initiator": switch.initiator,
+        "participants": list(switch.participants),
+        "acknowledged": [host for host, _ in switch.leases],
+        "lease_ends": [to_datetime(end * 1000) for _, end in switch.leases],
+        "prepared_at": to_datetime(switch.prepared_at_ms * 1000),
+        "deadline": to_datetime(switch.deadline_ms * 1000),
+        "time": None if switch.time_ms is None else to_datetime(switch.time_ms * 1000),
+        "decided_at": None if switch.decided_at_ms is None else to_datetime(switch.decided_at_ms * 1000),
+        "decided_by": switch.decided_by,
+    }
+
+
+def _ms(moment: Any) -> int:
+    return from_datetime(moment) // 1000

@@ -1,0 +1,358 @@
+"""The two-phase switch as a machine that hypothesis drives: nodes that are slow, deaf, paused, restarted and skewed,
+initiators that die at every step, two joins at once; held after every step against what was decided. And gossip
+beside it, as the negative control.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from switch_world import HEARTBEAT_MS, INITIAL, MS, SECOND, GossipWorld, Machine, SwitchWorld, World, random_history
+
+from cdc_platform.generations.participant import Participant
+from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+
+SKEW_US = 2 * SECOND
+"""How far the clocks of this file are apart at most."""
+DEADLINE_MS = 20_000
+# From its promise on, a node that is well hears of the decision within the deadline and a heartbeat, clocks aside; a
+# lease that is longer never makes it refuse anything, whoever else is ill.
+LONG_LEASE_MS, SHORT_LEASE_MS = 40_000, 8_000
+assert LONG_LEASE_MS > DEADLINE_MS + HEARTBEAT_MS + 2 * SKEW_US // MS
+
+CAP = st.integers(0, 8)
+AILMENTS = st.sampled_from(["deaf", "deaf", "paused", "restarted"])
+
+
+class Cluster(RuleBasedStateMachine):
+    """A cluster with joins, ailments and writes; `kind` is how generations are switched there."""
+
+    kind: type[World] = SwitchWorld
+
+    world: World
+    checked: int
+    known: dict[int, int]
+
+    @initialize(lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, SKEW_US // MS]))
+    def begin(self, lease: int, margin: int) -> None:
+        """Three nodes, one generation."""
+        self.world = self.kind(SwitchTimes(5_000, lease, DEADLINE_MS, margin))
+        self.checked = 0
+        self.known = {}
+
+    def number(self, index: int) -> int:
+        """The node that an index means."""
+        return list(self.world.machines)[index % len(self.world.machines)]
+
+    @rule(ms=st.one_of(st.integers(1, 2_000), st.integers(2_000, 60_000)))
+    def time_goes_by(self, ms: int) -> None:
+        """Nodes that are well look around meanwhile."""
+        self.world.tick(ms)
+
+    @rule(late=st.booleans())
+    def a_node_joins(self, late: bool) -> None:
+        """Or has to wait, where another join is undecided; what it sends may be on its way for long."""
+        if len(self.world.machines) < 8:
+            self.world.join(late=late)
+
+    @rule()
+    def two_nodes_join_at_once(self) -> None:
+        """Neither has heard of the other; what they send arrives one after the other."""
+        if len(self.world.machines) < 8:
+            joining = [len(self.world.machines) for _ in range(2) if self.world.join(late=True)]
+            for number in joining:
+                self.world.deliver(number)
+
+    @rule(index=CAP, what=AILMENTS)
+    def a_node_joins_and_one_falls_ill(self, index: int, what: str) -> None:
+        """Right after it has acknowledged: what the others decide it does not hear."""
+        self.a_node_joins(late=False)
+        ill = self.number(index)
+        self.world.look(ill)
+        self.world.ail(ill, what)
+        for number in self.world.machines:
+            self.world.look(number)
+
+    @rule(moment=CAP, before_us=st.integers(0, 6 * SECOND))
+    def time_comes_to_a_boundary(self, moment: int, before_us: int) -> None:
+        """Writes near a lease end or the start of a generation are taken, or not, from now on."""
+        moments = self.world.moments_us()
+        self.world.tick((moments[-1 - moment % len(moments)] - before_us - self.world.now_us) // MS)
+
+    @rule(index=CAP, what=AILMENTS)
+    def something_happens(self, index: int, what: str) -> None:
+        """To one node."""
+        self.world.ail(self.number(index), what)
+
+    @rule()
+    def an_initiator_dies(self) -> None:
+        """The last node that began to join, wherever it has got to."""
+        if len(self.world.machines) > INITIAL:
+            self.world.ail(len(self.world.machines), "dead")
+
+    @rule()
+    def all_is_well_again(self) -> None:
+        """But for the dead."""
+        self.world.heal()
+
+    @rule(index=CAP, late=st.booleans())
+    def a_node_looks(self, index: int, late: bool) -> None:
+        """It acknowledges and decides; slow ones send what arrives later."""
+        number = self.number(index)
+        self.world.look(number, late=late)
+        self.after_looking(self.world.machines[number], late)
+
+    @rule(index=CAP, lost=st.booleans())
+    def a_message_arrives(self, index: int, lost: bool) -> None:
+        """The oldest one of a node, in time or long after; or never."""
+        self.world.deliver(self.number(index), lost=lost)
+
+    @rule(index=CAP, offset_us=st.integers(0, SKEW_US))
+    def a_clock_is_set(self, index: int, offset_us: int) -> None:
+        """Forward or back, never further from the others than the margin."""
+        self.world.set_clock(self.number(index), offset_us)
+
+    @rule(key=st.integers(0, 2**20), ahead_us=st.integers(-SECOND, 5 * SECOND))
+    def clients_write(self, key: int, ahead_us: int) -> None:
+        """At every node, at a time near its clock."""
+        for number, machine in self.world.machines.items():
+            self.write(number, key, self.world.clock_us(machine) + ahead_us)
+
+    @rule(key=st.integers(0, 2**20), moment=CAP, beside_us=st.integers(-1, 1))
+    def clients_write_at_a_boundary(self, key: int, moment: int, beside_us: int) -> None:
+        """At every node, where a lease ends or a generation starts, to the microsecond."""
+        moments = self.world.moments_us()
+        for number in self.world.machines:
+            self.write(number, key, moments[-1 - moment % len(moments)] + beside_us)
+
+    def write(self, number: int, key: int, ts_us: int) -> None:
+        """Ask for a write of a key whose token is anywhere on the ring."""
+        refused = len(self.world.refused)
+        token = max((key * 0x9E3779B97F4A7C15) % 2**64, 1) - 2**63
+        self.world.write(number, token, ts_us)
+        if len(self.world.refused) > refused and self.world.refused[-1][2] == "UNDECIDED":
+            self.excused(self.world.machines[number])
+
+    def after_looking(self, machine: Machine, late: bool) -> None:
+        """An undecided switch is decided by anybody, once its deadline has passed on their clock."""
+        world = self.world
+        if isinstance(world, SwitchWorld) and machine.hears and not late:
+            for switch in world.register.values():
+                overdue = world.clock_us(machine) // MS >= switch.deadline_ms
+                assert switch.is_decided or not overdue, f"node {machine.number} left {switch} undecided"
+
+    def excused(self, machine: Machine) -> None:
+        """A refusal for want of a decision needs a reason: while every node answers, no write is refused."""
+        world = self.world
+        assert isinstance(world, SwitchWorld)
+        assert not world.calm, "refused though nobody was ill"
+        if world.times.lease_ms == LONG_LEASE_MS:
+            since = min(promise.since_ms for promise in world.nodes[machine.number].promises) * MS
+            assert machine.ill_at_us >= since - SKEW_US, f"node {machine.number} was well and refused"
+
+    @invariant()
+    def decisions_are_one(self) -> None:
+        """No two nodes ever hold different decisions, and the register never decides twice."""
+        world = self.world
+        if not isinstance(world, SwitchWorld):
+            return
+        world.note_decisions()
+        for told in world.told.values():
+            assert all(world.decisions[generation] == decision for generation, decision in told.items())
+        assert sum(not switch.is_decided for switch in world.register.values()) <= 1, "two joins at once"
+
+    def note(self) -> None:
+        """Only see what is decided."""
+        if isinstance(self.world, SwitchWorld):
+            self.world.note_decisions()
+
+    @invariant()
+    def every_write_is_in_its_generation(self) -> None:
+        """The committed generation with the greatest timestamp at or before the write's, whatever node took it."""
+        if self.world.started != self.known or self.checked < len(self.world.writes):
+            assert not self.world.wrong_generation()
+
+    @invariant()
+    def colocation_is_never_lost(self) -> None:
+        """The generation that a write uses refines the ring that routes it, so its stream is in its own vnode."""
+        if self.checked < len(self.world.writes):
+            assert not self.world.not_refined()
+            assert not self.world.lost_colocation()
+
+    @invariant()
+    def remember(self) -> None:
+        """What was checked need not be checked again before something changes. Runs last: the names sort so."""
+        self.known, self.checked = dict(self.world.started), len(self.world.writes)
+
+    def teardown(self) -> None:
+        """When everybody is well again and the deadline has passed, all is decided and nothing is refused for it."""
+        if not hasattr(self, "world") or not isinstance(self.world, SwitchWorld):
+            return
+        world = self.world
+        world.heal()
+        world.tick(DEADLINE_MS + 2 * SKEW_US // MS + HEARTBEAT_MS)
+        self.decisions_are_one()
+        assert all(switch.is_decided for switch in world.register.values())
+        for machine in world.machines.values():
+            if not machine.dead:
+                assert world.nodes[machine.number].promises == ()
+                clock = world.clock_us(machine)
+                assert machine.number > INITIAL or world.accept(machine.number, 0, clock)
+        assert not world.wrong_generation()
+
+
+Cluster.TestCase.settings = settings(settings.get_profile("histories"), stateful_step_count=40)
+TestTwoPhase = Cluster.TestCase
+
+
+class NoPromiseNode(Participant):
+    """Acknowledges, and takes writes as if it had promised nothing."""
+
+    def accept(self, write_ts_us: int, token: int, now_us: int):
+        self._promises, kept = {}, self._promises
+        try:
+            return super().accept(write_ts_us, token, now_us)
+        finally:
+            self._promises = kept
+
+
+class PromisesBroken(SwitchWorld):
+    """Participants acknowledge and then do as they please."""
+
+    def restart(self, machine: Machine) -> None:
+        self.nodes[machine.number] = NoPromiseNode(str(machine.number), self.times, promises=machine.disk)
+
+
+class PromisesForgotten(SwitchWorld):
+    """A promise is answered with and not kept on disk: a restart forgets it while the answer is on its way."""
+
+    def restart(self, machine: Machine) -> None:
+        machine.disk = []
+        super().restart(machine)
+
+
+class TooEarly(SwitchWorld):
+    """The generation starts at the first lease end instead of after the last."""
+
+    def decide(self, switch: Switch, now_ms: int, by: str) -> Switch:
+        decided = super().decide(switch, now_ms, by)
+        if decided.phase is not Phase.COMMITTED or decided is switch:
+            return decided
+        return replace(decided, time_ms=min(end for _, end in switch.leases))
+
+
+class NoCompare(SwitchWorld):
+    """The register takes whatever is written last."""
+
+    def arrive(self, version: int, switch: Switch) -> None:
+        super().arrive(self.version, switch)
+
+
+def fails_with(world: type[World], invariant: str) -> str:
+    """How the machine finds that a world breaks an invariant, of which it is asked alone."""
+    machine = type(world.__name__, (Cluster,), {"kind": world})
+    for name in ("every_write_is_in_its_generation", "colocation_is_never_lost", "decisions_are_one"):
+        if name != invariant:
+            setattr(machine, name, Cluster.note if name == "decisions_are_one" else lambda self: None)
+    hunt = settings(
+        settings.get_profile("histories"),
+        max_examples=500,
+        derandomize=True,
+        stateful_step_count=40,
+        phases=[HypothesisPhase.generate],
+    )
+    with pytest.raises(AssertionError) as failure:
+        run_state_machine_as_test(machine, settings=hunt)
+    return str(failure.value)
+
+
+GENERATION, COLOCATION, DECISION = (
+    "every_write_is_in_its_generation",
+    "colocation_is_never_lost",
+    "decisions_are_one",
+)
+
+
+@pytest.mark.parametrize(("world", "invariant"), [(GossipWorld, GENERATION), (GossipWorld, COLOCATION)])
+def test_gossip_breaks_the_first_two_invariants(world: type[World], invariant: str) -> None:
+    """The negative control: the same machine, with generations switched as the documents do."""
+    assert "Write(ts_us=" in fails_with(world, invariant)
+
+
+@pytest.mark.parametrize(
+    ("world", "invariant"), [(PromisesBroken, GENERATION), (TooEarly, GENERATION), (NoCompare, DECISION)]
+)
+def test_each_rule_is_needed(world: type[World], invariant: str) -> None:
+    """Without a promise that is kept, a time after every lease, or a compare before the set, the machine fails."""
+    assert fails_with(world, invariant)
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(SwitchWorld, 0), (PromisesForgotten, 1)])
+def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], wrong: int) -> None:
+    """A node restarts while its answer is on its way: without its first promise it takes what the answer gave away."""
+    world = kind(SwitchTimes(5_000, SHORT_LEASE_MS, DEADLINE_MS, 0))
+    world.join()
+    for number in (1, 3, 4):
+        world.look(number)
+    world.look(2, late=True)
+    world.ail(2, "restarted")
+    for number in world.machines:
+        world.ail(number, "deaf" if number == 2 else "paused")
+    world.tick(10_000)
+    world.ail(2, "hears")
+    world.look(2, late=True)
+    world.ail(2, "deaf")
+    world.deliver(2)
+    world.heal()
+    world.ail(2, "deaf")
+    world.look(1)
+    world.note_decisions()
+    committed = world.started[1]
+    assert committed < world.now_us + 4 * SECOND
+    assert world.write(2, 5, committed + 1)
+    assert len(world.wrong_generation()) == wrong
+
+
+def counted(kind: type[World], *, faults: bool) -> dict[str, int]:
+    """What 300 random histories of 80 steps come to."""
+    times = SwitchTimes(5_000, LONG_LEASE_MS, DEADLINE_MS, SKEW_US // MS)
+    totals: dict[str, int] = dict.fromkeys(COUNTED, 0)
+    for seed in range(300):
+        world = random_history(kind(times), random.Random(seed), 80, faults=faults)
+        found = {
+            "joins": len(world.started) - 1,
+            "writes": len(world.writes),
+            "wrong generation": len(world.wrong_generation()),
+            "lost colocation": len(world.lost_colocation()),
+            "undecided": sum(verdict == "UNDECIDED" for _, _, verdict in world.refused),
+        }
+        totals = {name: totals[name] + found[name] for name in COUNTED}
+    return totals
+
+
+COUNTED: tuple[str, ...] = ("joins", "writes", "wrong generation", "lost colocation", "undecided")
+DOCS = Path(__file__).parents[2] / "docs" / "switch.md"
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_the_counts_of_the_docs(faults: bool) -> None:
+    """The same 300 histories by gossip and in two phases; the docs say what each of them lost."""
+    lines = {}
+    for name, kind in (("gossip", GossipWorld), ("two phases", SwitchWorld)):
+        told = counted(kind, faults=faults)
+        lines[name] = told
+        row = f"| {name}, {'nodes fall ill' if faults else 'all is well'} | " + " | ".join(
+            f"{told[column]:,}" for column in COUNTED
+        )
+        assert re.search(re.escape(row), DOCS.read_text(encoding="utf-8")), row
+    assert lines["gossip"]["lost colocation"] > 0
+    assert lines["two phases"]["lost colocation"] == lines["two phases"]["wrong generation"] == 0
+    assert faults or lines["two phases"]["undecided"] == 0

@@ -1,0 +1,139 @@
+"""Initiators and participants that are killed at every step of a switch: real processes. No Spark, no JVM."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import run
+from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.errors import StateError
+from cdc_platform.generations.switch import Phase
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
+from cdc_platform.lifecycle import bootstrap, switching
+
+HOSTS = [host(number) for number in (1, 2, 3)]
+# When a row was written is the one thing in which a second start may differ.
+BOOKKEEPING = {"created_at", "decided_at"}
+INTRODUCE = """
+import sys
+from cdc_platform.clock import Clock
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import bootstrap
+from cdc_platform.settings import Settings
+bootstrap.introduce(Lake(sys.argv[1]), Clock(int(sys.argv[2])), Settings(two_phase_switch=True), sys.argv[3])
+"""
+
+
+def process(*arguments: str, kill_at: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments to its end, killed where `kill_at` says."""
+    environment = os.environ | {failpoints.VARIABLE: kill_at}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def command(home: Path, now_ms: int, *arguments: str, kill_at: str) -> int:
+    """`cdc-platform switch`, in a process of its own that is killed; answers with how it left."""
+    program = ("-m", "cdc_platform", "--home", str(home), "--clock", format_ms(now_ms), "switch")
+    return process(*program, *arguments, kill_at=kill_at).returncode
+
+
+def again(home: Path, now_ms: int, *arguments: str) -> int:
+    """The same command, undisturbed."""
+    return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
+
+
+def contents(home: Path) -> list[list[dict[str, object]]]:
+    """What the tables of a switch hold."""
+    lake = Lake(home / "lake")
+    found = []
+    for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL):
+        columns = [name for name in table.schema.names if name not in BOOKKEEPING]
+        found.append(lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys]).to_pylist())
+    return found
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A home in which a third node's generation is inserted."""
+    home = open_home(tmp_path_factory.mktemp("waiting") / "home")
+    lake = Lake(home.lake)
+    ring_of(lake, (1, 2))
+    return home.path, inserted(lake, 3)
+
+
+@pytest.fixture
+def home(waiting: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(waiting[0], tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(waiting: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, object]]]:
+    """What there is when nobody is killed."""
+    home = shutil.copytree(waiting[0], tmp_path_factory.mktemp("undisturbed") / "home")
+    bootstrap.introduce(Lake(home / "lake"), NOON, TWO_PHASE, waiting[1])
+    return contents(home)
+
+
+@pytest.mark.parametrize("point", failpoints.SWITCH)
+def test_a_killed_switch_ends_where_it_would_have_ended(
+    point: str, home: Path, waiting: tuple[Path, str], undisturbed: list[list[dict[str, object]]], tmp_path: Path
+) -> None:
+    """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
+    generation_id = waiting[1]
+    killed = process("-c", INTRODUCE, str(home / "lake"), str(NOON_MS * 1000), generation_id, kill_at=point)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert contents(home) != undisturbed
+    left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
+    # Before the promises are kept there is nothing that a later clock must not change.
+    later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + 10_000
+    bootstrap.introduce(Lake(home / "lake"), Clock(later * 1000), TWO_PHASE, generation_id)
+    assert contents(home) == undisturbed
+    done = switching.drive(left, Clock((NOON_MS + 30_000) * 1000), TWO_PHASE, generation_id, "anybody")
+    answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
+    assert (done.phase, done.time_ms) == ((Phase.COMMITTED, NOON_MS + 70_000) if answered else (Phase.ABORTED, None))
+    if answered:
+        assert bootstrap.introduce(left, NOON, TWO_PHASE, generation_id) == done.time_ms
+    else:
+        with pytest.raises(StateError, match="queue the node again"):
+            bootstrap.introduce(left, NOON, TWO_PHASE, generation_id)
+
+
+def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tuple[Path, str]) -> None:
+    """Dead between promise and answer, it answers the same later; dead after its decision, the next one enters it."""
+    lake, generation_id = Lake(home / "lake"), waiting[1]
+    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    switching.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
+    answer = ("ack", generation_id, "--node", HOSTS[0])
+    assert command(home, NOON_MS + 1_000, *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE) == -signal.SIGKILL
+    assert switching.find(lake, generation_id).missing == (HOSTS[0],)
+    assert again(home, NOON_MS + 9_000, *answer) == 0
+    assert switching.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
+    decide = ("commit", generation_id)
+    assert command(home, NOON_MS + 9_000, *decide, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
+    assert not lake.exists(GENERATIONS)
+    assert again(home, NOON_MS + 90_000, *decide) == 0
+    assert switching.find(lake, generation_id).time_ms == NOON_MS + 71_000
+    assert switching.unfinished(lake) == []
+
+
+def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> None:
+    """The commit is the decision: what comes after it does not matter."""
+    lake, generation_id = Lake(home / "lake"), waiting[1]
+    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    late = NOON_MS + 30_000
+    assert command(home, late, "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
+    first = switching.find(lake, generation_id)
+    assert again(home, late + 5_000, "abort", generation_id) == 0
+    assert switching.find(lake, generation_id) == first
+    assert first.phase is Phase.ABORTED

@@ -1,0 +1,36 @@
+"""Whole joins with the two-phase switch turned on, to their published timestamps. On Spark."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+from switch_lake import NOON, NOON_MS, TWO_PHASE, host, request
+
+from cdc_platform.clock import to_datetime
+from cdc_platform.invariants.switches import audit_switches
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lifecycle import inbox, joining, reading, switching
+
+pytestmark = pytest.mark.spark
+
+
+def test_switched_joins_end_published(spark: SparkSession, lake: Lake) -> None:
+    """The first node switches alone, the second with the first; both are published under their switches' times."""
+    times = []
+    for number in (1, 2):
+        event = inbox.queue(lake, NOON, request(number))
+        done = joining.run_join(spark, lake, NOON, TWO_PHASE, event.generation_id)
+        switch = switching.find(lake, event.generation_id)
+        assert switch.participants == tuple(host(each) for each in range(1, number + 1))
+        assert (switch.time_ms, switch.initiator) == (done.time_ms, host(number))
+        published = reading.published_range_ends(lake, done.time_ms)
+        assert published.tolist() == reading.complete_range_ends(lake, event.generation_id).tolist()
+        times.append(done.time_ms)
+    assert times == [NOON_MS + 70_000, NOON_MS + 70_001]
+    listed = lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
+    assert sorted(listed) == [to_datetime(time * 1000) for time in times]
+    assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 4 + 8
+    newest = lake.read(CDC_LOCAL, filters=[("host_id", "=", host(2)), ("key", "=", "cdc_local")]).to_pylist()
+    assert newest[0]["streams_timestamp"] == to_datetime(times[1] * 1000)
+    assert [line.violations for line in audit_switches(lake)] == [0, 0, 0, 0]

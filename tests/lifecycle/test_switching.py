@@ -1,0 +1,316 @@
+"""The two-phase switch on the lake: what a join goes through, who wins, what is refused. No Spark, no JVM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, operating, ring_of
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.generations import Verdict
+from cdc_platform.generations.switch import Phase
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_SWITCHES,
+    GENERATIONS,
+    SWITCH_PROMISES,
+)
+from cdc_platform.lifecycle import bootstrap, inbox, switching
+from cdc_platform.lifecycle.explain import Explanation, explain
+from cdc_platform.settings import Settings
+
+HOSTS = [host(number) for number in (1, 2, 3)]
+LEASE_END_MS = NOON_MS + 5_000 + 60_000
+DEADLINE_MS = NOON_MS + 30_000
+TIME_MS = LEASE_END_MS + 5_000
+
+
+def at(ms: int) -> Clock:
+    """A clock that stands still."""
+    return Clock(ms * 1000)
+
+
+@pytest.fixture
+def generation_id(lake: Lake) -> str:
+    """Two nodes in the ring, and the generation of a third, inserted."""
+    ring_of(lake, (1, 2))
+    return inserted(lake, 3)
+
+
+@pytest.fixture
+def prepared(lake: Lake, generation_id: str) -> str:
+    """The same with its switch prepared."""
+    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    return generation_id
+
+
+def ask(lake: Lake, at_ms: int, now_ms: int) -> Explanation:
+    """Explain a write."""
+    return explain(lake, at(now_ms), Settings(), 3, at_ms * 1000)
+
+
+def test_a_join_prepares_is_acknowledged_and_committed(lake: Lake, generation_id: str) -> None:
+    """The timestamp is the last lease end and the margin; ledger, cdc_local and the switch say the same."""
+    assert bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id) == TIME_MS
+    [row] = lake.read(GENERATION_SWITCHES).to_pylist()
+    assert (row["phase"], row["initiator"], row["decided_by"]) == ("committed", HOSTS[2], HOSTS[2])
+    assert row["participants"] == row["acknowledged"] == HOSTS
+    assert row["lease_ends"] == [to_datetime(LEASE_END_MS * 1000)] * 3
+    [ledger] = lake.read(GENERATIONS).to_pylist()
+    local = {each["key"]: each for each in lake.read(CDC_LOCAL).to_pylist()}
+    assert ledger["time"] == row["time"] == local["cdc_local"]["streams_timestamp"] == to_datetime(TIME_MS * 1000)
+
+
+def test_a_join_again_changes_nothing(lake: Lake, generation_id: str) -> None:
+    """Later, and with the setting turned off meanwhile: what is committed stays."""
+    bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id)
+    versions = [lake.version(table) for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)]
+    assert bootstrap.introduce(lake, at(NOON_MS + 500_000), Settings(), generation_id) == TIME_MS
+    assert versions == [lake.version(table) for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)]
+
+
+def test_without_the_setting_there_is_no_switch(lake: Lake, generation_id: str) -> None:
+    """The documents' way: 65 s from now, and neither table is made."""
+    assert bootstrap.introduce(lake, NOON, Settings(), generation_id) == NOON_MS + 65_000
+    assert not lake.exists(GENERATION_SWITCHES)
+    assert not lake.exists(SWITCH_PROMISES)
+
+
+def test_a_begun_switch_is_finished_with_the_setting_off(lake: Lake, prepared: str) -> None:
+    """Nodes may have promised: the documents' timestamp could be before a lease end."""
+    assert bootstrap.introduce(lake, at(NOON_MS + 1_000), Settings(), prepared) == TIME_MS + 1_000
+
+
+def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: str) -> None:
+    """At one stopped clock too, and a clock that is set back far is refused before anything is promised."""
+    first = bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id)
+    bootstrap.admit(lake, generation_id)
+    inbox_row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(0)}
+    lake.merge(GENERATIONS, pa.Table.from_pylist([inbox_row]), update=True)
+    second = inserted(lake, 4)
+    with pytest.raises(StateError, match="clock is behind"):
+        bootstrap.introduce(lake, at(NOON_MS - 80_000), TWO_PHASE, second)
+    assert len(switching.switches(lake)) == 1
+    assert bootstrap.introduce(lake, NOON, TWO_PHASE, second) == first + 1
+
+
+def test_of_two_joins_at_once_one_waits(lake: Lake, prepared: str) -> None:
+    """The register takes one undecided switch at a time."""
+    other = inserted(lake, 4)
+    with pytest.raises(StateError, match=f"must wait: the switch to {prepared} is undecided"):
+        switching.prepare(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+    switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
+    begun = switching.prepare(lake, at(DEADLINE_MS), TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+    assert begun.phase is Phase.PREPARING
+
+
+def test_a_partial_generation_is_not_acknowledged(lake: Lake, prepared: str) -> None:
+    """A row is lost after the preparation: no participant promises, and at the deadline the switch is aborted."""
+    end = lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
+    lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
+    with pytest.raises(StateError, match="num_ranges claims 12 rows, 11 are there"):
+        switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    assert switching.promises(lake, prepared) == {}
+    assert switching.drive(lake, at(DEADLINE_MS), TWO_PHASE, prepared, "a test").phase is Phase.ABORTED
+
+
+def test_a_missing_answer_aborts_at_the_deadline_and_not_before(lake: Lake, prepared: str) -> None:
+    """One has answered; until the deadline nobody may abort, from then on nobody may answer."""
+    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
+    with pytest.raises(StateError, match="from its deadline on"):
+        switching.abort(lake, at(DEADLINE_MS - 1), prepared, "a test")
+    with pytest.raises(StateError, match="2 of 3 participants have not acknowledged"):
+        switching.commit(lake, NOON, TWO_PHASE, prepared, "a test")
+    with pytest.raises(StateError, match="the deadline of the switch"):
+        switching.acknowledge(lake, at(DEADLINE_MS), TWO_PHASE, prepared, HOSTS[1:])
+    aborted = switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
+    assert (aborted.phase, aborted.time_ms) == (Phase.ABORTED, None)
+    assert switching.abort(lake, at(DEADLINE_MS + 9), prepared, "another") == aborted
+
+
+def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, prepared: str) -> None:
+    """The initiator dies before it commits: anybody does, at any time, and the time is the leases'."""
+    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    with pytest.raises(StateError, match="have acknowledged; commit it"):
+        switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
+    done = switching.drive(lake, at(NOON_MS + 3_600_000), TWO_PHASE, prepared, "a test")
+    assert (done.phase, done.time_ms, done.decided_by) == (Phase.COMMITTED, TIME_MS, "a test")
+    with pytest.raises(StateError, match="a decision is final"):
+        switching.abort(lake, at(NOON_MS + 3_600_000), prepared, "a test")
+
+
+def test_a_join_after_an_abort_says_what_to_do(lake: Lake, prepared: str) -> None:
+    """Killed after the preparation, started again after the deadline: aborted, and the event may be taken back."""
+    late = at(DEADLINE_MS)
+    event = inbox.event(lake, generation_id=prepared)
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"was aborted at .* queue the node again"):
+            bootstrap.introduce(lake, late, TWO_PHASE, prepared)
+    inbox.withdraw(lake, late, event.event_id)
+    again = inserted(lake, 3, late)
+    assert bootstrap.introduce(lake, late, TWO_PHASE, again) == DEADLINE_MS + 70_000
+
+
+def test_a_join_under_a_switch_is_not_withdrawn(lake: Lake, prepared: str) -> None:
+    """Somebody may commit it at any moment."""
+    event = inbox.event(lake, generation_id=prepared)
+    with pytest.raises(StateError, match="is being switched to"):
+        inbox.withdraw(lake, NOON, event.event_id)
+
+
+def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
+    """An answer that was lost is given again as it was; one that has run out meanwhile is not given at all."""
+    switching._promise(lake, NOON, switching.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
+    done = switching.acknowledge(lake, at(NOON_MS + 7_000), TWO_PHASE, prepared, HOSTS[:1])
+    assert done.lease_of(HOSTS[0]) == LEASE_END_MS
+    switching._promise(lake, NOON, done, {HOSTS[1]: NOON_MS + 13_000})
+    with pytest.raises(StateError, match="before it was answered with"):
+        switching.acknowledge(lake, at(NOON_MS + 8_000), TWO_PHASE, prepared, HOSTS[1:2])
+    assert switching.find(lake, prepared).missing == tuple(HOSTS[1:])
+
+
+def test_only_participants_answer(lake: Lake, prepared: str) -> None:
+    """And only to a switch that there is; nothing is promised otherwise."""
+    with pytest.raises(NotFound, match="is no participant"):
+        switching.acknowledge(lake, NOON, TWO_PHASE, prepared, [host(9)])
+    with pytest.raises(NotFound, match="there is no switch"):
+        switching.acknowledge(lake, NOON, TWO_PHASE, host(9), HOSTS)
+    assert not lake.exists(SWITCH_PROMISES)
+
+
+def test_a_lease_that_clocks_can_outrun_is_refused(lake: Lake, generation_id: str) -> None:
+    """A lease not longer than the margin would be promised by a clock that was just set back."""
+    short = Settings(two_phase_switch=True, switch_lease_ms=5_000, switch_margin_ms=5_000)
+    with pytest.raises(InputError, match="set switch_lease_ms above switch_margin_ms"):
+        bootstrap.introduce(lake, NOON, short, generation_id)
+    assert not lake.exists(GENERATION_SWITCHES)
+
+
+def test_writes_past_the_first_lease_end_wait_for_the_decision(lake: Lake, generation_id: str) -> None:
+    """UNDECIDED from the first lease end on and not a microsecond before; accepted as soon as it is decided."""
+    bootstrap.introduce(lake, at(NOON_MS - 600_000), TWO_PHASE, generation_id)
+    bootstrap.admit(lake, generation_id)
+    row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(0)}
+    lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=True)
+    second = inserted(lake, 4)
+    hosts = [*HOSTS, host(4)]
+    switching.prepare(lake, NOON, TWO_PHASE, second, host(4), hosts)
+    assert ask(lake, NOON_MS + 99_000, NOON_MS + 95_000).accepted  # nobody has promised yet
+    switching.acknowledge(lake, NOON, TWO_PHASE, second, hosts[1:])
+    refused = ask(lake, LEASE_END_MS, LEASE_END_MS)
+    assert refused.verdict is Verdict.UNDECIDED
+    assert "a generation switch is undecided since 2023-11-14T22:13:20.000Z; " in refused.reason
+    assert f"cdc-platform switch show {second}" in refused.reason
+    assert ask(lake, LEASE_END_MS - 1, LEASE_END_MS - 1).accepted
+    switching.abort(lake, at(LEASE_END_MS), second, "a test")
+    assert ask(lake, LEASE_END_MS, LEASE_END_MS).accepted
+
+
+def test_a_committed_generation_counts_before_it_is_in_the_ledger(lake: Lake, prepared: str) -> None:
+    """The switch is the decision: a write after its time goes there even if the join was killed right then."""
+    switching.drive(lake, NOON, TWO_PHASE, prepared, "a test")
+    told = ask(lake, TIME_MS, TIME_MS)
+    assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
+    assert ask(lake, TIME_MS - 1, TIME_MS - 1).verdict is Verdict.NO_STREAM
+
+
+def test_a_decision_while_explain_reads_is_not_missed(
+    lake: Lake, prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Committed between two of its reads: the write waits, or goes to the new generation, but never to none."""
+    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    read = switching.with_committed
+
+    def decided_right_after(*given: Any) -> Any:
+        known = read(*given)
+        monkeypatch.undo()
+        switching.commit(lake, NOON, TWO_PHASE, prepared, "a test")
+        return known
+
+    operating(lake, (1, 2), NOON_MS - 600_000)
+    monkeypatch.setattr(switching, "with_committed", decided_right_after)
+    assert ask(lake, TIME_MS, TIME_MS).verdict is Verdict.UNDECIDED
+    told = ask(lake, TIME_MS, TIME_MS)
+    assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
+
+
+def test_a_row_that_somebody_else_writes_meanwhile_is_read_again(lake: Lake, prepared: str) -> None:
+    """Between the read and the commit of one writer another one commits: the rule is asked twice, both rows stay."""
+    asked: list[int] = []
+
+    def rule(rows: pa.Table) -> pa.Table:
+        asked.append(rows.num_rows)
+        if len(asked) == 1:
+            switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
+        row = rows.to_pylist()[0]
+        return pa.Table.from_pylist([row | {"generation_id": host(8), "phase": "aborted"}], schema=rows.schema)
+
+    lake.transact(GENERATION_SWITCHES, rule)
+    assert asked == [1, 1]
+    assert len(switching.switches(lake)) == 2
+    assert switching.find(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
+
+
+RACER = """
+import sys
+from pathlib import Path
+from cdc_platform.clock import Clock
+from cdc_platform.errors import StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import switching
+from cdc_platform.settings import Settings
+lake, settings, (now_us, by) = Lake(sys.argv[1]), Settings(two_phase_switch=True), sys.argv[2:]
+print("ready", flush=True)
+for generation in sys.stdin:
+    try:
+        switching.drive(lake, Clock(int(now_us)), settings, generation.strip(), by)
+    except StateError:
+        pass
+    switch = switching.find(lake, generation.strip())
+    print(switch.phase, switch.time_ms, switch.decided_by, flush=True)
+"""
+
+
+def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path: Path) -> None:
+    """By one clock the deadline has passed, by the other there is time to answer and commit: one decision each time."""
+    ring_of(lake, (1, 2))
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(lake.root), str(now * 1000), by],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for now, by in ((DEADLINE_MS - 1, "in time"), (DEADLINE_MS, "too late"))
+    ]
+    winners = []
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for number in range(3, 9):
+            generation_id = inserted(lake, number)
+            switching.prepare(lake, NOON, TWO_PHASE, generation_id, host(number), [*HOSTS[:2], host(number)])
+            for racer in racers:
+                assert racer.stdin is not None
+                racer.stdin.write(f"{generation_id}\n")
+                racer.stdin.flush()
+            told = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
+            final = switching.find(lake, generation_id)
+            said = f"{final.phase} {final.time_ms} {final.decided_by}\n"
+            assert final.is_decided
+            assert set(told) == {said}
+            winners.append(final.decided_by)
+    finally:
+        for racer in racers:
+            racer.communicate()
+    assert set(winners) <= {"in time", "too late"}
+    assert [racer.returncode for racer in racers] == [0, 0]

@@ -1,0 +1,97 @@
+"""Lakes in which a node's generation is inserted and waits for its timestamp; without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.generations import RingLayout, generate
+from cdc_platform.lake.arrow import stream_lists
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
+from cdc_platform.lifecycle import bootstrap, inbox
+from cdc_platform.ring import Ring
+from cdc_platform.settings import Settings
+from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request
+
+NOON_MS = 1_700_000_000_000
+NOON = Clock(NOON_MS * 1000)
+TWO_PHASE = Settings(two_phase_switch=True)
+
+
+def host(number: int) -> str:
+    """The host_id of node `number`."""
+    return str(UUID(int=number))
+
+
+def request(number: int) -> JoinRequest:
+    """Node `number` with four tokens."""
+    tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, 4, dtype=np.int64)
+    fields = {
+        "host_id": host(number),
+        "address": f"10.0.0.{number}",
+        "datacenter": "dc1",
+        "rack": "r1",
+        "tokens": tokens.tolist(),
+        "shard_count": 2,
+        "ignore_msb": 12,
+    }
+    return parse_join_request(json.dumps(fields))
+
+
+def inserted(lake: Lake, number: int, clock: Clock = NOON, *, rows: slice = slice(None)) -> str:
+    """Queue node `number` and insert its generation; `rows` leaves some of its rows out. Answers with its UUID."""
+    generation_id = inbox.queue(lake, clock, request(number)).generation_id
+    describe(lake, generation_id, bootstrap.rings(lake, generation_id)[1], rows)
+    return generation_id
+
+
+def operating(lake: Lake, numbers: Iterable[int], time_ms: int) -> None:
+    """A generation over these nodes that has its timestamp, as the ledger has it."""
+    generation_id = host(1_000)
+    count = describe(lake, generation_id, Ring.of(parse_node(number) for number in numbers))
+    row = {
+        "generation_id": generation_id,
+        "time": to_datetime(time_ms * 1000),
+        "num_ranges": count,
+        "num_streams": 2 * count,
+        "created_at": to_datetime(time_ms * 1000),
+        "published_at": to_datetime(time_ms * 1000),
+    }
+    lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=False)
+
+
+def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(None)) -> int:
+    """Insert the V2 descriptions of a generation over a ring; answers with how many there are of them."""
+    made = generate(RingLayout.of(ring), UUID(generation_id))
+    count = len(made)
+    v2 = pa.table(
+        {
+            "id": pa.array([generation_id] * count),
+            "range_end": pa.array(made.range_ends),
+            "ignore_msb": pa.array(made.ignore_msbs.astype(np.int8)),
+            "num_ranges": pa.array(np.full(count, count, dtype=np.int32)),
+            "streams": stream_lists(made.stream_counts, made.streams),
+        }
+    )
+    lake.merge(GENERATION_DESCRIPTIONS_V2, v2.take(pa.array(range(count)[rows])), update=False)
+    return count
+
+
+def ring_of(lake: Lake, numbers: Iterable[int]) -> None:
+    """Put nodes into the ring as it stands, without generations."""
+    nodes = [parse_node(number) for number in numbers]
+    lake.merge(inbox.NODES, inbox.node_rows(nodes), update=True)
+
+
+def parse_node(number: int) -> inbox.Node:
+    """Node `number`, NORMAL."""
+    asked = request(number)
+    return inbox.Node(
+        UUID(int=number), tuple(asked.tokens or ()), 2, 12, asked.address, "dc1", "r1", tuple(asked.features)
+    )

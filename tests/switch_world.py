@@ -1,0 +1,469 @@
+"""A cluster in which nodes join while others write: the world of the two-phase switch, and of gossip beside it.
+
+The world gives nodes clocks that differ, deafness, pauses, restarts, messages that arrive late or never, and notes
+every write that was taken. What it holds them against (`wrong_generation`, `lost_colocation`, ...) is plain Python on
+what the register or gossip decided, and shares nothing with the rules.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from functools import lru_cache
+from uuid import UUID
+
+from cdc_platform.errors import StateError, WriteRefused
+from cdc_platform.generations import Metadata, RingLayout, TopologyDescription, generate, new_generation_timestamp
+from cdc_platform.generations import switch as rules
+from cdc_platform.generations.participant import Participant, Promise
+from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+from cdc_platform.ring import Node, Ring
+
+MS = 1_000
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+HEARTBEAT_MS = 5_000
+"""A node that is well looks at the register, or hears gossip, this often."""
+INITIAL = 3
+RING_DELAY_MS = 30_000
+
+
+@lru_cache(maxsize=64)
+def node_of(number: int) -> Node:
+    """Node `number` with three tokens of its own."""
+    source = random.Random(number)
+    tokens = tuple(source.randrange(-(2**63) + 1, 2**63) for _ in range(3))
+    return Node(UUID(int=number), tokens, 1 + number % 3, 12 * (number % 2))
+
+
+@lru_cache(maxsize=4096)
+def described(members: tuple[int, ...], generation: int) -> tuple[TopologyDescription, Ring]:
+    """Generation `generation` over these nodes, with its ring. The same in every history: made once."""
+    ring = Ring.of(node_of(number) for number in members)
+    return generate(RingLayout.of(ring), UUID(int=generation)), ring
+
+
+@lru_cache(maxsize=4096)
+def streams_in(members: tuple[int, ...], generation: int) -> frozenset[bytes]:
+    """Every stream ID of a generation."""
+    return frozenset(stream.tobytes() for stream in described(members, generation)[0].streams)
+
+
+@lru_cache(maxsize=4096)
+def owners(members: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(token, number of its owner) of a ring, ascending."""
+    return sorted((token, number) for number in members for token in node_of(number).tokens)
+
+
+def vnode(members: tuple[int, ...], token: int) -> tuple[int, int]:
+    """The vnode (its last token, its owner's number) that holds a token."""
+    ring = owners(members)
+    return ring[bisect_left(ring, (token, -1)) % len(ring)]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What the tables hold of a generation: the nodes it is described for. `number` is its UUID."""
+
+    number: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write that a node has taken: timestamp (µs), token and stream, and the nodes by whose ring it was routed."""
+
+    ts_us: int
+    token: int
+    node: int
+    stream: bytes
+    routed: tuple[int, ...]
+
+
+@dataclass
+class Machine:
+    """A node's computer: how its clock is off, what is wrong with it, and what survives a restart."""
+
+    number: int
+    offset_us: int = 0
+    deaf: bool = False
+    paused: bool = False
+    dead: bool = False
+    disk: list[Promise] = field(default_factory=list)
+    outbox: list[tuple[int, Switch]] = field(default_factory=list)
+    ill_at_us: int = -1
+    """When it was last anything but well."""
+
+    @property
+    def hears(self) -> bool:
+        """Whether it can read the tables, or gossip."""
+        return not (self.deaf or self.paused or self.dead)
+
+
+class World:
+    """What both ways of switching share: time, machines, tables, writes and their judgement."""
+
+    def __init__(self, times: SwitchTimes) -> None:
+        self.times = times
+        self.now_us = START
+        self.machines = {number: Machine(number) for number in range(1, INITIAL + 1)}
+        self.tables: dict[int, Generation] = {0: Generation(0, tuple(self.machines))}
+        self.started: dict[int, int] = {0: (START - 3600 * SECOND)}
+        """Committed generations: number -> timestamp (µs)."""
+        self.writes: list[Write] = []
+        self.refused: list[tuple[int, int, str]] = []
+        self.calm = True
+
+    def clock_us(self, machine: Machine) -> int:
+        """What a node's clock shows."""
+        return self.now_us + machine.offset_us
+
+    def tick(self, ms: int) -> None:
+        """Time goes by; nodes that are well look around every heartbeat."""
+        left = ms
+        while left > 0:
+            step = min(left, HEARTBEAT_MS)
+            left -= step
+            self.now_us += step * MS
+            for machine in list(self.machines.values()):
+                if machine.hears:
+                    self.look(machine.number)
+                else:
+                    machine.ill_at_us = self.now_us
+
+    def ail(self, number: int, what: str) -> None:
+        """Something happens to a machine: deaf, hears, paused, resumed, restarted, dead."""
+        machine = self.machines[number]
+        self.calm = False
+        machine.ill_at_us = self.now_us
+        if what in ("deaf", "hears"):
+            machine.deaf = what == "deaf"
+        elif what in ("paused", "resumed"):
+            machine.paused = what == "paused"
+        elif what == "dead":
+            machine.dead = True
+        elif not machine.dead:
+            machine.paused = False
+            self.restart(machine)
+
+    def set_clock(self, number: int, offset_us: int) -> None:
+        """A clock is set; it may go back."""
+        self.calm = False
+        self.machines[number].offset_us = offset_us
+
+    def heal(self) -> None:
+        """Everything that is not dead is well again."""
+        for machine in self.machines.values():
+            machine.deaf = machine.paused = False
+
+    def write(self, number: int, token: int, ts_us: int) -> bool:
+        """A client asks a node to take a write. Whether it was asked at all: a paused or dead one is not."""
+        machine = self.machines[number]
+        if machine.paused or machine.dead:
+            return False
+        try:
+            stream, routed = self.accept(number, token, ts_us)
+        except WriteRefused as refusal:
+            self.refused.append((number, ts_us, refusal.verdict))
+        else:
+            self.writes.append(Write(ts_us, token, number, stream, routed))
+        return True
+
+    def moments_us(self) -> list[int]:
+        """Times at which something ends or begins: where a write is worth trying."""
+        return list(self.started.values())
+
+    # Judgement, from the writes and from what was decided alone.
+
+    def wrong_generation(self) -> list[Write]:
+        """Writes whose stream is not of the generation with the greatest timestamp at or before theirs."""
+        return [write for write in self.writes if write.stream not in self.streams_due(write.ts_us)]
+
+    def streams_due(self, ts_us: int) -> frozenset[bytes]:
+        """The streams of the generation that a write of this timestamp belongs to."""
+        _, number = max((time, number) for number, time in self.started.items() if time <= ts_us)
+        return streams_in(self.tables[number].members, number)
+
+    def lost_colocation(self) -> list[Write]:
+        """Writes whose stream lies in another vnode, of the ring that routes it, than the write itself."""
+        return [
+            write
+            for write in self.writes
+            if vnode(write.routed, write.token)
+            != vnode(write.routed, int.from_bytes(write.stream[:8], "big", signed=True))
+        ]
+
+    def not_refined(self) -> list[Write]:
+        """Writes that use a generation whose ranges do not refine the ring that routes them."""
+        used = {
+            stream: generation
+            for generation in self.tables.values()
+            for stream in streams_in(generation.members, generation.number)
+        }
+        return [write for write in self.writes if not set(write.routed) <= set(used[write.stream].members)]
+
+    # What differs between the two ways.
+
+    def join(self, *, late: bool = False) -> bool:
+        """A node begins to join; False where it has to wait. `late`: what it sends is still on its way."""
+        raise NotImplementedError
+
+    def look(self, number: int, *, late: bool = False) -> None:
+        """A node that is well looks around and does what is to be done."""
+        raise NotImplementedError
+
+    def deliver(self, number: int, *, lost: bool = False) -> None:
+        """The oldest message of a node arrives, or is lost."""
+        raise NotImplementedError
+
+    def restart(self, machine: Machine) -> None:
+        """A node loses what it had in memory."""
+        raise NotImplementedError
+
+    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+        """The stream of a write, and the nodes of the ring that routes it."""
+        raise NotImplementedError
+
+
+class SwitchWorld(World):
+    """Two-phase: one register, which every node reads and changes by compare-and-set."""
+
+    def __init__(self, times: SwitchTimes) -> None:
+        super().__init__(times)
+        self.version = 0
+        self.register: dict[str, Switch] = {}
+        self.decisions: dict[str, tuple[Phase, int | None]] = {}
+        self.told: dict[int, dict[str, tuple[Phase, int | None]]] = {}
+        self.nodes: dict[int, Participant] = {}
+        for machine in self.machines.values():
+            self.restart(machine)
+            self.look(machine.number)
+
+    def join(self, *, late: bool = False) -> bool:
+        number = len(self.machines) + 1
+        generation = len(self.tables)
+        ring = self.committed_members()
+        clock_ms = self.now_us // MS
+        machine = Machine(number)
+        try:
+            switch = rules.prepare(
+                self.register.values(),
+                str(generation),
+                str(number),
+                [str(each) for each in (*ring, number)],
+                self.times,
+                now_ms=clock_ms,
+                newest_ms=self.newest_ms(),
+            )
+        except StateError:
+            return False
+        self.tables[generation] = Generation(generation, (*ring, number))
+        self.machines[number] = machine
+        self.restart(machine)
+        self.send(machine, switch, late=late)
+        return True
+
+    def look(self, number: int, *, late: bool = False) -> None:
+        machine = self.machines[number]
+        if not machine.hears:
+            return
+        node = self.nodes[number]
+        if number <= INITIAL:
+            self.tell(number, 0, START // MS - 3_600_000)
+        for switch in list(self.register.values()):
+            if str(number) in switch.participants and not node.learn(switch, self.clock_us(machine)):
+                assert switch.time_ms is not None
+                self.tell(number, int(switch.generation_id), switch.time_ms)
+                assert node.learn(switch, self.clock_us(machine))
+            if switch.is_decided and str(number) in switch.participants:
+                self.told.setdefault(number, {})[switch.generation_id] = (switch.phase, switch.time_ms)
+        machine.disk = list(node.promises)
+        if late:
+            machine.ill_at_us = self.now_us
+            self.calm = False
+        for generation in list(self.register):
+            self.act(machine, generation, late=late)
+
+    def act(self, machine: Machine, generation: str, *, late: bool) -> None:
+        """Acknowledge, then decide, what is to be acknowledged or decided."""
+        clock_us = self.clock_us(machine)
+        switch = self.register[generation]
+        host = str(machine.number)
+        if switch.is_decided:
+            return
+        if host in switch.missing and clock_us // MS < switch.deadline_ms:
+            promise = self.promise(machine, switch)
+            try:
+                answered = rules.acknowledge(switch, host, promise.lease_end_ms, self.times, clock_us // MS)
+            except StateError:
+                return  # its promise has run out before it could answer with it
+            self.send(machine, answered, late=late)
+            if late:
+                return
+            switch = self.register[generation]
+        decided = self.decide(switch, clock_us // MS, host)
+        if decided is not switch:
+            self.send(machine, decided, late=late)
+            if not late:
+                self.look(machine.number)
+
+    def promise(self, machine: Machine, switch: Switch) -> Promise:
+        """The participant keeps the generation as prepared, and its promise on its disk, before it answers."""
+        description = self.read(int(switch.generation_id))
+        promise = self.nodes[machine.number].promise(switch, *description, self.clock_us(machine))
+        machine.disk = list(self.nodes[machine.number].promises)
+        return promise
+
+    def decide(self, switch: Switch, now_ms: int, by: str) -> Switch:
+        """What is due."""
+        return rules.decide(switch, self.times, now_ms=now_ms, newest_ms=self.newest_ms(), by=by)
+
+    def send(self, machine: Machine, switch: Switch, *, late: bool) -> None:
+        """A compare-and-set against the register as it was read, at once or on its way."""
+        machine.outbox.append((self.version, switch))
+        if late:
+            machine.ill_at_us = self.now_us
+            self.calm = False
+        else:
+            self.arrive(*machine.outbox.pop())
+
+    def arrive(self, version: int, switch: Switch) -> None:
+        """The register takes a row if nothing has changed since it was read."""
+        if version == self.version:
+            self.version += 1
+            self.register[switch.generation_id] = switch
+
+    def deliver(self, number: int, *, lost: bool = False) -> None:
+        machine = self.machines[number]
+        if machine.outbox:
+            sent = machine.outbox.pop(0)
+            if not lost:
+                self.arrive(*sent)
+
+    def restart(self, machine: Machine) -> None:
+        self.nodes[machine.number] = Participant(str(machine.number), self.times, promises=machine.disk)
+
+    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+        taken = self.nodes[number].accept(ts_us, token, self.clock_us(self.machines[number]))
+        return taken.stream_id, tuple(node.host_id.int for node in taken.ring.nodes)
+
+    def moments_us(self) -> list[int]:
+        leases = [end * MS for switch in self.register.values() for _, end in switch.leases]
+        return [*super().moments_us(), *leases]
+
+    def read(self, generation: int) -> tuple[TopologyDescription, Ring]:
+        """A generation's description and ring, from the tables."""
+        return described(self.tables[generation].members, generation)
+
+    def tell(self, number: int, generation: int, time_ms: int) -> None:
+        """A node reads a committed generation."""
+        self.nodes[number].know(time_ms, *self.read(generation), self.clock_us(self.machines[number]))
+
+    def newest_ms(self) -> int:
+        """The timestamp of the newest generation."""
+        return max([time // MS for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
+
+    def committed_members(self) -> tuple[int, ...]:
+        """The nodes of the ring: those that have begun, and those of committed switches."""
+        joined = [int(switch.initiator) for switch in self.register.values() if switch.phase is Phase.COMMITTED]
+        return (*range(1, INITIAL + 1), *sorted(joined))
+
+    def note_decisions(self) -> None:
+        """Keep what the register has decided, and see that it never decides again."""
+        for generation, switch in self.register.items():
+            if not switch.is_decided:
+                assert generation not in self.decisions, f"{generation}: a decision was taken back"
+                continue
+            decision = (switch.phase, switch.time_ms)
+            assert self.decisions.setdefault(generation, decision) == decision, f"{generation}: decided twice"
+            if switch.phase is Phase.COMMITTED:
+                assert switch.time_ms is not None
+                assert len(switch.leases) == len(switch.participants)
+                self.started.setdefault(int(generation), switch.time_ms * MS)
+
+
+class GossipWorld(World):
+    """The documents' way: a joining node gossips its tokens and its generation's timestamp, and hopes."""
+
+    def __init__(self, times: SwitchTimes) -> None:
+        super().__init__(times)
+        self.gossip: list[int] = []
+        self.heard: dict[int, set[int]] = {}
+        self.rings: dict[int, tuple[int, ...]] = {}
+        self.memory: dict[int, Metadata] = {}
+        for machine in self.machines.values():
+            self.restart(machine)
+
+    def join(self, *, late: bool = False) -> bool:
+        number = len(self.machines) + 1
+        generation = len(self.tables)
+        ring = tuple(range(1, number))
+        time_ms = new_generation_timestamp(
+            self.now_us // MS, ring_delay_ms=RING_DELAY_MS, leeway_ms=self.times.leeway_ms
+        )
+        time_ms = max([time_ms, *(time // MS + 1 for time in self.started.values())])
+        self.tables[generation] = Generation(generation, (*ring, number))
+        self.started[generation] = time_ms * MS
+        self.machines[number] = Machine(number)
+        self.restart(self.machines[number])
+        self.gossip.append(generation)
+        self.look(number, late=late)
+        return True
+
+    def look(self, number: int, *, late: bool = False) -> None:
+        machine = self.machines[number]
+        if not machine.hears or late:
+            return
+        for generation in self.gossip:
+            if generation not in self.heard[number]:
+                self.hear(machine, generation)
+
+    def hear(self, machine: Machine, generation: int) -> None:
+        """The new tokens count at once, the generation from its timestamp on."""
+        self.heard[machine.number].add(generation)
+        newest = max(self.heard[machine.number])
+        self.rings[machine.number] = self.tables[newest].members
+        description, _ = described(self.tables[generation].members, generation)
+        self.memory[machine.number].insert(self.started[generation], description, self.clock_us(machine))
+
+    def deliver(self, number: int, *, lost: bool = False) -> None:
+        self.look(number, late=lost)
+
+    def restart(self, machine: Machine) -> None:
+        # cdc_local and the tokens are on its disk: a restart forgets nothing.
+        if machine.number in self.memory:
+            return
+        first = machine.number <= INITIAL
+        self.memory[machine.number] = Metadata(self.times.leeway_ms * MS)
+        self.heard[machine.number] = set()
+        self.rings[machine.number] = self.tables[0].members
+        if first:
+            self.hear(machine, 0)
+
+    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+        machine = self.machines[number]
+        return self.memory[number].get_stream(ts_us, token, self.clock_us(machine)), self.rings[number]
+
+
+def random_history(world: World, source: random.Random, steps: int, *, faults: bool) -> World:
+    """Drive a world through random steps: half of them writes, now and then a join; `faults` makes nodes ill."""
+    for _ in range(steps):
+        number = source.choice(list(world.machines))
+        step = source.random()
+        if step < 0.55:
+            clock = world.clock_us(world.machines[number])
+            ts_us = clock + source.randrange(-SECOND, world.times.leeway_ms * MS)
+            world.write(number, source.randrange(-(2**63) + 1, 2**63), ts_us)
+        elif step < 0.60 and len(world.machines) < 9:
+            world.join()
+        elif step < 0.80 or not faults:
+            world.tick(source.randrange(1, 20_000))
+        elif step < 0.97:
+            world.ail(number, source.choice(["deaf", "deaf", "hears", "hears", "paused", "resumed", "restarted"]))
+        else:
+            margin = world.times.margin_ms * MS
+            world.set_clock(number, source.randrange(-margin, margin + 1))
+        if isinstance(world, SwitchWorld):
+            world.note_decisions()
+    return world
