@@ -1,0 +1,308 @@
+"""Expiry in Dagster: the plan with its forecast, a job that removes what may go, and the checks of both.
+
+Marking is on by default, for it removes nothing; removal is off until somebody switches its schedule on. No Spark.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    In,
+    MaterializeResult,
+    Nothing,
+    OpDefinition,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    ScheduleEvaluationContext,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    job,
+    multi_asset_check,
+    op,
+    schedule,
+)
+
+from assets.checks import MEANINGS
+from assets.declared import Sources, key, pool, table_asset
+from assets.failures import RETRIES, in_one_line
+from assets.generation_timestamps import cdc_generation_timestamps
+from assets.told import Stopwatch, few_rows, materialized, picture
+from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.errors import StateError
+from cdc_platform.invariants.expiry import audit_expiry
+from cdc_platform.invariants.findings import EXPIRY_INVARIANTS
+from cdc_platform.invariants.judge import judge
+from cdc_platform.lake.lake import RETENTION, Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, Table
+from cdc_platform.lifecycle import expiry, expiry_plan, growth
+from cdc_platform.lifecycle.expiry_plan import Action, PlannedGeneration
+from cdc_platform.pictures_expiry import Stay, growth_picture, plan_picture
+from cdc_platform.settings import Settings
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+PLAN_JOB = "plan_expiry"
+EXPIRE_JOB = "expire"
+HOURLY = "0 * * * *"
+FORECAST_NODES = 100
+FORECAST_EVERY_MS = 24 * 3_600_000
+# How long after a removal the vacuum has to run on: until the files of its rows are old enough, and once more.
+_VACUUM_TIME = RETENTION + timedelta(days=1)
+_ACTIVE = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+]
+_MAX_RETRIES_TAG = "dagster/max_retries"
+
+SOURCES: Sources = {
+    "time": [(GENERATION_TIMESTAMPS, "time")],
+    "generation_id": [(GENERATIONS, "generation_id")],
+    "expired": [(GENERATION_TIMESTAMPS, "expired")],
+}
+
+
+@table_asset(
+    REMOVED_GENERATIONS,
+    group="expiry",
+    spark=False,
+    deps=[cdc_generation_timestamps],
+    description="Materialising it marks in `cdc_generation_timestamps` what has expired and shows the purge plan, with "
+    "what keeps each generation, and how the tables would grow. It removes nothing: that is the job `expire`.",
+)
+def removed_generations(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Mark what has expired; report the plan and the forecast."""
+    watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
+    with in_one_line():
+        plan = expiry_plan.plan(lake, now, settings)
+        marked = expiry.mark(lake, plan)
+    rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
+    told = {"marked": marked, **plan_told(plan, now), **forecast_told(lake, now, settings)}
+    context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
+    return materialized(lake.version(REMOVED_GENERATIONS), rows=rows, watch=watch, sources=SOURCES, told=told)
+
+
+def plan_told(plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]:
+    """The plan as metadata: how many generations of each action, the first rows, a picture."""
+    if not plan:
+        return {"generations": 0}
+    columns = ("time", "id", "action", "expired", "removable_at", "rows", "bytes", "blocked by")
+    rows = (
+        (
+            format_ms(each.time_ms),
+            each.id or "",
+            each.action.value,
+            "" if each.expired_ms is None else format_ms(each.expired_ms),
+            "" if each.removable_ms is None else format_ms(each.removable_ms),
+            each.rows,
+            each.bytes,
+            "; ".join(each.reasons),
+        )
+        for each in plan
+    )
+    ends = [each.time_ms for each in plan[1:]]
+    stays = [
+        Stay(
+            each.id or format_ms(each.time_ms),
+            each.time_ms,
+            end,
+            each.expired_ms,
+            each.removable_ms,
+            bool(each.blocked_by),
+        )
+        for each, end in zip(plan, [*ends, None], strict=True)
+    ]
+    return {
+        "generations": len(plan),
+        "removable": sum(each.action is Action.REMOVE for each in plan),
+        "removable_bytes": sum(each.bytes for each in plan if each.action is Action.REMOVE),
+        "purge_plan": few_rows(columns, rows),
+        "plan": picture(plan_picture(stays, clock.now_ms()), "purge plan"),
+    }
+
+
+def forecast_told(lake: Lake, clock: Clock, settings: Settings) -> dict[str, Any]:
+    """The forecast as metadata; nothing where no ring is known."""
+    try:
+        steps = growth.forecast(lake, clock, settings, FORECAST_NODES, every_ms=FORECAST_EVERY_MS)
+    except StateError as error:
+        return {"forecast": str(error)}
+    columns = ("nodes more", "streams kept", "bytes kept", "streams with expiry", "bytes with expiry")
+    rows = [(step.nodes, step.streams, step.bytes, step.streams_with_expiry, step.bytes_with_expiry) for step in steps]
+    drawn = growth_picture(*zip(*[(step.nodes, step.bytes, step.bytes_with_expiry) for step in steps], strict=True))
+    return {"forecast": few_rows(columns, rows[:: FORECAST_NODES // 10]), "growth": picture(drawn, "forecast")}
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_expiry",
+    specs=[
+        AssetCheckSpec(name, asset=key(REMOVED_GENERATIONS), description=MEANINGS[name]) for name in EXPIRY_INVARIANTS
+    ],
+    pool=pool(REMOVED_GENERATIONS),
+)
+def audit_removed_generations(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
+    with in_one_line():
+        findings = {line.invariant: line for line in audit_expiry(home.lake(), clock.clock(), home.settings())}
+    asked = {check.name for check in context.selected_asset_check_keys}
+    for name in (name for name in EXPIRY_INVARIANTS if name in asked):
+        found = findings.get(name)
+        judged = judge([found], [name])[0] if found else None
+        yield AssetCheckResult(
+            passed=judged is None or judged.passed,
+            asset_key=key(REMOVED_GENERATIONS),
+            check_name=name,
+            description="there is nothing of it" if judged is None else judged.sample or f"{judged.population} checked",
+            metadata={} if judged is None else {"population": judged.population, "violations": judged.violations},
+        )
+
+
+plan_expiry = define_asset_job(
+    PLAN_JOB,
+    selection=AssetSelection.assets(removed_generations),
+    description="Marks the generations that have expired and shows the purge plan. Removes nothing.",
+    executor_def=in_process_executor,
+)
+
+
+@op(pool=pool(GENERATION_TIMESTAMPS), retry_policy=RETRIES)
+def mark_expired(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
+    """Note in the timestamps what has expired."""
+    with in_one_line():
+        lake = home.lake()
+        marked = expiry.mark(lake, expiry_plan.plan(lake, clock.clock(), home.settings()))
+    context.add_output_metadata({"marked": marked})
+
+
+@op(pool=pool(REMOVED_GENERATIONS), ins={"after": In(Nothing)}, retry_policy=RETRIES)
+def begin_removals(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
+    """Note which generations are about to go."""
+    with in_one_line():
+        lake, now = home.lake(), clock.clock()
+        begun = expiry.begin_removals(lake, now, expiry_plan.plan(lake, now, home.settings()))
+    rows = [(format_ms(each.time_ms), each.id or "", each.rows, each.bytes) for each in begun]
+    context.add_output_metadata({"begun": len(begun), "generations": few_rows(("time", "id", "rows", "bytes"), rows)})
+
+
+def _removal(table: Table) -> OpDefinition:
+    """The step that removes from one table, and vacuums it: in that table's pool, like every writer of it."""
+
+    def remove(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
+        with in_one_line():
+            lake = home.lake()
+            rows = expiry.remove_from(lake, table, expiry.begun(lake, clock.clock(), home.settings()))
+            files = lake.vacuum(table)
+        context.add_output_metadata({"rows": rows, "vacuumed_files": files})
+
+    make: Callable[[Callable[..., None]], OpDefinition] = op(
+        name=f"remove_from_{table.name}",
+        description=f"Remove from {table.full_name} what generations have there that are gone, and vacuum it.",
+        pool=pool(table),
+        ins={"after": In(Nothing)},
+        retry_policy=RETRIES,
+    )
+    return make(remove)
+
+
+_REMOVALS = [_removal(table) for table in expiry.SHRINKING]
+
+
+@job(
+    name=EXPIRE_JOB,
+    description="Removes the generations that have been expired for the grace time: timestamp, streams rows, "
+    "descriptions, in this order, each table in its own pool, and Delta's vacuum. A run that died is just run again.",
+    executor_def=in_process_executor,
+)
+def expire() -> None:
+    """One step after the other."""
+    done = begin_removals(mark_expired())
+    for removal in _REMOVALS:
+        done = removal(done)
+
+
+def scheduled_plan(
+    lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, moment: datetime
+) -> RunRequest | SkipReason:
+    """What the schedule of the plan asks for at `moment`: a run, if it would change a mark and none is under way."""
+    plan = expiry_plan.plan(lake, clock, settings)
+    if not any(expiry.is_to_be_marked(each) for each in plan):
+        return SkipReason("nothing has expired since the last plan")
+    return _request(instance, PLAN_JOB, moment)
+
+
+def scheduled_removal(
+    lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, moment: datetime
+) -> RunRequest | SkipReason:
+    """What the schedule of removals asks for at `moment`: a run, if it has anything to do and none is under way."""
+    due = removal_due(lake, clock, settings, moment)
+    return _request(instance, EXPIRE_JOB, moment) if due else SkipReason("no generation may go yet")
+
+
+def removal_due(lake: Lake, clock: Clock, settings: Settings, moment: datetime) -> str | None:
+    """What there is to be done for the job `expire` at `moment`; None where there is nothing.
+
+    Once a day for a while after a removal that is the vacuum: the files may go when they are old enough.
+    """
+    plan = expiry_plan.plan(lake, clock, settings)
+    due = sum(each.action is Action.REMOVE for each in plan)
+    left = len(expiry.unfinished(lake))
+    if due or left:
+        return f"{due} generations may go, {left} removals are not finished"
+    removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()
+    last_us = max((from_datetime(each) for each in removed), default=None)
+    if last_us is not None and moment.hour == 0 and clock.now_us() - last_us < _VACUUM_TIME / timedelta(microseconds=1):
+        return "the files of removed rows wait for the vacuum"
+    return None
+
+
+@schedule(
+    name="hourly_expiry_plan",
+    job_name=PLAN_JOB,
+    cron_schedule=HOURLY,
+    default_status=DefaultScheduleStatus.RUNNING,
+    description="Marks what has expired, every hour in which something has. Removes nothing, and so is on by default.",
+)
+def hourly_expiry_plan(
+    context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
+) -> RunRequest | SkipReason:
+    """`scheduled_plan` on this home and this instance."""
+    moment = context.scheduled_execution_time
+    return scheduled_plan(home.lake(), clock.clock(), home.settings(), context.instance, moment)
+
+
+@schedule(
+    name="hourly_expiry",
+    job_name=EXPIRE_JOB,
+    cron_schedule=HOURLY,
+    default_status=DefaultScheduleStatus.STOPPED,
+    description="Removes what has been expired for the grace time, and vacuums. Off until it is switched on: what is "
+    "removed cannot be had again, so look at the purge plan first.",
+)
+def hourly_expiry(
+    context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
+) -> RunRequest | SkipReason:
+    """`scheduled_removal` on this home and this instance."""
+    moment = context.scheduled_execution_time
+    return scheduled_removal(home.lake(), clock.clock(), home.settings(), context.instance, moment)
+
+
+def _request(instance: DagsterInstance, job_name: str, moment: datetime) -> RunRequest | SkipReason:
+    running = instance.get_runs(RunsFilter(job_name=job_name, statuses=_ACTIVE), limit=1)
+    if running:
+        return SkipReason(f"run {running[0].run_id} is under way")
+    return RunRequest(run_key=moment.isoformat(), tags={_MAX_RETRIES_TAG: "0"})

@@ -1,0 +1,84 @@
+"""`cdc-platform consumers`: the readers of CDC logs, how far each has got, and taking one out."""
+
+from __future__ import annotations
+
+import click
+
+from cdc_platform.clock import format_us
+from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@pass_session
+@click.pass_context
+def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
+    """List the registered readers of CDC logs: the position of each, up to which every row is read.
+
+    A generation that a consumer has not read to its end is not removed. One that will never come back holds it for
+    ever: take it out with `consumers forget`.
+
+    \b
+    Example:
+      cdc-platform consumers
+      cdc-platform consumers forget audit shop.orders
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from cdc_platform.lifecycle import consumers as registered
+
+    rows = [
+        {
+            "name": consumer.name,
+            "keyspace_name": consumer.keyspace_name,
+            "table_name": consumer.table_name,
+            "set_timestamp": None if consumer.set_timestamp_us is None else format_us(consumer.set_timestamp_us),
+            "position": format_us(consumer.position_us),
+            "window_number": consumer.window_number,
+            "updated_at": format_us(consumer.updated_at_us),
+        }
+        for consumer in registered.consumers(session.lake())
+    ]
+    if as_json:
+        write_json(rows)
+    else:
+        columns = ("name", "table", "generation or set", "position", ">windows", "updated_at")
+        write_table(
+            "Consumers",
+            columns,
+            [
+                (
+                    row["name"],
+                    f"{row['keyspace_name']}.{row['table_name']}",
+                    row["set_timestamp"],
+                    row["position"],
+                    row["window_number"],
+                    row["updated_at"],
+                )
+                for row in rows
+            ],
+        )
+
+
+@consumers.command()
+@click.argument("name")
+@click.argument("table", type=TABLE_NAME)
+@json_option
+@pass_session
+def forget(session: Session, name: str, table: tuple[str, str], as_json: bool) -> None:
+    """Take the consumer NAME of TABLE out: what it has not read may be removed from then on.
+
+    \b
+    Example:
+      cdc-platform consumers forget audit shop.orders
+    """
+    from cdc_platform.lifecycle import consumers as registered
+
+    registered.forget(session.lake(), name, *table)
+    told = {"name": name, "table": ".".join(table), "forgotten": True}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())

@@ -1,0 +1,146 @@
+"""`cdc-platform expire`: the purge plan, carrying it out, and what would be kept after more nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.commands.output import json_option, time_of, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc_platform.lifecycle.expiry import Expired
+    from cdc_platform.lifecycle.expiry_plan import PlannedGeneration
+
+MOST_NODES = 10_000
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show the plan; write nothing.")
+@click.option("--forecast", type=click.IntRange(1, MOST_NODES), metavar="N", help="What is kept after N more nodes.")
+@click.option("--every", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]")
+@json_option
+@pass_session
+def expire(session: Session, dry_run: bool, forecast: int | None, every: int | None, as_json: bool) -> None:
+    """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
+
+    A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, is never touched:
+    `blocked_by` names what keeps it. Files go with Delta's vacuum, seven days after their rows.
+
+    \b
+    Example:
+      cdc-platform expire --dry-run --json
+      cdc-platform expire
+      cdc-platform expire --forecast 100
+    """
+    if forecast is not None:
+        if dry_run:
+            raise click.UsageError("--forecast changes nothing: leave --dry-run out")
+        _forecast(session, forecast, every or 24, as_json)
+        return
+    if every is not None:
+        raise click.UsageError("--every goes with --forecast")
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import expiry, expiry_plan
+
+    home = session.open_home()
+    lake, settings = Lake(home.lake), home.settings
+    done: Expired | None = None
+    if dry_run:
+        plan: Sequence[PlannedGeneration] = expiry_plan.plan(lake, session.clock, settings)
+    else:
+        done = expiry.expire(lake, session.clock, settings)
+        plan = done.plan
+    if as_json:
+        write_json([_told(each) for each in plan])
+        return
+    columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes", "blocked by")
+    rows = [
+        (
+            time_of(each.time_ms),
+            each.id,
+            each.action.value,
+            time_of(each.expired_ms),
+            time_of(each.removable_ms),
+            each.rows,
+            each.bytes,
+            "; ".join(each.reasons) or None,
+        )
+        for each in plan
+    ]
+    write_table("Purge plan" if done is None else "Expiry", columns, rows)
+    if done is not None:
+        click.echo(_summary(done))
+
+
+def _told(each: PlannedGeneration) -> dict[str, object]:
+    return {
+        "id": each.id,
+        "time": time_of(each.time_ms),
+        "expired": time_of(each.expired_ms),
+        "removable_at": time_of(each.removable_ms),
+        "blocked_by": list(each.blocked_by),
+        "reasons": list(each.reasons),
+        "rows": each.rows,
+        "bytes": each.bytes,
+        "action": each.action.value,
+    }
+
+
+def _summary(done: Expired) -> str:
+    rows, size = (sum(getattr(each, name) for each in done.removed) for name in ("rows", "bytes"))
+    finished = f", finished {done.finished} removals of an earlier run" if done.finished else ""
+    return (
+        f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes)"
+        f"{finished}; vacuum deleted {done.vacuumed} files"
+    )
+
+
+def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import growth
+
+    home = session.open_home()
+    steps = growth.forecast(Lake(home.lake), session.clock, home.settings, nodes, every_ms=hours * 3_600_000)
+    if as_json:
+        write_json(
+            [
+                {
+                    "nodes": step.nodes,
+                    "num_ranges": step.num_ranges,
+                    "num_streams": step.num_streams,
+                    "streams": step.streams,
+                    "bytes": step.bytes,
+                    "streams_with_expiry": step.streams_with_expiry,
+                    "bytes_with_expiry": step.bytes_with_expiry,
+                }
+                for step in steps
+            ]
+        )
+        return
+    columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">bytes", ">with expiry", ">bytes")
+    shown = [step for step in steps if step.nodes in _few(nodes)]
+    write_table(
+        f"Kept in all tables, a node every {hours} h",
+        columns,
+        [
+            (
+                step.nodes,
+                step.num_ranges,
+                step.num_streams,
+                step.streams,
+                step.bytes,
+                step.streams_with_expiry,
+                step.bytes_with_expiry,
+            )
+            for step in shown
+        ],
+    )
+
+
+def _few(nodes: int) -> set[int]:
+    """About twenty steps of the way, with both ends."""
+    return {0, *range(0, nodes, max(1, nodes // 20)), nodes}

@@ -1,0 +1,155 @@
+"""`cdc-platform tables`: the CDC-enabled tables with the TTL of their log rows; and telling of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.clock import format_ms, format_us
+from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME
+from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.lifecycle.cdc_tables import CdcTable
+
+TTL = click.IntRange(0, 2**31 - 1)
+_ttl = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
+_Name = tuple[str, str]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--history", is_flag=True, help="Every change of every table, oldest first.")
+@json_option
+@pass_session
+@click.pass_context
+def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -> None:
+    """List the CDC-enabled tables with the TTL of their log rows.
+
+    A generation stays for as long as a row of it can be in a log, and a row lives for the TTL that it was written
+    with: so every change of a TTL is kept, and a lower one shortens nothing that is there already.
+
+    \b
+    Example:
+      cdc-platform tables add shop.orders --ttl 86400
+      cdc-platform tables alter shop.orders --ttl 3600
+      cdc-platform tables --history
+    """
+    if ctx.invoked_subcommand is not None:
+        if history or as_json:
+            raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
+        return
+    from cdc_platform.lifecycle import cdc_tables
+
+    lake = session.lake()
+    if history:
+        title = "Changes of CDC-enabled tables"
+        rows = [
+            {
+                "table": change.full_name,
+                "changed_at": format_us(change.changed_at_us),
+                "what": change.what,
+                "enabled": change.enabled,
+                "ttl_seconds": change.ttl_seconds,
+                "created_at": format_us(change.created_at_us),
+            }
+            for change in cdc_tables.changes(lake)
+        ]
+    else:
+        title = "CDC-enabled tables"
+        rows = [_told(table) for table in cdc_tables.cdc_tables(lake)]
+    if as_json:
+        write_json(rows)
+        return
+    columns = ("table", "enabled", "ttl_seconds", "created_at", *(("what", "changed_at") if history else ()))
+    write_table(
+        title,
+        [f">{name}" if name == "ttl_seconds" else name for name in columns],
+        [[row[name] for name in columns] for row in rows],
+    )
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="How long log rows live; 0: for ever.")
+@click.option("--created-at", type=GENERATION_TIME, help="When its log was created. [default: now]")
+@json_option
+@pass_session
+def add(session: Session, table: _Name, ttl: int, created_at: int | None, as_json: bool) -> None:
+    """Tell of TABLE (keyspace.table), whose writes go to a CDC log. The same twice is one table.
+
+    \b
+    Example:
+      cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
+    """
+    from cdc_platform.lifecycle import cdc_tables
+
+    lake = session.lake(create=True)
+    _write(
+        cdc_tables.add(lake, session.clock, *table, ttl_seconds=ttl, created_at_ms=created_at),
+        as_json,
+    )
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@_ttl
+@click.option("--enabled/--disabled", default=None, help="Whether new writes are logged.")
+@json_option
+@pass_session
+def alter(session: Session, table: _Name, ttl: int | None, enabled: bool | None, as_json: bool) -> None:
+    """Change the TTL of TABLE from now on, or turn its CDC on or off. Rows that are there keep their TTL.
+
+    \b
+    Example:
+      cdc-platform tables alter shop.orders --ttl 3600
+      cdc-platform tables alter shop.orders --disabled
+    """
+    from cdc_platform.lifecycle import cdc_tables
+
+    if ttl is None and enabled is None:
+        raise click.UsageError("say what to change: --ttl SECONDS, --enabled or --disabled")
+    _write(cdc_tables.alter(session.lake(), session.clock, *table, ttl_seconds=ttl, enabled=enabled), as_json)
+
+
+@tables.command()
+@click.argument("table", type=TABLE_NAME)
+@json_option
+@pass_session
+def drop(session: Session, table: _Name, as_json: bool) -> None:
+    """Note that TABLE's log was dropped, with all of its rows: it holds no generation any more.
+
+    The stream sets of a tablet-based table go with it.
+
+    \b
+    Example:
+      cdc-platform tables drop shop.orders
+    """
+    from cdc_platform.lifecycle import tablets
+
+    tablets.drop(session.lake(), session.clock, *table)
+    told = {"table": ".".join(table), "dropped": True}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
+
+
+def _told(table: CdcTable) -> dict[str, object]:
+    return {
+        "keyspace_name": table.keyspace_name,
+        "table_name": table.table_name,
+        "table": table.full_name,
+        "enabled": table.enabled,
+        "ttl_seconds": table.ttl_seconds,
+        "created_at": format_ms(table.created_at_ms),
+        "ddl": table.ddl,
+    }
+
+
+def _write(table: CdcTable, as_json: bool) -> None:
+    if as_json:
+        write_json(_told(table))
+    else:
+        write_facts((name, value) for name, value in _told(table).items() if value is not None)

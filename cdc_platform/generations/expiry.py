@@ -1,0 +1,152 @@
+"""When no CDC log can hold a row of a generation any more: from the TTL that rows were written with, never a newer one.
+
+Pure rule over arrays of generations. Which tables and readers there are, and what is done about a generation that has
+expired, is left to the lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cdc_platform.errors import InputError
+from cdc_platform.generations.metadata import Policy
+from cdc_platform.ring.tokens import Int64s
+
+NEVER = 2**63 - 1
+"""A time that never comes, in µs."""
+
+Bools = np.ndarray
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How far the clock of a write and the generation that it gets may be apart, in µs.
+
+    `ahead_us`: how far a write's timestamp may be ahead of its coordinator's clock; `late_us`: for how long after
+    T(k+1) a coordinator still takes writes of k; `skew_us`: how far a clock may be off.
+    """
+
+    ahead_us: int
+    late_us: int
+    skew_us: int
+
+    @classmethod
+    def of(cls, policy: Policy, leeway_us: int, skew_us: int) -> Margins:
+        """The margins of an acceptance policy: only `recent-past` takes writes to the generation before."""
+        return cls(leeway_us, leeway_us if policy == "recent-past" else 0, skew_us)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was said of a table at `at_us` (µs), in force from then on.
+
+    `ttl_us` 0: rows never expire. `created_us`: when the log was created. `dropped`: its rows went with it.
+    """
+
+    at_us: int
+    created_us: int
+    enabled: bool
+    ttl_us: int
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class Period:
+    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it."""
+
+    from_us: int
+    until_us: int
+    ttl_us: int
+
+
+@dataclass(frozen=True)
+class LogHistory:
+    """A log as it stands: when it was created, and the periods in which rows went into it, oldest first."""
+
+    created_us: int
+    periods: tuple[Period, ...]
+
+
+def log_history(changes: Sequence[Change]) -> LogHistory | None:
+    """The history of a table's log, out of everything said of it, oldest first; None where the log was dropped.
+
+    A log that was put back with a creation time before its drop has not lost its rows: what was in force before
+    counts as well. Off periods hold no rows.
+
+    Raises:
+        InputError: the changes are not in the order of their times.
+    """
+    if any(after.at_us <= before.at_us for before, after in pairwise(changes)):
+        raise InputError("the changes of a table must grow in time")
+    if not changes or changes[-1].dropped:
+        return None
+    created_us = changes[-1].created_us
+    ends = [change.at_us for change in changes[1:]] + [NEVER]
+    periods = []
+    first = True
+    for change, until_us in zip(changes, ends, strict=True):
+        # What is said first of a log holds from its creation, however late it is said.
+        from_us = min(change.created_us, change.at_us) if first else change.at_us
+        first = change.dropped
+        if change.enabled and not change.dropped and until_us > created_us:
+            periods.append(Period(max(from_us, created_us), until_us, change.ttl_us))
+    return LogHistory(created_us, tuple(periods))
+
+
+def written_until_us(times_us: ArrayLike, margins: Margins) -> Int64s:
+    """When (µs, int64[g]) the last row of each generation has been written, by any clock; NEVER for the newest one.
+
+    `times_us` int64[g] ascend.
+    """
+    times = np.asarray(times_us, dtype=np.int64)
+    until = np.full(times.shape, NEVER, dtype=np.int64)
+    until[:-1] = times[1:] + (margins.late_us + margins.skew_us)
+    return until
+
+
+def held_until_us(times_us: ArrayLike, log: LogHistory, margins: Margins) -> Int64s:
+    """Until when (µs, int64[g]) a log can hold rows of each generation; 0 where it cannot, NEVER where for ever.
+
+    A row of k is written from T(k) on, less what its timestamp may run ahead, until T(k+1), and lives for the TTL in
+    force at that moment: so the largest TTL in force in between counts from the last such moment on.
+    """
+    times = np.asarray(times_us, dtype=np.int64)
+    begin = times - (margins.ahead_us + margins.skew_us)
+    until = written_until_us(times, margins)
+    longest = np.full(times.shape, -1, dtype=np.int64)
+    for period in log.periods:
+        met = (period.from_us < until) & (period.until_us > begin)
+        longest[met] = np.maximum(longest[met], NEVER if period.ttl_us == 0 else period.ttl_us)
+    # Without the skew: a table that was created after T(k+1) has no row of k, and both times come from one clock.
+    too_young = log.created_us >= until - margins.skew_us
+    longest[too_young] = -1
+    held = np.zeros(times.shape, dtype=np.int64)
+    some = longest >= 0
+    forever = some & ((longest == NEVER) | (until == NEVER))
+    held[some & ~forever] = until[some & ~forever] + longest[some & ~forever]
+    held[forever] = NEVER
+    return held
+
+
+def expires_at_us(times_us: ArrayLike, logs: Sequence[LogHistory], margins: Margins) -> Int64s:
+    """When (µs, int64[g]) no log can hold a row of each generation any more; NEVER for the newest one."""
+    expiry = written_until_us(times_us, margins)
+    for log in logs:
+        expiry = np.maximum(expiry, held_until_us(times_us, log, margins))
+    return expiry
+
+
+def unread(times_us: ArrayLike, position_us: int) -> Bools:
+    """Which generations (bool[g]) a reader at `position_us` (everything at or before it is read) is not done with.
+
+    It is done with k when it has reached T(k+1); with the newest one never.
+    """
+    times = np.asarray(times_us, dtype=np.int64)
+    waiting = np.ones(times.shape, dtype=bool)
+    waiting[:-1] = position_us < times[1:]
+    return waiting

@@ -1,0 +1,64 @@
+"""The invariants of expiry: what is marked is not held, what is removed is gone, no node names what is gone.
+
+No Spark: times, names and Delta's log are all that is looked at. What holds a generation is `lifecycle.expiry_plan`'s.
+"""
+
+from __future__ import annotations
+
+from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.invariants.findings import (
+    EXPIRED_NOT_HELD,
+    NODE_GENERATION_NOT_REMOVED,
+    NONE_HALF_REMOVED,
+    Finding,
+)
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lifecycle import expiry, expiry_plan, reading
+from cdc_platform.settings import Settings
+
+
+def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
+    """Every invariant of expiry; none where there never was a generation, that of nodes only where one keeps an ID."""
+    generations = reading.timeline(lake)
+    if not generations:
+        return []
+    return [_not_held(lake, clock, settings), _not_half(lake, generations), *_named(lake)]
+
+
+def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
+    """No generation that has expired, as its mark says, is needed by a table, a reader or a node."""
+    plan = [each for each in expiry_plan.plan(lake, clock, settings) if each.listed]
+    now_ms = clock.now_ms()
+    held = [each for each in plan if each.marked_ms is not None and each.marked_ms <= now_ms and each.blocked_by]
+    sample = ""
+    if held:
+        sample = f"generation {format_ms(held[0].time_ms)} is marked as expired, but {held[0].reasons[0]}"
+    return Finding(EXPIRED_NOT_HELD, max(len(plan), 1), len(held), sample)
+
+
+def _not_half(lake: Lake, generations: list[reading.KnownGeneration]) -> Finding:
+    """No generation that readers see lacks its streams, and of a removed one nothing is left."""
+    streams = {from_datetime(part.key[0]) // 1000 for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
+    bare = [each for each in generations if each.published and each.time_ms not in streams]
+    left = expiry.unfinished(lake)
+    sample = ""
+    if bare:
+        sample = f"generation {format_ms(bare[0].time_ms)} is listed without any streams rows"
+    elif left:
+        sample = f"the removal of generation {format_ms(left[0].time_ms)} is not finished; run: cdc-platform expire"
+    return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(left), sample)
+
+
+def _named(lake: Lake) -> list[Finding]:
+    """No node's `cdc_local` names a removed generation."""
+    rows = lake.read(CDC_LOCAL, ["host_id", "streams_timestamp"], [("key", "=", "cdc_local")]).to_pylist()
+    kept = [
+        (row["host_id"], from_datetime(row["streams_timestamp"]) // 1000) for row in rows if row["streams_timestamp"]
+    ]
+    if not kept:
+        return []
+    gone = {each.time_ms for each in reading.removed_generations(lake)}
+    wrong = [(host, time_ms) for host, time_ms in sorted(kept) if time_ms in gone]
+    sample = f"node {wrong[0][0]} names generation {format_ms(wrong[0][1])}, which was removed" if wrong else ""
+    return [Finding(NODE_GENERATION_NOT_REMOVED, len(kept), len(wrong), sample)]

@@ -1,0 +1,324 @@
+"""The CDC-enabled tables with their TTLs, and the history of both: rows live as long as their cells were told to.
+
+`platform.cdc_table_changes` is what was said, append-only, and written first; `platform.cdc_tables` is what follows
+from it. A process that dies between the two leaves what the next change of any table completes. What the history means
+for old generations is `expiry`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.errors import ConflictError, InputError, NotFound
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
+
+ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
+LARGEST_TTL_SECONDS = 2**31 - 1
+"""The most that CQL's `cdc = {'ttl': ...}` takes."""
+_NAME = re.compile(r"\w{1,48}", re.ASCII)
+_LOG_SUFFIX = "_scylla_cdc_log"
+
+
+@dataclass(frozen=True)
+class CdcTable:
+    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created."""
+
+    keyspace_name: str
+    table_name: str
+    enabled: bool
+    ttl_seconds: int
+    created_at_ms: int
+    ddl: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace_name}.{self.table_name}"
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What became of a table at `changed_at_us` (µs), and how it stood from then on; see `CdcTable`."""
+
+    keyspace_name: str
+    table_name: str
+    changed_at_us: int
+    what: str
+    enabled: bool
+    ttl_seconds: int
+    created_at_us: int
+    ddl: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace_name}.{self.table_name}"
+
+
+def cdc_tables(lake: Lake) -> list[CdcTable]:
+    """The tables that have a log now, by name; one whose CDC is off keeps the log that it has."""
+    rows = lake.read(CDC_TABLES).to_pylist()
+    found = [
+        CdcTable(
+            row["keyspace_name"],
+            row["table_name"],
+            row["enabled"],
+            row["ttl_seconds"],
+            from_datetime(row["created_at"]) // 1000,
+            row["ddl"],
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda table: (table.keyspace_name, table.table_name))
+
+
+def find(lake: Lake, keyspace: str, table: str) -> CdcTable:
+    """The table of this name.
+
+    Raises:
+        NotFound: it has no log that the platform was told of.
+    """
+    for known in cdc_tables(lake):
+        if (known.keyspace_name, known.table_name) == (keyspace, table):
+            return known
+    raise NotFound(
+        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, "
+        f"or tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS"
+    )
+
+
+def changes(lake: Lake) -> list[TableChange]:
+    """Everything that was ever said of any table, by table and oldest first.
+
+    A table without history, which another writer has left, was added as it stands when its log was created.
+    """
+    told = _told(lake)
+    return sorted(
+        [*told, *_silent(lake, told)],
+        key=lambda change: (change.keyspace_name, change.table_name, change.changed_at_us),
+    )
+
+
+def add(
+    lake: Lake,
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int,
+    created_at_ms: int | None = None,
+    ddl: str | None = None,
+    enabled: bool = True,
+) -> CdcTable:
+    """Tell of a table with a log, created at `created_at_ms` (by default now). The same table again is one table.
+
+    Raises:
+        InputError: it is there with another TTL, creation or state; or the name, the TTL or the time is impossible.
+    """
+    _check_name(keyspace, table)
+    _check_ttl(ttl_seconds)
+    if created_at_ms is not None and created_at_ms > clock.now_ms():
+        raise InputError(
+            f"{keyspace}.{table}: its log cannot have been created at {format_ms(created_at_ms)}, which is after now, "
+            f"{format_ms(clock.now_ms())}; give the time of the log's CREATE TABLE"
+        )
+    last = _last(lake, keyspace, table)
+    if last is not None and last.what != DROPPED:
+        _assert_same(last, ttl_seconds, created_at_ms, enabled)
+        _complete(lake)
+        return find(lake, keyspace, table)
+    after_us = -1 if last is None else last.changed_at_us
+    if created_at_ms is None:
+        created_at_ms = max(clock.now_ms(), after_us // 1000 + 1)
+    # The TTL is in force since the log was created, however late that is told.
+    created_us = created_at_ms * 1000
+    at_us = max(created_us, after_us + 1)
+    _commit(lake, TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl))
+    return find(lake, keyspace, table)
+
+
+def alter(
+    lake: Lake,
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int | None = None,
+    enabled: bool | None = None,
+    ddl: str | None = None,
+) -> CdcTable:
+    """Change the TTL of a table's log, or turn its CDC on or off, from now on. What changes nothing is not noted.
+
+    Rows that are in the log keep the TTL they were written with.
+
+    Raises:
+        NotFound: the table is not known.
+        InputError: the TTL is impossible.
+    """
+    if ttl_seconds is not None:
+        _check_ttl(ttl_seconds)
+    last = _standing(lake, keyspace, table)
+    wanted = replace(
+        last,
+        what=ALTERED,
+        enabled=last.enabled if enabled is None else enabled,
+        ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
+        ddl=last.ddl if ddl is None else ddl,
+    )
+    if replace(wanted, what=last.what) == last:
+        _complete(lake)
+    else:
+        _commit(lake, replace(wanted, changed_at_us=_next_us(clock, last)))
+    return find(lake, keyspace, table)
+
+
+def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
+    """Note that a table's log was dropped, with all of its rows.
+
+    Raises:
+        NotFound: the table is not known.
+    """
+    last = _standing(lake, keyspace, table)
+    _commit(lake, replace(last, what=DROPPED, changed_at_us=_next_us(clock, last)))
+
+
+def _standing(lake: Lake, keyspace: str, table: str) -> TableChange:
+    last = _last(lake, keyspace, table)
+    if last is None or last.what == DROPPED:
+        _complete(lake)
+        find(lake, keyspace, table)
+        raise AssertionError("unreachable: a table without history or log is not found")
+    return last
+
+
+def _last(lake: Lake, keyspace: str, table: str) -> TableChange | None:
+    """How the table stood when something was last said of it; None where nothing ever was."""
+    said = [change for change in changes(lake) if (change.keyspace_name, change.table_name) == (keyspace, table)]
+    return said[-1] if said else None
+
+
+def _commit(lake: Lake, change: TableChange) -> None:
+    if not _append(lake, [*_silent(lake, _told(lake)), change]):
+        raise ConflictError(
+            f"{change.full_name} was changed by somebody else at the same moment; look and run it again"
+        )
+    failpoints.reached(failpoints.AFTER_TABLE_CHANGE)
+    _complete(lake)
+
+
+def _append(lake: Lake, several: list[TableChange]) -> bool:
+    """Add to the history; whether all of it was new."""
+    rows = [
+        {
+            "keyspace_name": change.keyspace_name,
+            "table_name": change.table_name,
+            "changed_at": to_datetime(change.changed_at_us),
+            "what": change.what,
+            "enabled": change.enabled,
+            "ttl_seconds": change.ttl_seconds,
+            "created_at": to_datetime(change.created_at_us),
+            "ddl": change.ddl,
+        }
+        for change in several
+    ]
+    merged = lake.merge(CDC_TABLE_CHANGES, pa.Table.from_pylist(rows, schema=CDC_TABLE_CHANGES.schema), update=False)
+    return merged.inserted == len(rows)
+
+
+def _complete(lake: Lake) -> None:
+    """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are."""
+    last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}
+    rows = [
+        {
+            "keyspace_name": change.keyspace_name,
+            "table_name": change.table_name,
+            "enabled": change.enabled,
+            "ttl_seconds": change.ttl_seconds,
+            "created_at": to_datetime(change.created_at_us),
+            "ddl": change.ddl,
+        }
+        for change in last.values()
+        if change.what != DROPPED
+    ]
+    if rows:
+        lake.merge(CDC_TABLES, pa.Table.from_pylist(rows, schema=CDC_TABLES.schema), update=True)
+    for table in cdc_tables(lake):
+        change = last.get((table.keyspace_name, table.table_name))
+        if change is not None and change.what == DROPPED:
+            where = [("keyspace_name", "=", table.keyspace_name), ("table_name", "=", table.table_name)]
+            lake.delete(CDC_TABLES, where)
+
+
+def _told(lake: Lake) -> list[TableChange]:
+    """The history as it stands in the lake, oldest first."""
+    return sorted(
+        (
+            TableChange(
+                row["keyspace_name"],
+                row["table_name"],
+                from_datetime(row["changed_at"]),
+                row["what"],
+                row["enabled"],
+                row["ttl_seconds"],
+                from_datetime(row["created_at"]),
+                row["ddl"],
+            )
+            for row in lake.read(CDC_TABLE_CHANGES).to_pylist()
+        ),
+        key=lambda change: change.changed_at_us,
+    )
+
+
+def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
+    """The additions that nobody has noted: of tables that stand there without any history."""
+    known = {(change.keyspace_name, change.table_name) for change in told}
+    return [
+        TableChange(
+            table.keyspace_name,
+            table.table_name,
+            table.created_at_ms * 1000,
+            ADDED,
+            table.enabled,
+            table.ttl_seconds,
+            table.created_at_ms * 1000,
+            table.ddl,
+        )
+        for table in cdc_tables(lake)
+        if (table.keyspace_name, table.table_name) not in known
+    ]
+
+
+def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: int | None, enabled: bool) -> None:
+    created_ms = last.created_at_us // 1000
+    if (ttl_seconds, enabled) == (last.ttl_seconds, last.enabled) and created_at_ms in (None, created_ms):
+        return
+    raise InputError(
+        f"{last.full_name} is known already, with TTL {last.ttl_seconds} s, created at {format_ms(created_ms)}, CDC "
+        f"{'on' if last.enabled else 'off'}; change it with: cdc-platform tables alter {last.full_name}"
+    )
+
+
+def _next_us(clock: Clock, last: TableChange) -> int:
+    """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
+    return max(clock.now_us(), last.changed_at_us + 1)
+
+
+def _check_name(keyspace: str, table: str) -> None:
+    for name in (keyspace, table):
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r} names no keyspace or table: a name has 1 to 48 letters, digits and underscores")
+    if table.endswith(_LOG_SUFFIX):
+        raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
+
+
+def _check_ttl(ttl_seconds: int) -> None:
+    if not 0 <= ttl_seconds <= LARGEST_TTL_SECONDS:
+        raise InputError(
+            f"a TTL of {ttl_seconds} s is out of range; it is 0 (rows never expire) to {LARGEST_TTL_SECONDS} s"
+        )

@@ -1,0 +1,170 @@
+"""The registered readers of CDC logs and how far each has read: what it has not read yet must not be removed.
+
+A position moves by compare-and-set on the number of the window, in one Delta commit. What a window is, and that it
+moves together with the sink, is left to the reader; what a position holds back is `expiry`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.tables import CONSUMERS
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A reader of one table's log. Times in µs.
+
+    `set_timestamp_us`: the generation or stream set it reads, None before the first; `position_us`: every row at or
+    before it is read; `window_number`: windows read so far.
+    """
+
+    name: str
+    keyspace_name: str
+    table_name: str
+    set_timestamp_us: int | None
+    position_us: int
+    window_number: int
+    updated_at_us: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What names it: its name, the keyspace and the table."""
+        return self.name, self.keyspace_name, self.table_name
+
+    @property
+    def full_name(self) -> str:
+        """As people name it: `name of keyspace.table`."""
+        return f"{self.name} of {self.keyspace_name}.{self.table_name}"
+
+
+def consumers(lake: Lake) -> list[Consumer]:
+    """All consumers, by name and table."""
+    found = [
+        Consumer(
+            row["name"],
+            row["keyspace_name"],
+            row["table_name"],
+            None if row["set_timestamp"] is None else from_datetime(row["set_timestamp"]),
+            from_datetime(row["position"]),
+            row["window_number"],
+            from_datetime(row["updated_at"]),
+        )
+        for row in lake.read(CONSUMERS).to_pylist()
+    ]
+    return sorted(found, key=lambda consumer: consumer.key)
+
+
+def find(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
+    """The consumer of this name for this table.
+
+    Raises:
+        NotFound: it is not registered.
+    """
+    for consumer in consumers(lake):
+        if consumer.key == (name, keyspace, table):
+            return consumer
+    raise NotFound(f"no consumer {name} of {keyspace}.{table} is registered; list them with: cdc-platform consumers")
+
+
+def register(lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, position_us: int) -> Consumer:
+    """Register a consumer that has everything at or before `position_us` (µs) behind it.
+
+    One that is registered stays as it is, wherever it has got to.
+
+    Raises:
+        InputError: the name is empty.
+    """
+    if not name.strip():
+        raise InputError("a consumer needs a name that is not empty: it is what names the checkpoint")
+    consumer = Consumer(name, keyspace, table, None, position_us, 0, clock.now_us())
+    lake.merge(CONSUMERS, _rows(consumer), update=False)
+    return find(lake, name, keyspace, table)
+
+
+def advance(
+    lake: Lake,
+    clock: Clock,
+    consumer: Consumer,
+    *,
+    position_us: int,
+    set_timestamp_us: int | None,
+    expected_window: int,
+) -> Consumer:
+    """Move a consumer to `position_us` (µs) in the set of `set_timestamp_us`, as the window after `expected_window`.
+
+    Compare-and-set: of two processes that read the same window one moves it, the other gets a ConflictError, or, if
+    it asks for the very same move, the consumer as it stands.
+
+    Raises:
+        NotFound: it is not registered.
+        ConflictError: its window is another one by now.
+        StateError: the position or the set would go back.
+    """
+    standing = find(lake, *consumer.key)
+    moved = Consumer(*consumer.key, set_timestamp_us, position_us, expected_window + 1, clock.now_us())
+    if _place(standing) == _place(moved):
+        return standing
+    if standing.window_number != expected_window:
+        raise _overtaken(standing, expected_window)
+    _assert_forward(standing, moved)
+    if not lake.compare_and_set(CONSUMERS, _rows(moved), ("window_number", expected_window)):
+        standing = find(lake, *consumer.key)
+        if _place(standing) != _place(moved):
+            raise _overtaken(standing, expected_window)
+    return find(lake, *consumer.key)
+
+
+def forget(lake: Lake, name: str, keyspace: str, table: str) -> None:
+    """Take a consumer out: it holds nothing any more, and what it has not read may be removed.
+
+    Raises:
+        NotFound: it is not registered.
+    """
+    find(lake, name, keyspace, table)
+    where: list[Filter] = [("name", "=", name), ("keyspace_name", "=", keyspace), ("table_name", "=", table)]
+    lake.delete(CONSUMERS, where)
+
+
+def _place(consumer: Consumer) -> tuple[int, int, int | None]:
+    return consumer.window_number, consumer.position_us, consumer.set_timestamp_us
+
+
+def _overtaken(standing: Consumer, expected_window: int) -> ConflictError:
+    return ConflictError(
+        f"consumer {standing.full_name} has read {standing.window_number} windows, not {expected_window}: another "
+        "process reads under the same name; stop one of them, or give each its own name"
+    )
+
+
+def _assert_forward(standing: Consumer, moved: Consumer) -> None:
+    if moved.position_us < standing.position_us:
+        raise StateError(
+            f"consumer {standing.full_name} is at {format_us(standing.position_us)}; it cannot go back to "
+            f"{format_us(moved.position_us)}: forget it and register it anew to read again"
+        )
+    before, after = standing.set_timestamp_us, moved.set_timestamp_us
+    if before is not None and (after is None or after < before):
+        raise StateError(
+            f"consumer {standing.full_name} reads the set of {format_us(before)}; it cannot go back to "
+            f"{'none' if after is None else format_us(after)}"
+        )
+
+
+def _rows(consumer: Consumer) -> pa.Table:
+    set_us = consumer.set_timestamp_us
+    row = {
+        "name": consumer.name,
+        "keyspace_name": consumer.keyspace_name,
+        "table_name": consumer.table_name,
+        "set_timestamp": None if set_us is None else to_datetime(set_us),
+        "position": to_datetime(consumer.position_us),
+        "window_number": consumer.window_number,
+        "updated_at": to_datetime(consumer.updated_at_us),
+    }
+    return pa.Table.from_pylist([row], schema=CONSUMERS.schema)

@@ -1,0 +1,303 @@
+"""The purge plan: for each generation when no log can hold a row of it, what keeps it, and what would go with it.
+
+Reads names, times and Delta's own log, never a stream, so that 10,000 generations take a moment. The rule is
+`generations.expiry`'s; what is done about the plan is left to `expiry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, format_ms, format_us, from_datetime
+from cdc_platform.generations.expiry import (
+    NEVER,
+    Change,
+    LogHistory,
+    Margins,
+    held_until_us,
+    log_history,
+    unread,
+    written_until_us,
+)
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    NODES,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_TIMESTAMPS,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.lifecycle import cdc_tables, consumers, reading
+from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.settings import Settings
+
+OPERATES = "operates"
+STARTS_LATER = "starts later"
+UNPUBLISHED = "not published"
+UNKNOWN_TABLES = "no CDC-enabled table is known"
+MARGIN = "late writes"
+# The last moment of the year 9999, beyond which no time can be written down.
+_LAST_US = 253_402_300_799_999_999
+
+
+class Action(StrEnum):
+    """What the next run does with a generation."""
+
+    KEEP = "keep"
+    MARK = "mark"
+    """It has expired: that is noted, and the grace time runs."""
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True)
+class PlannedGeneration:
+    """One generation in the plan. Times in ms.
+
+    `expired_ms`: from when on no CDC log can hold rows of it, also while that lies ahead; None where it never comes
+    or cannot be told. `removable_ms`: the same and the grace time. `marked_ms`: what `cdc_generation_timestamps` says.
+    `blocked_by`: what keeps it now, by name; `reasons`: the same in words. `rows` and `bytes`: what would go, in all
+    tables; bytes are those of the files.
+    """
+
+    id: str | None
+    time_ms: int
+    expired_ms: int | None
+    removable_ms: int | None
+    marked_ms: int | None
+    blocked_by: tuple[str, ...]
+    reasons: tuple[str, ...]
+    rows: int
+    bytes: int
+    action: Action
+    listed: bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows and bytes of files."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.rows + other.rows, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """One thing that keeps some of the generations: its name, and in words why it keeps the one at an index."""
+
+    name: str
+    until_us: np.ndarray
+    reason: str
+
+    def says(self, index: int) -> str:
+        until = int(self.until_us[index])
+        when = "" if until == NEVER else f" until {format_us(until)}"
+        return f"{self.reason}{when}"
+
+
+def plan(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
+    """What is to become of every known generation, oldest first.
+
+    Only published generations end others: what nobody may read yet is no successor. A time that has been noted as
+    `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken.
+    """
+    generations = reading.timeline(lake)
+    first_format = _times(lake, STREAMS_DESCRIPTIONS)
+    known = {each.time_ms for each in generations}
+    generations += [KnownGeneration(time, None, None, published=False) for time in first_format if time not in known]
+    generations.sort(key=lambda each: each.time_ms)
+    published = [
+        each for each in generations if each.published or each.removed_ms is not None or each.time_ms in first_format
+    ]
+    times = np.array([each.time_ms * 1000 for each in published], dtype=np.int64)
+    holds = _Holds(lake, times, settings)
+    index = {each.time_ms: number for number, each in enumerate(published)}
+    sizes = held_sizes(lake)
+    now_us = clock.now_us()
+    current = int(np.searchsorted(times, now_us, side="right")) - 1
+    return [
+        _planned(each, index.get(each.time_ms), current, holds, sizes, now_us, settings)
+        for each in generations
+        if each.removed_ms is None
+    ]
+
+
+def held_sizes(lake: Lake) -> Mapping[object, Size]:
+    """Rows and bytes of generations: by time (ms) in the tables that go by time, by UUID in those that go by UUID."""
+    sizes: dict[object, Size] = {}
+    for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS):
+        for part in lake.slices(table):
+            (value,) = part.key
+            key = from_datetime(value) // 1000 if table is STREAMS_DESCRIPTIONS_V2 else value
+            sizes[key] = sizes.get(key, Size()) + Size(part.rows, part.bytes)
+    for table in (STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS):
+        # These are not partitioned: of a file's bytes each row has its share.
+        times = _times(lake, table)
+        share = sum(part.bytes for part in lake.slices(table)) // max(len(times), 1)
+        for time in times:
+            sizes[time] = sizes.get(time, Size()) + Size(1, share)
+    return sizes
+
+
+def size_of(generation: KnownGeneration, sizes: Mapping[object, Size]) -> Size:
+    """Rows and bytes of one generation in all tables; its row among the timestamps counts, its few bytes do not."""
+    own = sizes.get(generation.time_ms, Size())
+    by_id = Size() if generation.id is None else sizes.get(generation.id, Size())
+    return own + by_id + Size(int(generation.published), 0)
+
+
+def table_histories(lake: Lake) -> dict[str, LogHistory]:
+    """The logs that rows of generations can be in, by `keyspace.table`: those of all tables but tablet-based ones."""
+    tablets = tablet_tables(lake)
+    found: dict[str, LogHistory] = {}
+    for name, said in groupby(cdc_tables.changes(lake), key=lambda change: change.full_name):
+        changes = list(said)
+        history = log_history(
+            [
+                Change(
+                    change.changed_at_us,
+                    change.created_at_us,
+                    change.enabled,
+                    change.ttl_seconds * 1_000_000,
+                    change.what == cdc_tables.DROPPED,
+                )
+                for change in changes
+            ]
+        )
+        if history is not None and (changes[0].keyspace_name, changes[0].table_name) not in tablets:
+            found[name] = history
+    return found
+
+
+def tablet_tables(lake: Lake) -> set[tuple[str, str]]:
+    """The tables (keyspace, table) that have stream sets of their own and so no row in any generation."""
+    rows = lake.read(TABLET_TIMESTAMPS, ["keyspace_name", "table_name"])
+    return {(row["keyspace_name"], row["table_name"]) for row in rows.to_pylist()}
+
+
+class _Holds:
+    """Everything that keeps generations (int64[g] `times_us`, ascending), looked up once for all of them."""
+
+    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings) -> None:
+        margins = Margins.of(
+            settings.policy, settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000
+        )
+        self.tables_known = bool(cdc_tables.changes(lake))
+        self.expires_us = written_until_us(times_us, margins)
+        self.tables: list[_Hold] = []
+        for name, history in table_histories(lake).items():
+            until = held_until_us(times_us, history, margins)
+            self.tables.append(_Hold(name, until, f"{name} can hold rows of it"))
+            self.expires_us = np.maximum(self.expires_us, until)
+        tablets = tablet_tables(lake)
+        self.readers = [
+            _Hold(
+                consumer.name,
+                np.where(unread(times_us, consumer.position_us), NEVER, 0),
+                f"consumer {consumer.full_name} has read up to {format_us(consumer.position_us)}",
+            )
+            for consumer in consumers.consumers(lake)
+            if (consumer.keyspace_name, consumer.table_name) not in tablets
+        ]
+        self.nodes = _pointing_nodes(lake)
+
+    def on(self, index: int, now_us: int) -> Iterable[tuple[str, str]]:
+        """What keeps the generation at `index` now: names, and why."""
+        if not self.tables_known:
+            yield UNKNOWN_TABLES, "no CDC-enabled table was ever told of; do so with: cdc-platform tables add"
+        held = [hold for hold in self.tables if hold.until_us[index] > now_us]
+        for hold in held:
+            yield hold.name, hold.says(index)
+        if not held and self.expires_us[index] > now_us:
+            yield MARGIN, f"clocks that are off may write into it until {format_us(int(self.expires_us[index]))}"
+        for hold in self.readers:
+            if hold.until_us[index] > now_us:
+                yield hold.name, hold.says(index)
+
+
+def _planned(
+    generation: KnownGeneration,
+    index: int | None,
+    current: int,
+    holds: _Holds,
+    sizes: Mapping[object, Size],
+    now_us: int,
+    settings: Settings,
+) -> PlannedGeneration:
+    told = index is not None and holds.tables_known
+    expired = _later(_ms(int(holds.expires_us[index])), generation.expired_ms) if told else None
+    removable = None if expired is None else expired + settings.expiry_grace_ms
+    blocks = list(_blocks(generation, index, current, holds, now_us))
+    if not blocks and expired is not None and expired * 1000 > now_us:
+        blocks.append((MARGIN, f"it was noted that it expires at {format_ms(expired)}, and that stays"))
+    action = Action.KEEP
+    if not blocks and expired is not None and removable is not None:
+        action = Action.REMOVE if removable * 1000 <= now_us else Action.MARK
+    size = size_of(generation, sizes)
+    return PlannedGeneration(
+        generation.id,
+        generation.time_ms,
+        expired,
+        removable,
+        generation.expired_ms,
+        tuple(dict.fromkeys(name for name, _ in blocks)),
+        tuple(reason for _, reason in blocks),
+        size.rows,
+        size.bytes,
+        action,
+        generation.published,
+    )
+
+
+def _blocks(
+    generation: KnownGeneration, index: int | None, current: int, holds: _Holds, now_us: int
+) -> Iterable[tuple[str, str]]:
+    if index is None:
+        yield UNPUBLISHED, "it is not published, so that its join may still be going on"
+        return
+    if index >= current:
+        name = OPERATES if index == current else STARTS_LATER
+        yield name, f"it {name}: only a generation that operates no more can expire"
+        return
+    yield from holds.on(index, now_us)
+    for host in holds.nodes.get(generation.time_ms, ()):
+        yield host, f"the cdc_local of node {host} still names it: that node has not learnt of a later generation"
+
+
+def _pointing_nodes(lake: Lake) -> dict[int, list[str]]:
+    """The nodes whose `cdc_local` names a generation, by its time (ms); those that have left ask for nothing."""
+    left = set(lake.read(NODES, ["host_id"], [("status", "=", "LEFT")])["host_id"].to_pylist())
+    found: dict[int, list[str]] = {}
+    for row in lake.read(CDC_LOCAL, ["host_id", "streams_timestamp"], [("key", "=", "cdc_local")]).to_pylist():
+        if row["streams_timestamp"] is not None and row["host_id"] not in left:
+            found.setdefault(from_datetime(row["streams_timestamp"]) // 1000, []).append(row["host_id"])
+    return {time: sorted(hosts) for time, hosts in found.items()}
+
+
+def _times(lake: Lake, table: Table) -> list[int]:
+    """The times (ms) of a table's rows, ascending."""
+    column = compute.unique(lake.read(table, ["time"])["time"])
+    return np.sort(np.asarray(column.cast(pa.int64()), dtype=np.int64) // 1000).tolist()
+
+
+def _later(one: int | None, other: int | None) -> int | None:
+    """The later of a computed and a noted time; where the computed one never comes, it never does."""
+    return one if one is None or other is None else max(one, other)
+
+
+def _ms(us: int) -> int | None:
+    """µs as ms, rounded up; None for a time that never comes."""
+    return None if us > _LAST_US else -(-us // 1000)

@@ -1,0 +1,118 @@
+"""What the tables of generations keep today, and will keep after more nodes: for ever, or with expiry.
+
+It puts the joins to come behind the generations that there are and asks the rule of expiry about all of them. Sizes
+are measured in the files that there are, not guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.errors import StateError
+from cdc_platform.generations.expiry import NEVER, Margins, expires_at_us
+from cdc_platform.generations.sizes import rows_bytes
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lifecycle import cdc_tables, expiry_plan, inbox, reading
+from cdc_platform.settings import Settings
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is kept when so many more `nodes` have joined.
+
+    `num_ranges`, `num_streams`: of the newest generation; `streams`, `bytes`: of all generations in all tables if none
+    is ever removed; `..._with_expiry`: if each is removed when it may be.
+    """
+
+    nodes: int
+    num_ranges: int
+    num_streams: int
+    streams: int
+    bytes: int
+    streams_with_expiry: int
+    bytes_with_expiry: int
+
+
+def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: int) -> list[Step]:
+    """What is kept after 0, 1, ... `nodes` more nodes, one every `every_ms`; the first joins now.
+
+    The nodes to come are like those of the ring on average; tables keep their TTLs, readers and nodes keep up.
+
+    Raises:
+        StateError: no node is known, so that nobody can say what the next one is like.
+    """
+    ring = inbox.current_ring(lake)
+    if not ring.nodes:
+        raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
+    kept = kept_streams(lake)
+    size = sum(part.bytes for part in expiry_plan.held_sizes(lake).values())
+    now_us = clock.now_us()
+    later = np.arange(1, nodes + 1, dtype=np.int64)
+    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), later)
+    starts = now_us + (later - 1) * every_ms * 1000
+    times = np.concatenate([np.array(list(kept), dtype=np.int64) * 1000, starts])
+    counts = np.concatenate([np.array(list(kept.values()), dtype=np.int64), streams])
+    order = np.argsort(times, kind="stable")
+    moments = np.concatenate([[now_us], starts])
+    forever = sum(kept.values()) + np.concatenate([[0], np.cumsum(streams)])
+    gone = _removed(lake, settings, times[order], counts[order], moments)
+    bytes_a_stream = size / sum(kept.values()) if any(kept.values()) and size else rows_bytes(1, 1)
+    return [
+        Step(
+            number,
+            int(ranges[number]),
+            int(streams[number - 1]) if number else int(ring.shard_counts.sum()),
+            int(total),
+            round(int(total) * bytes_a_stream),
+            int(total - less),
+            round(int(total - less) * bytes_a_stream),
+        )
+        for number, (total, less) in enumerate(zip(forever, gone, strict=True))
+    ]
+
+
+def kept_streams(lake: Lake) -> dict[int, int]:
+    """How many streams each known generation has, by its time (ms), oldest first.
+
+    From the ledger; only of generations that it does not have, the rows themselves are counted.
+    """
+    ledger = {
+        from_datetime(row["time"]) // 1000: row["num_streams"]
+        for row in lake.read(GENERATIONS, ["time", "num_streams"]).to_pylist()
+    }
+    return {
+        each.time_ms: ledger[each.time_ms] if each.time_ms in ledger else _counted(lake, each.time_ms)
+        for each in reading.known_generations(lake)
+    }
+
+
+def _counted(lake: Lake, time_ms: int) -> int:
+    where = [("time", "=", to_datetime(time_ms * 1000))]
+    for table in (STREAMS_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS):
+        lists = lake.read(table, ["streams"], where)["streams"]
+        if len(lists):
+            return int(np.asarray(compute.list_value_length(lists), dtype=np.int64).sum())
+    return 0
+
+
+def _shapes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges of the ring (int64[n + 1], today's first) and streams of each generation to come (int64[n])."""
+    tokens, shards = -(-ranges // nodes), -(-streams // ranges)
+    return np.concatenate([[ranges], ranges + later * tokens]), streams + later * tokens * shards
+
+
+def _removed(lake: Lake, settings: Settings, times: np.ndarray, counts: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Streams (int64[m]) of the generations that may be removed by each moment."""
+    if not cdc_tables.changes(lake):
+        return np.zeros(len(moments), dtype=np.int64)
+    margins = Margins.of(settings.policy, settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000)
+    logs = list(expiry_plan.table_histories(lake).values())
+    expires = expires_at_us(times, logs, margins)
+    removable = np.where(expires == NEVER, NEVER, np.minimum(expires, NEVER - 1) + settings.expiry_grace_ms * 1000)
+    by_time = np.argsort(removable, kind="stable")
+    return np.concatenate([[0], np.cumsum(counts[by_time])])[np.searchsorted(removable[by_time], moments, side="right")]

@@ -1,0 +1,70 @@
+"""Homes with generations that can expire: imported as cqlsh exports, with tables whose logs held their rows."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from command_line import run
+from export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lifecycle import cdc_tables
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
+TIMES_MS = tuple(START_MS + number * DAY_MS for number in range(4))
+"""A generation a day."""
+IDS = tuple(str(uuid.UUID(int=0x8D3F3F2E3C614B0E9A595A3F7C1DE100 + number)) for number in range(4))
+SKEW_MS = 10_000
+GRACE_MS = HOUR_MS
+RANGES = sum(len(node.tokens) for node in NODES)
+
+
+def import_generations(folder: Path, count: int = 4) -> Path:
+    """A home with the first generations of `TIMES_MS`, complete in the tables that nodes and readers read."""
+    home = folder / "home"
+    descriptions = {name: generation(name) for name in IDS[:count]}
+    files = {
+        "v2.csv": v2_csv(descriptions),
+        "streams.csv": streams_csv(dict(zip(TIMES_MS, descriptions.values(), strict=False))),
+        "times.csv": timestamps_csv(dict.fromkeys(TIMES_MS[:count])),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+    answer = run("--home", home, "import", *(folder / name for name in files))
+    assert answer.exit_code == 0, answer.stderr
+    return home
+
+
+def at(ms: int) -> Clock:
+    """A clock that stands at this time."""
+    return Clock(ms * 1000)
+
+
+def iso(ms: int) -> str:
+    """A time as the platform writes it."""
+    return iso_time(ms)
+
+
+def add_table(lake: Lake, ttl_seconds: int, *, name: str = "t", created_ms: int = START_MS - DAY_MS) -> None:
+    """A table that has a log since before the first generation, with this TTL ever since."""
+    cdc_tables.add(lake, at(START_MS + 30 * DAY_MS), "ks", name, ttl_seconds=ttl_seconds, created_at_ms=created_ms)
+
+
+def write(lake: Lake, table: Table, *rows: dict[str, Any]) -> None:
+    """Rows as any writer may leave them; whole numbers in time columns are ms."""
+    times = {field.name for field in table.schema if pa.types.is_timestamp(field.type)}
+    made = [
+        {
+            name: to_datetime(value * 1000) if name in times and isinstance(value, int) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+    lake.merge(table, pa.Table.from_pylist(made, schema=table.schema), update=True)

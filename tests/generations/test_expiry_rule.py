@@ -1,0 +1,242 @@
+"""When a generation can hold no row any more, held against rows that are written and live one by one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from cdc_platform.errors import InputError
+from cdc_platform.generations.expiry import (
+    NEVER,
+    Change,
+    Margins,
+    expires_at_us,
+    held_until_us,
+    log_history,
+    unread,
+    written_until_us,
+)
+from cdc_platform.generations.metadata import Policy
+
+STRICT = Margins(ahead_us=5, late_us=0, skew_us=2)
+TIMES = [100, 200, 300]
+
+
+def expiry(*tables: list[Change], times: list[int] = TIMES, margins: Margins = STRICT) -> list[int]:
+    """When each generation expires, given everything said of each table."""
+    logs = [log for log in map(log_history, tables) if log is not None]
+    return expires_at_us(times, logs, margins).tolist()
+
+
+def added(at: int, ttl: int, created: int | None = None) -> Change:
+    """A table that is told of, with CDC on."""
+    return Change(at, at if created is None else created, True, ttl)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], [202, 302, NEVER]),
+        # T(k+1) + skew + TTL; the newest generation never.
+        ([added(0, 1000)], [1202, 1302, NEVER]),
+        # Told late of a log that was there: its TTL counts from its creation.
+        ([added(500, 1000, created=50)], [1202, 1302, NEVER]),
+        # ttl 0 at any time while k operated.
+        ([added(0, 0)], [NEVER, NEVER, NEVER]),
+        ([added(0, 0), Change(150, 0, True, 10)], [NEVER, 312, NEVER]),
+        ([added(0, 10), Change(250, 0, True, 0)], [212, NEVER, NEVER]),
+        # Lowering shortens nothing that is written.
+        ([added(0, 1000), Change(150, 0, True, 10)], [1202, 312, NEVER]),
+        # Raising counts from the change on.
+        ([added(0, 10), Change(250, 0, True, 1000)], [212, 1302, NEVER]),
+        # A spell between two changes counts too.
+        ([added(0, 10), Change(120, 0, True, 500), Change(130, 0, True, 10)], [702, 312, NEVER]),
+        # Created after T(k+1), or at it: no row of k.
+        ([added(200, 1000)], [202, 1302, NEVER]),
+        ([added(201, 1000)], [202, 1302, NEVER]),
+        ([added(199, 1000)], [1202, 1302, NEVER]),
+        # While CDC is off no rows are written.
+        ([added(0, 1000), Change(50, 0, False, 1000)], [202, 302, NEVER]),
+        ([added(0, 1000), Change(150, 0, False, 1000)], [1202, 302, NEVER]),
+        ([added(0, 10), Change(50, 0, False, 1000), Change(250, 0, True, 1000)], [202, 1302, NEVER]),
+        # A dropped log lets go, and a new one of the same name holds from its creation.
+        ([added(0, 0), Change(400, 0, True, 0, dropped=True)], [202, 302, NEVER]),
+        ([added(0, 0), Change(250, 0, True, 0, dropped=True), added(260, 10)], [202, 312, NEVER]),
+        # Put back with its old creation it has lost nothing.
+        ([added(0, 1000), Change(150, 0, True, 1000, dropped=True), added(400, 10, created=0)], [1202, 312, NEVER]),
+    ],
+)
+def test_worked_examples(said: list[Change], expected: list[int]) -> None:
+    """One table at a time, under the strict policy."""
+    assert expiry(said) == expected
+
+
+def test_the_table_that_holds_longest_decides() -> None:
+    """Each generation waits for the last of its tables."""
+    assert expiry([added(0, 10)], [added(150, 500)], [added(250, 900)]) == [702, 1202, NEVER]
+    assert expiry([added(0, 10)], [added(0, 0)]) == [NEVER, NEVER, NEVER]
+
+
+def test_writes_to_the_generation_before_are_waited_for() -> None:
+    """Only `recent-past` takes them, a leeway long; a table that comes in that time holds the generation before."""
+    margins = Margins.of("recent-past", 5, 2)
+    assert (margins.late_us, Margins.of("strict", 5, 2).late_us) == (5, 0)
+    assert expiry([added(0, 1000)], margins=margins) == [1207, 1307, NEVER]
+    assert expiry([added(204, 1000)], margins=margins)[0] == 1207
+    assert expiry([added(205, 1000)], margins=margins)[0] == 207
+
+
+def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
+    """A row of k can be written a leeway before T(k), and then has the TTL of that moment."""
+    assert expiry([added(0, 1000), Change(94, 0, True, 10)])[0] == 1202
+    assert expiry([added(0, 1000), Change(93, 0, True, 10)])[0] == 212
+
+
+@pytest.mark.parametrize("times", [[], [100]])
+def test_without_a_successor_nothing_expires(times: list[int]) -> None:
+    """However short the TTLs are."""
+    assert expiry([added(0, 1)], times=times) == [NEVER] * len(times)
+    assert written_until_us(times, STRICT).tolist() == [NEVER] * len(times)
+    assert unread(times, NEVER).tolist() == [True] * len(times)
+
+
+def test_a_reader_holds_what_it_has_not_read() -> None:
+    """It is done with k when it has reached T(k+1), and never with the newest."""
+    assert [unread(TIMES, position).tolist() for position in (0, 199, 200, 299, 300)] == [
+        [True, True, True],
+        [True, True, True],
+        [False, True, True],
+        [False, True, True],
+        [False, False, True],
+    ]
+
+
+def test_changes_out_of_order_are_refused() -> None:
+    """Which TTL is in force follows from the order alone."""
+    with pytest.raises(InputError, match="grow in time"):
+        log_history([added(10, 1), added(10, 2)])
+
+
+def test_ten_thousand_generations_take_no_time_per_generation() -> None:
+    """All generations are one array: fifty tables of ten changes each are five hundred passes."""
+    times = np.arange(10_000, dtype=np.int64) * 1_000_000
+    said = [Change(at, 0, True, 1 + at % 7) for at in range(0, 10_000_000_000, 1_000_000_000)]
+    log = log_history(said)
+    assert log is not None
+    found = expires_at_us(times, [log] * 50, STRICT)
+    assert found.shape == (10_000,)
+    assert (np.diff(found[:-1]) > 0).all()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the log: its generation, and until when it lives (None: for ever)."""
+
+    generation: int
+    lives_until: int | None
+
+
+def written(
+    times: list[int], said: list[Change], at: int, skew: int, ahead: int, policy: Policy, leeway: int
+) -> Row | None:
+    """The row that a coordinator writes at a true time, if it takes the write and the table is logged then.
+
+    Its clock is off by `skew`; the write's timestamp is `ahead` of that clock. Plain integers, from the rules alone.
+    """
+    clock = at + skew
+    timestamp = clock + ahead
+    if timestamp >= clock + leeway:
+        return None
+    row = bisect_right(times, timestamp) - 1
+    current = bisect_right(times, clock) - 1
+    too_old = row < current and (policy == "strict" or timestamp <= clock - leeway)
+    in_force = [change for change in said if change.at_us <= at]
+    if row < 0 or current < 0 or too_old or not in_force or in_force[-1].dropped or not in_force[-1].enabled:
+        return None
+    if clock < in_force[-1].created_us:
+        return None
+    ttl = in_force[-1].ttl_us
+    return Row(row, None if ttl == 0 else at + ttl)
+
+
+generations = st.lists(st.integers(0, 400), min_size=1, max_size=6, unique=True).map(sorted)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[list[int], list[Change]]:
+    """Generations, and everything said of one table: it is added, altered, dropped and added again, often near them."""
+    times = draw(generations)
+    near = st.builds(lambda time, away: max(time + away, 0), st.sampled_from(times), st.integers(-12, 12))
+    moments = draw(st.lists(st.one_of(near, st.integers(0, 450)), min_size=1, max_size=6, unique=True).map(sorted))
+    said: list[Change] = []
+    for at in moments:
+        ttl = draw(st.sampled_from([0, 1, 3, 20, 150]))
+        if not said or said[-1].dropped:
+            said.append(Change(at, at, draw(st.integers(0, 3)) > 0, ttl))
+        else:
+            dropped = draw(st.integers(0, 5)) == 0
+            said.append(Change(at, said[-1].created_us, draw(st.integers(0, 3)) > 0, ttl, dropped))
+    return times, said
+
+
+AHEAD = ([50, 100, 130], [added(0, 150), Change(96, 0, True, 1)])
+
+
+@settings(max_examples=100)
+@example(life=AHEAD, policy="strict", leeway=8, skew=0)  # lowered while writes run ahead into the next generation
+@example(life=AHEAD, policy="strict", leeway=2, skew=6)
+@given(
+    life=lives(),
+    policy=st.sampled_from(["strict", "recent-past"]),
+    leeway=st.integers(0, 8),
+    skew=st.integers(0, 6),
+)
+def test_no_row_outlives_its_generation(
+    life: tuple[list[int], list[Change]], policy: Policy, leeway: int, skew: int
+) -> None:
+    """Whatever is written, by clocks that are off, around any change: it is gone when its generation has expired."""
+    times, said = life
+    found = expiry(said, times=times, margins=Margins.of(policy, leeway, skew))
+    turns = [*times, *(change.at_us for change in said)]
+    last_drop = max((change.at_us for change in said if change.dropped), default=-1)
+    moments = sorted({turn + away for turn in turns for away in range(-12, 13)})
+    for at in moments:
+        for off in (-skew, 0, skew):
+            for ahead in {-leeway, 1 - leeway, 0, leeway - 1}:
+                row = written(times, said, at, off, ahead, policy, leeway)
+                if row is None or at < last_drop:  # a drop takes its rows with it
+                    continue
+                assert found[row.generation] == NEVER or row.lives_until is not None
+                assert row.lives_until is None or row.lives_until <= found[row.generation]
+
+
+@given(life=lives())
+def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[Change]]) -> None:
+    """Without margins: T(k+1) and the largest TTL in force in [T(k), T(k+1)), looked up moment by moment."""
+    times, said = life
+    assume(not said[-1].dropped)
+    created = said[-1].created_us
+    found = expiry(said, times=times, margins=Margins(0, 0, 0))
+    for k, (begin, end) in enumerate(pairwise(times)):
+        standing = [[c for c in said if c.at_us <= moment][-1:] for moment in range(max(begin, created), end)]
+        ttls = [change.ttl_us for [change] in filter(None, standing) if change.enabled]
+        assert found[k] == (NEVER if 0 in ttls else end + max(ttls, default=0))
+    assert found[-1] == NEVER
+
+
+@given(life=lives(), policy=st.sampled_from(["strict", "recent-past"]))
+def test_what_holds_nothing_is_not_named(life: tuple[list[int], list[Change]], policy: Policy) -> None:
+    """A log that cannot hold rows of a generation answers 0 for it, any other at least the end of its writes."""
+    times, said = life
+    log = log_history(said)
+    assume(log is not None)
+    assert log is not None
+    margins = Margins.of(policy, 5, 2)
+    held = held_until_us(times, log, margins)
+    assert ((held == 0) | (held >= written_until_us(times, margins))).all()

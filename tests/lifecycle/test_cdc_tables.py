@@ -1,0 +1,153 @@
+"""CDC-enabled tables, the history of their TTLs, and consumers: what was said is kept, also if a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from expiring import DAY_MS, START_MS, at, write
+
+from cdc_platform import failpoints
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
+from cdc_platform.lifecycle import cdc_tables, consumers
+from cdc_platform.lifecycle.cdc_tables import CdcTable
+from cdc_platform.lifecycle.consumers import Consumer
+
+NOW = at(START_MS)
+
+
+def history(lake: Lake) -> list[tuple[str, int, bool]]:
+    """What was said, with the TTL and the state."""
+    return [(change.what, change.ttl_seconds, change.enabled) for change in cdc_tables.changes(lake)]
+
+
+def test_a_table_is_added_altered_and_dropped(lake: Lake) -> None:
+    """What stands follows from the last change; all changes stay, at times that grow at a clock that stands."""
+    assert cdc_tables.cdc_tables(lake) == []
+    added = cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=START_MS - 1, ddl="CREATE TABLE ks.t")
+    assert added == CdcTable("ks", "t", True, 60, START_MS - 1, "CREATE TABLE ks.t")
+    assert cdc_tables.alter(lake, NOW, "ks", "t", ttl_seconds=0).ttl_seconds == 0
+    assert not cdc_tables.alter(lake, NOW, "ks", "t", enabled=False).enabled
+    assert cdc_tables.find(lake, "ks", "t") == CdcTable("ks", "t", False, 0, START_MS - 1, "CREATE TABLE ks.t")
+    cdc_tables.drop(lake, NOW, "ks", "t")
+    assert cdc_tables.cdc_tables(lake) == []
+    assert history(lake) == [
+        ("added", 60, True),
+        ("altered", 0, True),
+        ("altered", 0, False),
+        ("dropped", 0, False),
+    ]
+    moments = [change.changed_at_us for change in cdc_tables.changes(lake)]
+    assert moments == [(START_MS - 1) * 1000, *(START_MS * 1000 + number for number in range(3))]
+
+
+def test_saying_the_same_twice_is_saying_it_once(lake: Lake) -> None:
+    """The same addition, and a change that changes nothing, write nothing."""
+    first = cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    versions = lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)
+    assert cdc_tables.add(lake, at(START_MS + DAY_MS), "ks", "t", ttl_seconds=60) == first
+    assert cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=START_MS) == first
+    assert cdc_tables.alter(lake, at(START_MS + DAY_MS), "ks", "t", ttl_seconds=60, enabled=True) == first
+    assert (lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)) == versions
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ({"ttl_seconds": 61}, "tables alter ks.t"),
+        ({"created_at_ms": START_MS - 5}, "created at 2026-01-01T00:00:00.000Z"),
+        ({"enabled": False}, "CDC on"),
+    ],
+)
+def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, int], says: str) -> None:
+    """A TTL is altered, not added again: the history would not know since when."""
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    with pytest.raises(InputError, match=says):
+        cdc_tables.add(lake, NOW, "ks", "t", **{"ttl_seconds": 60, **named})  # type: ignore[arg-type]
+    assert len(history(lake)) == 1
+
+
+def test_a_dropped_table_can_come_again(lake: Lake) -> None:
+    """As a new one, whatever it was before; dropping or altering what is gone is refused."""
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    cdc_tables.drop(lake, at(START_MS + 1), "ks", "t")
+    for change in (cdc_tables.drop, cdc_tables.alter):
+        with pytest.raises(NotFound, match=r"ks\.t"):
+            change(lake, NOW, "ks", "t")
+    assert cdc_tables.add(lake, at(START_MS + 1), "ks", "t", ttl_seconds=9).created_at_ms == START_MS + 2
+
+
+def test_a_table_without_history_has_the_one_that_it_implies(lake: Lake) -> None:
+    """What another writer left was added when its log was created; a change notes that first."""
+    row = {"keyspace_name": "ks", "table_name": "old", "enabled": True, "ttl_seconds": 7, "created_at": START_MS - 9}
+    write(lake, CDC_TABLES, row)
+    assert history(lake) == [("added", 7, True)]
+    cdc_tables.alter(lake, NOW, "ks", "old", ttl_seconds=8)
+    assert history(lake) == [("added", 7, True), ("altered", 8, True)]
+    assert cdc_tables.changes(lake)[0].changed_at_us == (START_MS - 9) * 1000
+
+
+@pytest.mark.parametrize("change", [["alter", "ks.t", "--ttl", "5"], ["drop", "ks.t"], ["add", "ks.u", "--ttl", "5"]])
+def test_a_change_that_was_said_is_not_lost(tmp_path: Path, change: list[str]) -> None:
+    """A process dies between the history and what follows from it: the next change of any table completes it."""
+    home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
+
+    def tables(*args: str, kill: bool = False) -> int:
+        environment = os.environ | ({failpoints.VARIABLE: failpoints.AFTER_TABLE_CHANGE} if kill else {})
+        command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", "2026-01-01T00:00:00Z"]
+        return subprocess.run([*command, "tables", *args], env=environment, capture_output=True, check=False).returncode
+
+    assert tables("add", "ks.t", "--ttl", "60") == 0
+    before = cdc_tables.cdc_tables(lake)
+    assert tables(*change, kill=True) == -signal.SIGKILL
+    assert cdc_tables.cdc_tables(lake) == before
+    assert tables("add", "ks.other", "--ttl", "1") == 0
+    standing = {table.full_name: table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
+    expected = {"alter": {"ks.t": 5}, "drop": {}, "add": {"ks.t": 60, "ks.u": 5}}[change[0]]
+    assert standing == expected | {"ks.other": 1}
+
+
+def test_a_consumer_moves_forward_window_by_window(lake: Lake) -> None:
+    """It is registered once; a move counts its window; going back is refused until it is forgotten."""
+    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=10)
+    assert consumer == Consumer("audit", "ks", "t", None, 10, 0, START_MS * 1000)
+    assert consumers.register(lake, NOW, "audit", "ks", "t", position_us=99) == consumer
+    moved = consumers.advance(lake, NOW, consumer, position_us=20, set_timestamp_us=5, expected_window=0)
+    assert (moved.position_us, moved.set_timestamp_us, moved.window_number) == (20, 5, 1)
+    with pytest.raises(StateError, match="cannot go back"):
+        consumers.advance(lake, NOW, moved, position_us=19, set_timestamp_us=5, expected_window=1)
+    with pytest.raises(StateError, match="cannot go back"):
+        consumers.advance(lake, NOW, moved, position_us=21, set_timestamp_us=4, expected_window=1)
+    assert consumers.consumers(lake) == [moved]
+    consumers.forget(lake, "audit", "ks", "t")
+    assert consumers.consumers(lake) == []
+    with pytest.raises(NotFound, match=r"audit of ks\.t"):
+        consumers.forget(lake, "audit", "ks", "t")
+    with pytest.raises(InputError, match="needs a name"):
+        consumers.register(lake, NOW, " ", "ks", "t", position_us=0)
+
+
+def test_of_many_that_read_one_window_one_moves_the_consumer(lake: Lake) -> None:
+    """Compare-and-set: one wins, the others are told; the winner's own repetition is no conflict."""
+    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=0)
+
+    def advance(number: int) -> int | None:
+        try:
+            moved = consumers.advance(lake, NOW, consumer, position_us=number, set_timestamp_us=1, expected_window=0)
+        except ConflictError:
+            return None
+        return moved.position_us
+
+    with ThreadPoolExecutor(6) as pool:
+        won = [position for position in pool.map(advance, range(1, 7)) if position is not None]
+    assert len(won) == 1
+    assert [(each.position_us, each.window_number) for each in consumers.consumers(lake)] == [(won[0], 1)]
+    assert advance(won[0]) == won[0]
+    assert advance(won[0] + 1) is None

@@ -1,0 +1,106 @@
+"""Expiry in real processes: killed at each named point and run again, and two at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import run
+from expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
+
+from cdc_platform import failpoints
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+)
+from cdc_platform.lifecycle import expiry, reading
+
+NOW = iso(TIMES_MS[2] + DAY_MS // 2)
+"""When the first generation may go, the second has expired, and the third operates."""
+
+
+def command(home: Path) -> list[str]:
+    """The command line of one run."""
+    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", NOW, "expire", "--json"]
+
+
+def killed(home: Path, point: str) -> int:
+    """A process of its own that dies at a point; answers with how it left."""
+    environment = os.environ | {failpoints.VARIABLE: point}
+    return subprocess.run(command(home), env=environment, capture_output=True, timeout=120, check=False).returncode
+
+
+def finish(home: Path) -> None:
+    """A run to its end."""
+    done = run(*command(home)[3:])
+    assert done.exit_code == 0, done.stderr
+
+
+def contents(home: Path) -> dict[str, list[dict[str, object]]]:
+    """Every row of every table of a home."""
+    lake = Lake(home / "lake")
+    return {
+        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+        for name, table in TABLES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def due(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which one generation may go and another has expired."""
+    home = import_generations(tmp_path_factory.mktemp("due"))
+    add_table(Lake(home / "lake"), 23 * 1800)
+    return home
+
+
+@pytest.fixture(scope="module")
+def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
+    """What the tables hold after a run that was not disturbed."""
+    home = due.parent / "undisturbed"
+    shutil.copytree(due, home)
+    finish(home)
+    assert [generation.id for generation in reading.known_generations(Lake(home / "lake"))] == list(IDS[1:])
+    return contents(home)
+
+
+@pytest.mark.parametrize("point", failpoints.EXPIRY)
+def test_a_killed_expiry_ends_where_it_would_have_ended(
+    point: str, due: Path, undisturbed: dict[str, list[dict[str, object]]]
+) -> None:
+    """Where it dies a reader sees a whole generation or none; the next run leaves the same rows in every table."""
+    home, lake = due.parent / point, Lake(due.parent / point / "lake")
+    shutil.copytree(due, home)
+    assert killed(home, point) == -signal.SIGKILL
+    assert contents(home) != undisturbed
+    listed = lake.read(GENERATION_TIMESTAMPS).num_rows == 4
+    streams = lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 4 * RANGES
+    described = lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 4 * RANGES
+    order = [listed, streams, described]
+    assert order == sorted(order)
+    assert len(reading.known_generations(lake)) == (4 if listed else 3)
+    assert [each.id for each in expiry.unfinished(lake)] == ([] if listed else [IDS[0]])
+    finish(home)
+    assert contents(home) == undisturbed
+    assert expiry.unfinished(lake) == []
+
+
+def test_two_expiries_at_once_come_out_as_one(due: Path, undisturbed: dict[str, list[dict[str, object]]]) -> None:
+    """Two processes remove the same generation at the same moment: one result, no error."""
+    home = due.parent / "race"
+    shutil.copytree(due, home)
+    started = [
+        subprocess.Popen(command(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    assert contents(home) == undisturbed
+    assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1
