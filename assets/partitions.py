@@ -9,3 +9,7 @@ from dagster import DynamicPartitionsDefinition
 
 NAME = "generation"
 GENERATIONS = DynamicPartitionsDefinition(name=NAME)
+
+TABLES_NAME = "tablet_table"
+TABLET_TABLES = DynamicPartitionsDefinition(name=TABLES_NAME)
+"""The tablet-based tables: one partition a table, its key `keyspace.table`."""

@@ -1,0 +1,149 @@
+"""What keeps stream sets of tablets in order by itself: changes that were left are finished, old sets are collected.
+
+The sensors read small tables and start no run where nothing is to be done. The steps are `lifecycle.tablets`' and
+`tablet_gc`'s.
+"""
+
+from collections.abc import Sequence
+
+from dagster import (
+    AddDynamicPartitionsRequest,
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    OpExecutionContext,
+    RunRequest,
+    RunsFilter,
+    SensorEvaluationContext,
+    SensorResult,
+    in_process_executor,
+    job,
+    op,
+    sensor,
+)
+
+from assets.declared import pool
+from assets.failures import RETRIES, in_one_line
+from assets.partitions import TABLES_NAME, TABLET_TABLES
+from assets.tablets import TABLETS_JOB, table_name
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lifecycle import tablet_gc, tablet_ledger, tablet_sets
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+GC_JOB = "tablet_gc"
+MOST_ATTEMPTS = 3
+"""Runs that a sensor asks for before it leaves a table to people."""
+MOST_REQUESTS = 50
+"""Runs that one tick asks for."""
+
+_PARTITION_TAG = "dagster/partition"
+_WHAT_TAG = "cdc_platform/tablets"
+_MAX_RETRIES_TAG = "dagster/max_retries"
+_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+
+
+@op(pool=pool(TABLET_STREAMS), retry_policy=RETRIES)
+def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
+    """Remove the stream sets of one table of which no log can hold a row any more."""
+    with in_one_line():
+        found = tablet_gc.collect(home.lake(), clock.clock(), *table_name(context.partition_key))
+    context.log.info(
+        f"{found.full_name}: {len(found.removed_ms)} stream sets removed, base {format_ms(found.base_ms)}."
+    )
+    for time_ms in found.at_risk_ms:
+        context.log.warning(f"{found.full_name}: rows of {format_ms(time_ms)} were written under a larger TTL.")
+
+
+@job(
+    name=GC_JOB,
+    partitions_def=TABLET_TABLES,
+    executor_def=in_process_executor,
+    description="Removes the stream sets of one table of which no log can hold a row any more: timestamps first, then "
+    "streams. Run again it finishes what a run that died has left.",
+)
+def collect_tablets() -> None:
+    """The op, on one table."""
+    collect_stream_sets()
+
+
+def next_changes(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
+    """What a tick asks for: partitions for new tables, and a run for every change that was decided and not finished.
+
+    The cursor only says at which versions of the tables nothing was left.
+    """
+    watched = (TABLET_LAYOUTS, TABLET_TIMESTAMPS, TABLET_STREAMS, CDC_TABLES)
+    versions = "/".join(str(lake.version(table)) for table in watched)
+    if cursor == versions:
+        return SensorResult(skip_reason="nothing has changed since every change was finished", cursor=versions)
+    known = {f"{each.keyspace}.{each.table}" for each in tablet_ledger.layouts(lake)}
+    known |= {".".join(name) for name in tablet_sets.tables(lake)}
+    missing = sorted(known - set(instance.get_dynamic_partitions(TABLES_NAME)))
+    added = [TABLET_TABLES.build_add_request(missing)] if missing else []
+    left = [(each.full_name, f"change {each.number}") for each in tablet_ledger.unfinished(lake)]
+    if not left:
+        reason = "every change of tablets is finished"
+        return SensorResult(skip_reason=reason, dynamic_partitions_requests=added, cursor=versions)
+    return _requests(instance, TABLETS_JOB, left, added)
+
+
+@sensor(
+    name="unfinished_tablets",
+    job_name=TABLETS_JOB,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Adds a partition for every tablet-based table, and finishes the changes that a process has decided "
+    "and left, and the removal of sets whose log was dropped.",
+)
+def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
+    """`next_changes` on this home and this instance."""
+    return next_changes(home.lake(), context.instance, context.cursor)
+
+
+def next_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> SensorResult:
+    """What a tick asks for: a run for every table of which a stream set can go. Time alone decides: no cursor."""
+    due = [(each.full_name, f"base {each.base_ms}") for each in tablet_gc.due(lake, clock)]
+    if not due:
+        return SensorResult(skip_reason="no stream set can go yet")
+    missing = sorted({name for name, _ in due} - set(instance.get_dynamic_partitions(TABLES_NAME)))
+    added = [TABLET_TABLES.build_add_request(missing)] if missing else []
+    return _requests(instance, GC_JOB, due, added)
+
+
+@sensor(
+    name="collectable_stream_sets",
+    job_name=GC_JOB,
+    minimum_interval_seconds=60,
+    default_status=DefaultSensorStatus.RUNNING,
+    description="Every minute: asks for the removal of stream sets of which no log can hold a row any more.",
+)
+def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
+    """`next_collections` on this home and this instance."""
+    return next_collections(home.lake(), clock.clock(), context.instance)
+
+
+def _requests(
+    instance: DagsterInstance,
+    job_name: str,
+    wanted: Sequence[tuple[str, str]],
+    added: Sequence[AddDynamicPartitionsRequest],
+) -> SensorResult:
+    """Runs for (table, what is to be done), unless one is under way or as many as are allowed have ended."""
+    requests: list[RunRequest] = []
+    reasons: list[str] = []
+    for table, what in wanted[:MOST_REQUESTS]:
+        runs = instance.get_runs(RunsFilter(job_name=job_name, tags={_PARTITION_TAG: table}))
+        ended = [run for run in runs if run.tags.get(_WHAT_TAG) == what]
+        active = next((run for run in runs if run.status not in _FINISHED), None)
+        if active is not None:
+            reasons.append(f"{table}: run {active.run_id} is under way")
+        elif len(ended) >= MOST_ATTEMPTS:
+            reasons.append(f"{table}: {what} did not end in {len(ended)} runs, the last is {ended[0].run_id}")
+        else:
+            tags = {_WHAT_TAG: what, _MAX_RETRIES_TAG: "0"}
+            run_key = f"{table}/{what}/{len(ended) + 1}"
+            requests.append(RunRequest(run_key=run_key, partition_key=table, tags=tags))
+    reason = None if requests else "; ".join(reasons)
+    return SensorResult(run_requests=requests, skip_reason=reason, dynamic_partitions_requests=list(added))

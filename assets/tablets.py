@@ -1,0 +1,227 @@
+"""Tablet-based tables, a partition a table: their tablets, their stream sets, and the audit before a set is published.
+
+No Spark: a set is as small as a table has tablets. The steps are `lifecycle.tablets`'; what asks for runs is
+`tablet_upkeep`'s business.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetSelection,
+    Config,
+    MaterializeResult,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+)
+from pydantic import Field
+
+from assets.checks import invariant_results, invariant_specs
+from assets.declared import Sources, key, pool, table_asset
+from assets.failures import in_one_line
+from assets.partitions import TABLET_TABLES
+from assets.told import Stopwatch, few_rows, materialized
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.generations.tablets import merged_ends, split_ends, tablet_ends, uniform_ends
+from cdc_platform.invariants.findings import TABLET_INVARIANTS, TABLET_TIMESTAMP_COMPLETE
+from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
+from cdc_platform.lake import tablet_rows
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
+from cdc_platform.lifecycle import tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle.tablet_ledger import TabletChange
+from cdc_platform.settings import Settings
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+TABLETS_JOB = "tablets"
+_STREAM_INVARIANTS = tuple(name for name in TABLET_INVARIANTS if name != TABLET_TIMESTAMP_COMPLETE)
+_NO_SOURCES: Sources = {}
+_SOURCES: Sources = {name: [(TABLET_LAYOUTS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
+_STREAM_SOURCES: Sources = {
+    **_SOURCES,
+    "stream_id": [(TABLET_LAYOUTS, "table_id"), (TABLET_LAYOUTS, "timestamp"), (TABLET_LAYOUTS, "last_tokens")],
+}
+_TIMESTAMP_SOURCES: Sources = {name: [(TABLET_STREAMS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
+
+
+class Tablets(Config):
+    """The tablets that a table is to have. Nothing given, nothing decided."""
+
+    count: int | None = Field(default=None, description="how many; a split or a merge where the table has some already")
+    ends: list[str] | None = Field(
+        default=None, description="their last tokens instead, in quotes: a browser would round integers beyond 2^53"
+    )
+    ttl_seconds: int | None = Field(default=None, description="TTL of a new log; by default 86400")
+
+
+@table_asset(
+    TABLET_LAYOUTS,
+    group="tablets",
+    spark=False,
+    partitions=TABLET_TABLES,
+    description="Materialise it with `count` or `ends` in its config (*Materialize* > *Open launchpad*) and the "
+    "table's next tablets are decided: created, split or merged. The same again is one change. Without config it "
+    "reports the changes that there were.",
+)
+def tablet_layouts(
+    context: AssetExecutionContext, config: Tablets, home: HomeResource, clock: ClockResource
+) -> MaterializeResult:
+    """Decide the tablets of one table."""
+    watch, lake = Stopwatch(), home.lake()
+    with in_one_line():
+        name = table_name(context.partition_key)
+        if config.count is not None or config.ends is not None:
+            change = _decide(lake, clock.clock(), home.settings(), name, config)
+            context.log.info(f"{'Decided' if change.changed else 'There already'}: change {change.layout.number}.")
+        known = tablet_ledger.layouts(lake, *name)
+    rows = (
+        (
+            each.number,
+            each.kind,
+            "" if each.timestamp_ms is None else format_ms(each.timestamp_ms),
+            len(each.last_tokens),
+        )
+        for each in reversed(known)
+    )
+    told = {"changes": few_rows(("number", "kind", "timestamp", "tablets"), rows)}
+    return materialized(lake.version(TABLET_LAYOUTS), rows=len(known), watch=watch, sources=_NO_SOURCES, told=told)
+
+
+@table_asset(
+    TABLET_STREAMS,
+    group="tablets",
+    spark=False,
+    deps=[tablet_layouts],
+    partitions=TABLET_TABLES,
+    description="The stream set of the tablets that were decided: state 0 its streams, 1 those it closes, 2 those it "
+    "opens. The random bits of a stream are a hash of table, time and token, so that written again it is the same. "
+    "The sets of a log that was dropped are removed.",
+)
+def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Write the decided stream set of one table."""
+    watch, lake = Stopwatch(), home.lake()
+    with in_one_line():
+        name = table_name(context.partition_key)
+        newest = tablet_ledger.live(lake, *name)
+        if newest is None:
+            tablets.finish(lake, clock.clock(), *name)
+        else:
+            tablets.write_streams(lake, newest)
+        rows = tablet_rows.stream_rows(lake, *name)
+    return materialized(lake.version(TABLET_STREAMS), rows=len(rows.ids), watch=watch, sources=_STREAM_SOURCES)
+
+
+@table_asset(
+    TABLET_TIMESTAMPS,
+    group="tablets",
+    spark=False,
+    deps=[cdc_streams],
+    partitions=TABLET_TABLES,
+    description="Readers that see a timestamp rely on all of its streams; so it is written last.",
+)
+def cdc_timestamps(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
+    """Publish the timestamp of one table's decided stream set."""
+    watch, lake = Stopwatch(), home.lake()
+    with in_one_line():
+        name = table_name(context.partition_key)
+        newest = tablet_ledger.live(lake, *name)
+        if newest is not None:
+            tablets.publish_timestamp(lake, newest)
+        sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.is_tablet_based(lake, *name) else []
+    rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
+    told = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
+    version = lake.version(TABLET_TIMESTAMPS)
+    return materialized(version, rows=len(sets), watch=watch, sources=_TIMESTAMP_SOURCES, told=told)
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_cdc_streams",
+    specs=invariant_specs(TABLET_STREAMS, _STREAM_INVARIANTS, TABLET_TABLES),
+    pool=pool(TABLET_STREAMS),
+)
+def audit_cdc_streams(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+    """Judge the stream sets of one table, before the newest one's timestamp tells readers to come."""
+    yield from _judged(context, home.lake(), TABLET_STREAMS)
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_cdc_timestamps",
+    specs=invariant_specs(TABLET_TIMESTAMPS, [TABLET_TIMESTAMP_COMPLETE], TABLET_TABLES),
+    pool=pool(TABLET_TIMESTAMPS),
+)
+def audit_cdc_timestamps(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+    """Judge that no timestamp is to be seen without its streams."""
+    yield from _judged(context, home.lake(), TABLET_TIMESTAMPS)
+
+
+TABLET_ASSETS = [tablet_layouts, cdc_streams, cdc_timestamps]
+
+change_tablets = define_asset_job(
+    TABLETS_JOB,
+    selection=AssetSelection.assets(*TABLET_ASSETS),
+    description="Decides the tablets that its config names, audits their stream set and publishes it; without config "
+    "it finishes what was decided and left. Each step is idempotent.",
+    executor_def=in_process_executor,
+)
+
+
+def _judged(context: AssetCheckExecutionContext, lake: Lake, table: Table) -> Iterator[AssetCheckResult]:
+    """The results of one table's audit, or of all tables'; where there are no sets nothing is held against them."""
+    asked = context.selected_asset_check_keys
+    with in_one_line():
+        findings = (
+            audit_tablet_table(lake, *table_name(context.partition_key))
+            if context.has_partition_key
+            else audit_tablets(lake)
+        )
+    if findings:
+        yield from invariant_results(table, asked, findings)
+        return
+    for check in asked:
+        yield AssetCheckResult(
+            passed=True, asset_key=key(table), check_name=check.name, description="there are no stream sets"
+        )
+
+
+def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets) -> TabletChange:
+    if config.count is not None and config.ends is not None:
+        raise InputError("both count and ends are there; give one of them")
+    there = tablet_ledger.live(lake, *name)
+    if config.ends is not None:
+        ends = tablet_ends(_whole_numbers(config.ends), ".".join(name))
+    elif config.count is None:
+        raise InputError("neither count nor ends is there")
+    elif there is None:
+        ends = uniform_ends(config.count)
+    else:
+        rule = split_ends if config.count >= len(there.last_tokens) else merged_ends
+        ends = rule(there.last_tokens, config.count)
+    if there is None:
+        return tablets.decide_create(lake, clock, settings, *name, ends, ttl_seconds=config.ttl_seconds)
+    return tablets.decide_resize(lake, clock, settings, *name, lambda _: ends)
+
+
+def _whole_numbers(texts: Sequence[str]) -> list[int]:
+    try:
+        return [int(text) for text in texts]
+    except ValueError as error:
+        raise InputError(f"ends: {error}; tokens are integers in quotes") from None
+
+
+def table_name(partition: str) -> tuple[str, str]:
+    """The table of a partition.
+
+    Raises:
+        NotFound: the partition names none.
+    """
+    keyspace, dot, table = partition.partition(".")
+    if not (keyspace and dot and table):
+        raise NotFound(f"partition {partition!r} names no table; tables are keyspace.table")
+    return keyspace, table

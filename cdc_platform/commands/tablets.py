@@ -1,0 +1,289 @@
+"""`cdc-platform tablets`: the stream sets of tablet-based tables; creation, split, merge, and what time removes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.clock import format_ms
+from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.tablet_gc import Collection
+    from cdc_platform.lifecycle.tablet_ledger import TabletChange
+    from cdc_platform.lifecycle.tablet_sets import ChangeOfSet
+
+_Name = tuple[str, str]
+# As generations.tablets has it; written down here because the command line is ready before numpy is loaded.
+_COUNT = click.IntRange(1, 1 << 20)
+_count = click.option("--count", type=_COUNT, required=True, help="How many tablets there are to be.")
+
+
+@click.group()
+def tablets() -> None:
+    """Stream sets of tablet-based tables: one stream a tablet, a new set with every split and merge.
+
+    \b
+    Example:
+      cdc-platform tablets create shop.orders --count 2
+      cdc-platform tablets split shop.orders --count 4
+      cdc-platform tablets show shop.orders --json
+    """
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--count", type=_COUNT, help="This many tablets of one size.")
+@click.option("--ends", metavar="FILE", help="Tablets with the last tokens in FILE, a JSON list; - is standard input.")
+@click.option("--ttl", type=click.IntRange(0, 2**31 - 1), metavar="SECONDS", help="TTL of a new log. [default: 86400]")
+@json_option
+@pass_session
+def create(session: Session, table: _Name, count: int | None, ends: str | None, ttl: int | None, as_json: bool) -> None:
+    """Give TABLE (keyspace.table) its first stream set. It operates at once.
+
+    Without --count and --ends: a log that was dropped is made anew, for the tablets that the table had.
+
+    \b
+    Example:
+      cdc-platform tablets create shop.orders --count 8 --ttl 3600
+    """
+    if count is not None and ends is not None:
+        raise click.UsageError("name either --count or --ends")
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    tokens = None if count is None and ends is None else _ends(count, ends, table)
+    home = session.open_home(create=tokens is not None)
+    lake = Lake(home.lake)
+    tokens = _ends_before_the_drop(lake, table) if tokens is None else tokens
+    _show_change(lifecycle.create(lake, session.clock, home.settings, *table, tokens, ttl_seconds=ttl), table, as_json)
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@_count
+@json_option
+@pass_session
+def split(session: Session, table: _Name, count: int, as_json: bool) -> None:
+    """Split the tablets of TABLE to COUNT: each is halved, and halved again, or all are of one size.
+
+    \b
+    Example:
+      cdc-platform tablets split shop.orders --count 16
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _change(session, table, as_json, lifecycle.split, count)
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@_count
+@json_option
+@pass_session
+def merge(session: Session, table: _Name, count: int, as_json: bool) -> None:
+    """Merge the tablets of TABLE to COUNT: neighbours are joined, or all are of one size.
+
+    \b
+    Example:
+      cdc-platform tablets merge shop.orders --count 4
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _change(session, table, as_json, lifecycle.merge, count)
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--ends", metavar="FILE", required=True, help="The last tokens, a JSON list; - is standard input.")
+@json_option
+@pass_session
+def resize(session: Session, table: _Name, ends: str, as_json: bool) -> None:
+    """Give TABLE other tablets, of which the last tokens are in a file.
+
+    \b
+    Example:
+      cdc-platform tablets resize shop.orders --ends tokens.json
+    """
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    _change(session, table, as_json, lifecycle.resize, _ends(None, ends, table))
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME)
+@json_option
+@pass_session
+def show(session: Session, table: _Name, as_json: bool) -> None:
+    """Show the stream sets of TABLE, newest first, and what each closed and opened; streams in ring order.
+
+    \b
+    Example:
+      cdc-platform tablets show shop.orders --json
+    """
+    from cdc_platform.lifecycle import tablet_sets
+
+    sets = tablet_sets.changes(session.lake(), *table)[::-1]
+    if as_json:
+        write_json(
+            [
+                {
+                    "timestamp": format_ms(each.timestamp_ms),
+                    "current": _ids(each.current),
+                    "closed": _ids(each.closed),
+                    "opened": _ids(each.opened),
+                }
+                for each in sets
+            ]
+        )
+    else:
+        _show_sets(".".join(table), sets, session.clock.now_ms())
+
+
+@tablets.command()
+@click.argument("table", type=TABLE_NAME, required=False)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@json_option
+@pass_session
+def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> None:
+    """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
+
+    A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
+    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it.
+
+    \b
+    Example:
+      cdc-platform tablets gc --dry-run
+    """
+    from cdc_platform.lifecycle import tablet_gc
+    from cdc_platform.lifecycle import tablets as lifecycle
+
+    lake = session.lake()
+    if table is not None:
+        tablet_gc.plan(lake, session.clock, *table)  # so that a wrong name is refused before anything is written
+    if not dry_run:
+        lifecycle.finish_all(lake, session.clock)
+    names = _known_tables(lake) if table is None else [table]
+    step = tablet_gc.plan if dry_run else tablet_gc.collect
+    planned = [step(lake, session.clock, *name) for name in names]
+    _show_collections(planned, dry_run, as_json)
+
+
+def _change(session: Session, table: _Name, as_json: bool, change: Callable[..., TabletChange], wanted: Any) -> None:
+    from cdc_platform.lake.lake import Lake
+
+    home = session.open_home()
+    _show_change(change(Lake(home.lake), session.clock, home.settings, *table, wanted), table, as_json)
+
+
+def _ends(count: int | None, file: str | None, table: _Name) -> np.ndarray:
+    from cdc_platform.generations.tablets import tablet_ends, uniform_ends
+    from cdc_platform.sources.tablet_ends_file import parse_tablet_ends, read_tablet_ends
+
+    if count is not None:
+        return uniform_ends(count)
+    assert file is not None
+    if file != "-":
+        return tablet_ends(read_tablet_ends(file), ".".join(table))
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
+    return tablet_ends(parse_tablet_ends(text, "standard input"), ".".join(table))
+
+
+def _ends_before_the_drop(lake: Lake, table: _Name) -> np.ndarray:
+    from cdc_platform.lifecycle.tablet_ledger import newest_layout
+
+    newest = newest_layout(lake, *table)
+    if newest is None:
+        raise click.UsageError("name --count or --ends; the tablets of this table were never known")
+    return newest.last_tokens
+
+
+def _show_change(change: TabletChange, table: _Name, as_json: bool) -> None:
+    time = change.layout.timestamp_ms
+    told: dict[str, Any] = {
+        "table": ".".join(table),
+        "timestamp": None if time is None else format_ms(time),
+        "tablets": len(change.layout.last_tokens),
+        "changed": change.changed,
+    }
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
+
+
+def _show_sets(name: str, sets: list[ChangeOfSet], now_ms: int) -> None:
+    started = [each.timestamp_ms for each in sets if each.timestamp_ms <= now_ms]
+    rows = [
+        (
+            format_ms(each.timestamp_ms),
+            len(each.current),
+            len(each.closed),
+            len(each.opened),
+            each.timestamp_ms == max(started, default=None),
+        )
+        for each in sets
+    ]
+    write_table(f"Stream sets of {name}", ("timestamp", ">current", ">closed", ">opened", "operating"), rows)
+    from cdc_platform.generations.tablets import tokens_of
+
+    newest = sets[0]
+    streams = zip(tokens_of(newest.current).tolist(), _ids(newest.current), strict=True)
+    write_table(f"Streams from {format_ms(newest.timestamp_ms)} on", (">last token", "stream_id"), streams)
+
+
+def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -> None:
+    rows = [
+        {
+            "table": each.full_name,
+            "ttl_seconds": each.ttl_seconds,
+            "base": format_ms(each.base_ms),
+            "removed": [format_ms(time) for time in each.removed_ms],
+            "at_risk": [format_ms(time) for time in each.at_risk_ms],
+        }
+        for each in planned
+    ]
+    for each in planned:
+        if each.at_risk_ms:
+            warn(
+                f"{each.full_name}: rows of {len(each.at_risk_ms)} stream sets "
+                f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written"
+            )
+    if as_json:
+        write_json(rows)
+        return
+    columns = ("table", ">ttl_seconds", "base", ">would go" if dry_run else ">removed")
+    shown = [
+        (row["table"], row["ttl_seconds"], row["base"], len(each.removed_ms))
+        for row, each in zip(rows, planned, strict=True)
+    ]
+    write_table("Stream sets of tablets", columns, shown)
+
+
+def _known_tables(lake: Lake) -> list[_Name]:
+    """The tables with stream sets whose TTL is known; a remark names the others."""
+    from cdc_platform.lifecycle import cdc_tables, tablet_sets
+
+    known = {(each.keyspace_name, each.table_name) for each in cdc_tables.cdc_tables(lake)}
+    names = tablet_sets.tables(lake)
+    for keyspace, table in names:
+        if (keyspace, table) not in known:
+            warn(f"{keyspace}.{table} is left alone: its TTL is not known; cdc-platform tables add {keyspace}.{table}")
+    return [name for name in names if name in known]
+
+
+def _ids(ids: np.ndarray) -> list[str]:
+    digits = ids.tobytes().hex()
+    return ["0x" + digits[start : start + 32] for start in range(0, len(digits), 32)]

@@ -1,0 +1,131 @@
+"""What time removes of tablet-based tables: stream sets of which no log can hold a row any more.
+
+The oldest set that stays becomes the base: its whole set is opened at its timestamp, and nothing is closed there.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.errors import NotFound
+from cdc_platform.generations import tablets
+from cdc_platform.lake import tablet_rows
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, of_table
+from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.lifecycle.tablet_ledger import RESIZED
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What can go of one table: the sets of `removed_ms` (ms, oldest first); `base_ms` is the oldest that stays.
+
+    `at_risk_ms` are those of them in which a row can still be, because it was written under a larger TTL than the
+    table has now.
+    """
+
+    keyspace: str
+    table: str
+    ttl_seconds: int
+    base_ms: int
+    removed_ms: tuple[int, ...]
+    at_risk_ms: tuple[int, ...]
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace}.{self.table}"
+
+
+def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
+    """What can go of a table by its TTL of now, as ScyllaDB decides it. Nothing is removed.
+
+    Raises:
+        NotFound: the table has no stream sets, or is not known.
+    """
+    times = tablet_rows.listed_times(lake, keyspace, table)
+    if not times:
+        raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; list tables with: cdc-platform tables")
+    ttl_seconds = cdc_tables.find(lake, keyspace, table).ttl_seconds
+    now_ms = clock.now_ms()
+    base = tablets.base_index_after_gc(times, now_ms, ttl_seconds)
+    removed = times[:base]
+    at_risk = [
+        time
+        for time, superseded in zip(removed, times[1 : base + 1], strict=True)
+        if _can_hold_rows(lake, keyspace, table, time, superseded, now_ms)
+    ]
+    return Collection(keyspace, table, ttl_seconds, times[base], tuple(removed), tuple(at_risk))
+
+
+def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
+    """Remove what `plan` names, and what a collection that died has left.
+
+    Timestamps go first: a reader in between finds a set that is gone, never one without streams.
+
+    Raises:
+        As `plan`.
+    """
+    found = plan(lake, clock, keyspace, table)
+    where = of_table(keyspace, table)
+    base = to_datetime(found.base_ms * 1000)
+    _open_whole(lake, keyspace, table, found.base_ms)
+    if found.removed_ms:
+        lake.delete(TABLET_TIMESTAMPS, [*where, ("timestamp", "<", base)])
+        log.info("%s: %d stream sets are gone.", found.full_name, len(found.removed_ms))
+    failpoints.reached(failpoints.AFTER_TABLET_TIMESTAMPS_REMOVED)
+    lake.delete(TABLET_STREAMS, [*where, ("timestamp", "<", base)])
+    failpoints.reached(failpoints.AFTER_TABLET_STREAMS_REMOVED)
+    lake.delete(TABLET_STREAMS, [*where, ("timestamp", "=", base), ("stream_state", "=", CLOSED)])
+    # The row of the log's creation stays: it tells a log that was dropped from one that was made after it.
+    lake.delete(TABLET_LAYOUTS, [*where, ("kind", "=", RESIZED), ("timestamp", "<", base)])
+    return found
+
+
+def due(lake: Lake, clock: Clock) -> list[Collection]:
+    """Every collection that would remove something now, by table. Reads no streams."""
+    known = {(table.keyspace_name, table.table_name): table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
+    times: dict[tuple[str, str], list[int]] = {}
+    for name, time in sorted(tablet_rows.listed_sets(lake)):
+        times.setdefault(name, []).append(time)
+    now_ms = clock.now_ms()
+    return [
+        plan(lake, clock, *name)
+        for name, listed in times.items()
+        if name in known and tablets.base_index_after_gc(listed, now_ms, known[name]) > 0
+    ]
+
+
+def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:
+    """Open the whole set of a base whose difference was partial: whoever starts to read there knows no set before it.
+
+    It goes first, because it is true at once: what is opened again was there already.
+    """
+    rows = tablet_rows.stream_rows(lake, keyspace, table, times_ms=[base_ms], states=[CURRENT, OPENED])
+    current, opened = rows.of(base_ms, CURRENT), rows.of(base_ms, OPENED)
+    if not tablets.among(current, opened).all():
+        missing = tablet_rows.rows_of_set(keyspace, table, base_ms, [(OPENED, current)])
+        lake.merge(TABLET_STREAMS, missing, update=False)
+
+
+def _can_hold_rows(lake: Lake, keyspace: str, table: str, from_ms: int, to_ms: int, now_ms: int) -> bool:
+    """Whether a row that was written while a set operated (from_ms to to_ms) can be there still."""
+    said = [
+        change for change in cdc_tables.changes(lake) if (change.keyspace_name, change.table_name) == (keyspace, table)
+    ]
+    for change, following in zip(said, [*said[1:], None], strict=True):
+        ended_ms = to_ms if following is None else min(to_ms, following.changed_at_us // 1000)
+        in_force = (
+            change.what != cdc_tables.DROPPED
+            and change.enabled
+            and max(from_ms, change.changed_at_us // 1000) < ended_ms
+        )
+        if in_force and (change.ttl_seconds == 0 or ended_ms + change.ttl_seconds * 1000 > now_ms):
+            return True
+    return False

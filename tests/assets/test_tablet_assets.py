@@ -1,0 +1,186 @@
+"""Tablet-based tables in Dagster, a partition a table: decided, audited, published, finished, collected. No Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import tablet_oracle
+from dagster import DagsterEventType, DagsterRunStatus, ExecuteInProcessResult, SensorResult
+from rehearsal import QUIET, Rehearsal
+
+from assets.partitions import TABLES_NAME
+from assets.tablet_upkeep import GC_JOB, MOST_ATTEMPTS, next_changes, next_collections
+from assets.tablets import TABLETS_JOB
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE
+from cdc_platform.definitions import defs
+from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.invariants.findings import TABLET_INVARIANTS
+from cdc_platform.lake.tables import TABLET_STREAMS
+from cdc_platform.lifecycle import cdc_tables, tablet_ledger, tablet_sets, tablets
+from cdc_platform.settings import Settings
+
+NAME = ("ks", "t")
+NOON, ONE, LATER = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-03T12:00:00Z")
+
+
+def clock(moment: str) -> Clock:
+    """The clock, stopped."""
+    return Clock(parse_time_us(moment))
+
+
+@pytest.fixture(autouse=True)
+def table(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition, and a clock that stands still."""
+    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["ks.t"])
+    monkeypatch.setenv(CLOCK_VARIABLE, NOON)
+
+
+def run(
+    rehearsal: Rehearsal, config: dict[str, Any] | None = None, job: str = TABLETS_JOB, partition: str = "ks.t"
+) -> ExecuteInProcessResult:
+    """Run a job on the table."""
+    ops = {"ops": {"platform__tablet_layouts": {"config": config}}} if config else {}
+    return defs.resolve_job_def(job).execute_in_process(
+        run_config=QUIET | ops, instance=rehearsal.instance, partition_key=partition, raise_on_error=False
+    )
+
+
+def refusal(result: ExecuteInProcessResult) -> str:
+    """The one line with which a run failed."""
+    assert not result.success
+    failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
+    said = failure.step_failure_data.user_failure_data
+    assert said is not None
+    return said.description or ""
+
+
+def requests(found: SensorResult) -> list[tuple[str | None, str | None]]:
+    """The runs that a tick asks for: (partition, run key)."""
+    return [(request.partition_key, request.run_key) for request in found.run_requests or []]
+
+
+def counts(rehearsal: Rehearsal) -> list[tuple[int, int, int]]:
+    """(current, closed, opened) of every set, oldest first."""
+    found = tablet_sets.changes(rehearsal.lake, *NAME)
+    return [(len(each.current), len(each.closed), len(each.opened)) for each in found]
+
+
+def test_a_table_is_created_split_and_merged(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run decides, writes, audits and publishes; the same run again changes nothing."""
+    result = run(rehearsal, {"count": 2, "ttl_seconds": 60})
+    assert result.success
+    assert sorted(check.check_name for check in result.get_asset_check_evaluations()) == sorted(TABLET_INVARIANTS)
+    assert all(check.passed for check in result.get_asset_check_evaluations())
+    monkeypatch.setenv(CLOCK_VARIABLE, ONE)
+    assert run(rehearsal, {"count": 4}).success
+    version = rehearsal.lake.version(TABLET_STREAMS)
+    assert run(rehearsal, {"count": 4}).success
+    assert rehearsal.lake.version(TABLET_STREAMS) == version
+    assert run(rehearsal, {"count": 1}).success
+    ends = [str(token) for token in (-5, oracle.LAST)]
+    assert run(rehearsal, {"ends": ends}).success
+    assert counts(rehearsal) == [(2, 0, 2), (4, 2, 4), (1, 4, 1), (2, 1, 2)]
+    assert cdc_tables.find(rehearsal.lake, *NAME).ttl_seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"count": 0}, "a table has 1 to"),
+        ({"count": 2, "ends": ["9223372036854775807"]}, "both count and ends"),
+        ({"ends": ["x"]}, "tokens are integers"),
+        ({"ends": ["5"]}, "has to end at 9223372036854775807"),
+    ],
+)
+def test_bad_tablets_are_refused_in_one_line(rehearsal: Rehearsal, config: dict[str, Any], says: str) -> None:
+    """What the launchpad hands in is checked before anything is written, and nothing is retried."""
+    result = run(rehearsal, config)
+    assert says in refusal(result)
+    assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
+    assert cdc_tables.cdc_tables(rehearsal.lake) == []
+
+
+def test_a_partition_that_names_no_table_is_refused(rehearsal: Rehearsal) -> None:
+    """Partitions can be typed by hand."""
+    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["table"])
+    assert "names no table" in refusal(run(rehearsal, {"count": 2}, partition="table"))
+
+
+def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal) -> None:
+    """A stream of no tablet has got among those of a decided set: its timestamp waits, the check names it."""
+    lake = rehearsal.lake
+    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    decided = tablets.decide_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_ends(4)).layout
+    tablets.write_streams(lake, decided)
+    row = lake.read(TABLET_STREAMS, filters=[("stream_state", "=", 2)]).sort_by("timestamp").slice(5, 1)
+    stray = row.set_column(4, "stream_id", [[tablet_oracle.make(77, 1)]])
+    lake.merge(TABLET_STREAMS, stray.set_column(3, "stream_state", [[0]]), update=False)
+    result = run(rehearsal)
+    failed = {check.check_name for check in result.get_asset_check_evaluations() if not check.passed}
+    assert failed == {"tablet_sets_add_up", "tablet_stream_at_end"}
+    assert not result.success
+    assert len(tablet_sets.stream_sets(lake, *NAME)) == 1
+
+
+def test_the_sensor_finishes_what_was_left(rehearsal: Rehearsal) -> None:
+    """A change that was decided and left gets its partition and a run, and then nothing is left."""
+    lake = rehearsal.lake
+    tablets.decide_create(lake, clock(NOON), Settings(), "ks", "u", uniform_ends(2))
+    found = next_changes(lake, rehearsal.instance, None)
+    assert requests(found) == [("ks.u", "ks.u/change 0/1")]
+    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [["ks.u"]]
+    rehearsal.instance.add_dynamic_partitions(TABLES_NAME, ["ks.u"])
+    assert run(rehearsal, partition="ks.u").success
+    assert tablet_ledger.unfinished(lake) == []
+    quiet = next_changes(lake, rehearsal.instance, None)
+    assert requests(quiet) == []
+    assert next_changes(lake, rehearsal.instance, quiet.cursor).skip_reason is not None
+
+
+def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> None:
+    """A log that was dropped without a word to the tablets is noticed, and its sets go."""
+    lake = rehearsal.lake
+    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    assert requests(next_changes(lake, rehearsal.instance, None)) == []
+    cdc_tables.drop(lake, clock(ONE), *NAME)
+    assert requests(next_changes(lake, rehearsal.instance, None)) == [("ks.t", "ks.t/change 0/1")]
+    result = run(rehearsal)
+    assert result.success
+    assert {check.description for check in result.get_asset_check_evaluations()} == {"there are no stream sets"}
+    assert tablet_sets.tables(lake) == []
+    assert requests(next_changes(lake, rehearsal.instance, None)) == []
+
+
+def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> None:
+    """Each attempt has a run key of its own; no run is asked for beside one that is under way."""
+    lake = rehearsal.lake
+    tablets.decide_create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    job = defs.resolve_job_def(TABLETS_JOB)
+    tags = {"dagster/partition": "ks.t", "cdc_platform/tablets": "change 0"}
+    failed = None
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        assert requests(next_changes(lake, rehearsal.instance, None)) == [("ks.t", f"ks.t/change 0/{attempt}")]
+        failed = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.FAILURE)
+    assert failed is not None
+    given_up = next_changes(lake, rehearsal.instance, None)
+    assert requests(given_up) == []
+    assert failed.run_id in str(given_up.skip_reason)
+    active = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.STARTED)
+    assert active.run_id in str(next_changes(lake, rehearsal.instance, None).skip_reason)
+
+
+def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no log can hold a row of a set any more, the sensor asks for its removal, and the job removes it."""
+    lake = rehearsal.lake
+    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    changed = tablets.split(lake, clock(ONE), Settings(), *NAME, 4).layout
+    assert requests(next_collections(lake, clock(ONE), rehearsal.instance)) == []
+    key = f"ks.t/base {changed.timestamp_ms}/1"
+    assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == [("ks.t", key)]
+    monkeypatch.setenv(CLOCK_VARIABLE, LATER)
+    assert run(rehearsal, job=GC_JOB).success
+    assert counts(rehearsal) == [(4, 0, 4)]
+    assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == []

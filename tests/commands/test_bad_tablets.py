@@ -1,0 +1,119 @@
+"""Bad input about tablets: all of it is checked first; each gets one line and exit code 2, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bad_input import Case, argument, assert_refused
+from command_line import run
+
+LAST = 2**63 - 1
+CLOCK = ("--clock", "2026-01-01T00:00:00Z")
+
+
+@pytest.fixture(scope="module")
+def tablet_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a table of four tablets, one whose CDC is off, a vnode-based one, and one of narrow tablets."""
+    folder = tmp_path_factory.mktemp("tablets")
+    home = folder / "home"
+    (folder / "narrow.json").write_text(json.dumps([str(-LAST), str(LAST)]), encoding="utf-8")
+    for command in (
+        ("tablets", "create", "ks.t", "--count", "4", "--ttl", "60"),
+        ("tablets", "create", "ks.narrow", "--ends", folder / "narrow.json"),
+        ("tables", "add", "ks.off", "--ttl", "60"),
+        ("tables", "alter", "ks.off", "--disabled"),
+        ("tables", "add", "ks.vnodes", "--ttl", "60"),
+    ):
+        answer = run("--home", home, *CLOCK, *command)
+        assert answer.exit_code == 0, answer.stderr
+    return home
+
+
+def refused(name: str, says: str, *args: str) -> Case:
+    """A command of tablets with wrong arguments."""
+    return argument(name, says, "tablets", *args)
+
+
+def ends(name: str, says: str, text: str | bytes, command: str = "create", table: str = "ks.new") -> Case:
+    """A file of tablets' last tokens with this text."""
+    args = ("tablets", command, table, "--ends", "{dir}/ends.json")
+    return Case(f"ends: {name}", args, says, {"ends.json": text})
+
+
+CASES = [
+    refused("no table", "Missing argument 'TABLE'", "create", "--count", "2"),
+    refused("a table without keyspace", "'t' is no table", "create", "t", "--count", "2"),
+    refused("a log table", "is a CDC log", "create", "ks.t_scylla_cdc_log", "--count", "2"),
+    refused("neither count nor ends", "name --count or --ends", "create", "ks.new"),
+    refused("both count and ends", "either --count or --ends", "create", "ks.new", "--count", "2", "--ends", "f"),
+    refused("a count of 0", "0 is not in the range", "create", "ks.new", "--count", "0"),
+    refused("a count too large", "1048577 is not in the range", "create", "ks.new", "--count", "1048577"),
+    refused("a count that is no number", "'two' is not a valid integer", "create", "ks.new", "--count", "two"),
+    refused("a negative TTL", "-1 is not in the range", "create", "ks.new", "--count", "2", "--ttl", "-1"),
+    refused("another TTL", "known already, with TTL 60 s", "create", "ks.t", "--count", "4", "--ttl", "61"),
+    refused("other tablets", "ks.t has 4 tablets already", "create", "ks.t", "--count", "8"),
+    refused("a table whose CDC is off", "CDC is off for ks.off", "create", "ks.off", "--count", "2"),
+    refused("a split of no tablets", "ks.vnodes has no tablets", "split", "ks.vnodes", "--count", "2"),
+    refused("a split of an unknown table", "ks.none has no tablets", "split", "ks.none", "--count", "2"),
+    refused("a split without a count", "Missing option '--count'", "split", "ks.t"),
+    refused("a split to fewer", "4 tablets cannot be split to 2", "split", "ks.t", "--count", "2"),
+    refused("a split to an odd count", "has to be a power of two, or 4 times one", "split", "ks.t", "--count", "12345"),
+    refused("a split of a single token", "holds a single token", "split", "ks.narrow", "--count", "4"),
+    refused("a merge to more", "4 tablets cannot be merged to 8", "merge", "ks.t", "--count", "8"),
+    refused("a merge to an odd count", "or 4 divided by one", "merge", "ks.t", "--count", "3"),
+    refused("a merge of an unknown table", "ks.none has no tablets", "merge", "ks.none", "--count", "2"),
+    refused("a resize without ends", "Missing option '--ends'", "resize", "ks.t"),
+    refused("a look at an unknown table", "ks.none has no stream sets", "show", "ks.none"),
+    refused("a look at a vnode-based table", "ks.vnodes has no stream sets", "show", "ks.vnodes"),
+    refused("a collection of an unknown table", "ks.none has no stream sets", "gc", "ks.none"),
+    refused("an unknown command", "No such command 'drop'", "drop", "ks.t"),
+    argument(
+        "an unknown table to explain", "no CDC-enabled table ks.none", "explain", "--token", "1", "--table", "ks.none"
+    ),
+    argument("a table that is none to explain", "'t' is no table", "explain", "--token", "1", "--table", "t"),
+    argument(
+        "a policy for tablets",
+        "--policy is for vnode-based tables",
+        *("explain", "--token", "1", "--table", "ks.t", "--policy", "strict"),
+    ),
+    refused("a file that is not there", "no such file", "create", "ks.new", "--ends", "{dir}/none.json"),
+    ends("an empty file", "is empty", ""),
+    ends("no JSON", "is not JSON", "[1, 2"),
+    ends("an object", "is no JSON list", '{"ends": [1]}'),
+    ends("no tokens", "0 tablets", "[]"),
+    ends("a float", "entry 0 is 1.5, which is no integer", f"[1.5, {LAST}]"),
+    ends("a boolean", "entry 0 is True, which is no integer", f"[true, {LAST}]"),
+    ends("text", "entry 0 is 'x', which is no integer", f'["x", {LAST}]'),
+    ends("a token too large", "token 9223372036854775808 is out of range", f"[{LAST + 1}]"),
+    ends("the minimum token", "token -9223372036854775808 is out of range", f"[{-LAST - 1}, {LAST}]"),
+    ends("a token twice", "token 5 after 5", f"[5, 5, {LAST}]"),
+    ends("tokens that fall", "token -5 after 5", f"[5, -5, {LAST}]"),
+    ends("a ring that is not covered", "the last tablet ends at 7", "[5, 7]"),
+    ends("no UTF-8", "is not UTF-8", b"[\xff]"),
+    ends("a resize to no tablets", "0 tablets", "[]", "resize", "ks.t"),
+    ends("a resize of an unknown table", "ks.none has no tablets", f"[{LAST}]", "resize", "ks.none"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_input_about_tablets_is_refused(case: Case, tablet_home: Path, tmp_path: Path) -> None:
+    """One line that says what is wrong, exit code 2, and the home is byte for byte as before."""
+    assert_refused(case, tablet_home, tmp_path)
+
+
+def test_standard_input_that_is_no_text_is_refused(tablet_home: Path) -> None:
+    """As a file would be."""
+    answer = run("--home", tablet_home, "tablets", "create", "ks.new", "--ends", "-", stdin=b"[\xff]")
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert answer.stderr == "error: standard input is no text: byte 1 is not UTF-8\n"
+
+
+def test_what_only_looks_makes_no_home(tmp_path: Path) -> None:
+    """A mistyped --home is named, and not made."""
+    for command in (("show", "ks.t"), ("gc",), ("split", "ks.t", "--count", "4"), ("create", "ks.t")):
+        answer = run("--home", tmp_path / "none", "tablets", *command)
+        assert answer.exit_code == 2
+        assert "does not exist" in answer.stderr
+    assert list(tmp_path.iterdir()) == []
