@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from warnings import catch_warnings, simplefilter
 
-from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, PreviewWarning
+from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, DynamicPartitionsDefinition, PreviewWarning
 
 from assets.declared import key
 from assets.partitions import GENERATIONS
@@ -28,19 +28,34 @@ MEANINGS: Mapping[str, str] = {
     invariants.ROW_COUNT: "The generation has as many rows as the ring has tokens, or as `num_ranges` claims.",
     invariants.PUBLISHED_EQUALS_DESCRIPTION: "The rows are those of the step before, stream by stream.",
     invariants.TIMESTAMP_COMPLETE: "A timestamp that readers see has all of its rows.",
+    invariants.LIVE_GENERATIONS_REWRITTEN: "Every V1 generation that can hold live rows is in the new table.",
+    invariants.REWRITTEN_EQUALS_V1: "The published rows of a V1 generation are those of its V1 description.",
+    invariants.SWITCH_DECIDED_ONCE: "One decision a switch, made as the rules say; one undecided switch at a time.",
+    invariants.SWITCH_TIME_AFTER_LEASES: "A committed generation starts after the lease end of every participant.",
+    invariants.SWITCH_PROMISES_KEPT: "Every participant answered with the lease end that it had promised.",
+    invariants.SWITCH_HAS_ITS_GENERATION: "A committed generation is in the ledger under its time, no other one is.",
+    invariants.TABLET_STREAM_FORMAT: "Every stream ID of a tablet has 16 bytes, version 1 and index 0.",
+    invariants.TABLET_STREAM_AT_END: "Each tablet has one stream, whose token is the tablet's last one.",
+    invariants.TABLET_RING_COVERED: "Every stream set covers the whole ring: its last stream has the last token.",
+    invariants.TABLET_SETS_ADD_UP: "Every set is the one before it, without what was closed, with what was opened.",
+    invariants.TABLET_CLOSED_IN_PREVIOUS: "Whatever a set closes was open in the set before it.",
+    invariants.TABLET_TIMESTAMP_COMPLETE: "A timestamp that readers see has its current streams.",
+    invariants.EXPIRED_NOT_HELD: "No generation that is marked as expired is needed by a table, a reader or a node.",
+    invariants.NONE_HALF_REMOVED: "No generation that readers see lacks its streams; of a removed one nothing is left.",
+    invariants.NODE_GENERATION_NOT_REMOVED: "No node's `cdc_local` names a generation that was removed.",
 }
 
 
-def invariant_specs(table: Table, names: Sequence[str]) -> list[AssetCheckSpec]:
-    """The specs of these invariants as checks of a table, one a generation; a violation stops what comes after."""
+def invariant_specs(
+    table: Table, names: Sequence[str], partitions: DynamicPartitionsDefinition = GENERATIONS
+) -> list[AssetCheckSpec]:
+    """The specs of these invariants as checks of a table, one a partition; a violation stops what comes after."""
     with catch_warnings():
         # Checks that have partitions are a preview in this release of Dagster; without them a check would show the
         # newest result of any generation.
         simplefilter("ignore", PreviewWarning)
         return [
-            AssetCheckSpec(
-                name, asset=key(table), description=MEANINGS[name], blocking=True, partitions_def=GENERATIONS
-            )
+            AssetCheckSpec(name, asset=key(table), description=MEANINGS[name], blocking=True, partitions_def=partitions)
             for name in names
         ]
 
@@ -49,7 +64,7 @@ def invariant_results(
     table: Table, asked: Collection[AssetCheckKey], findings: Sequence[Finding]
 ) -> Iterator[AssetCheckResult]:
     """Judge an audit of a table: one result for each check that is asked for. Other findings are left out."""
-    names = [name for name in invariants.INVARIANTS if AssetCheckKey(key(table), name) in asked]
+    names = [name for name in MEANINGS if AssetCheckKey(key(table), name) in asked]
     for judged in judge([line for line in findings if line.invariant in names], names):
         yield AssetCheckResult(
             passed=judged.passed,

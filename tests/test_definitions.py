@@ -29,6 +29,7 @@ _QUERY = """{
     name
     jobs { name description }
     sensors { name sensorState { status } minIntervalSeconds targets { pipelineName } }
+    schedules { name scheduleState { status } cronSchedule pipelineName }
     assetNodes {
       assetKey { path } groupName description kinds pools owners { ... on TeamAssetOwner { team } }
       dependencyKeys { path } partitionDefinition { name type }
@@ -57,7 +58,21 @@ def snapshot() -> dict[str, Any]:
             for job in sorted(repository.get_all_jobs(), key=lambda job: job.name)
             if not job.name.startswith("__")
         },
-        "sensors": {sensor.name: [target.job_name for target in sensor.targets] for sensor in repository.sensor_defs},
+        "sensors": {
+            sensor.name: {
+                "jobs": [target.job_name for target in sensor.targets],
+                "status": sensor.default_status.value,
+            }
+            for sensor in repository.sensor_defs
+        },
+        "schedules": {
+            schedule.name: {
+                "job": schedule.job_name,
+                "cron": str(schedule.cron_schedule),
+                "status": schedule.default_status.value,
+            }
+            for schedule in repository.schedule_defs
+        },
         "resources": sorted(name for name in repository.get_top_level_resources() if name != "io_manager"),
     }
 
@@ -93,6 +108,7 @@ def test_everything_is_described_owned_and_grouped() -> None:
     repository = defs.get_repository_def()
     assert all(job.description for job in repository.get_all_jobs() if not job.name.startswith("__"))
     assert all(sensor.description for sensor in repository.sensor_defs)
+    assert all(schedule.description for schedule in repository.schedule_defs)
 
 
 def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
@@ -147,7 +163,7 @@ def test_both_ways_of_loading_agree(loaded: dict[str, Any]) -> None:
 
 
 def test_dagster_sees_what_is_defined(loaded: dict[str, Any]) -> None:
-    """What comes over the wire is what the snapshot has; the sensor runs without being switched on."""
+    """What comes over the wire is what the snapshot has, with the same sensors and schedules switched on."""
     (location,) = loaded["workspace"]["nodes"]
     assets = {"/".join(asset["assetKey"]["path"]): asset for asset in location["assetNodes"]}
     wanted = snapshot()
@@ -157,9 +173,10 @@ def test_dagster_sees_what_is_defined(loaded: dict[str, Any]) -> None:
         assert sorted("/".join(key["path"]) for key in asset["dependencyKeys"]) == wanted["assets"][name]["deps"]
         assert asset["pools"] == [name]
     assert {job["name"] for job in location["jobs"]} >= set(wanted["jobs"])
-    assert [(sensor["name"], sensor["sensorState"]["status"]) for sensor in location["sensors"]] == [
-        ("waiting_joins", "RUNNING")
-    ]
+    sensors = {sensor["name"]: sensor["sensorState"]["status"] for sensor in location["sensors"]}
+    assert sensors == {name: sensor["status"] for name, sensor in wanted["sensors"].items()}
+    schedules = {schedule["name"]: schedule["scheduleState"]["status"] for schedule in location["schedules"]}
+    assert schedules == {name: schedule["status"] for name, schedule in wanted["schedules"].items()}
 
 
 if __name__ == "__main__":

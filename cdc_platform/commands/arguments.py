@@ -15,6 +15,9 @@ FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
 MAX_SHARD_COUNT = 4096
 MAX_IGNORE_MSB = 31
 
+MAX_NAME = 48
+
+_TABLE = re.compile(r'("\w{1,48}"|[a-z]\w{0,47})\.("\w{1,48}"|[a-z]\w{0,47})', re.IGNORECASE | re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
@@ -107,10 +110,27 @@ class _Key(_Checked):
         return bytes.fromhex(digits)
 
 
+class _TableName(_Checked):
+    """A table as KS.T, read as CQL reads names: unquoted ones are lower case. As (keyspace, table)."""
+
+    name = "ks.t"
+
+    def read(self, text: str) -> tuple[str, str]:
+        parts = _TABLE.fullmatch(text)
+        if parts is None:
+            raise InputError(
+                f"{text!r} is no table; write it as keyspace.table, each of letters, digits and underscores, at most "
+                f"{MAX_NAME}, in double quotes where capitals count"
+            )
+        keyspace, table = (part[1:-1] if part.startswith('"') else part.lower() for part in parts.groups())
+        return keyspace, table
+
+
 CLOCK_TIME = _ClockTime()
 WRITE_TIMESTAMP = _WriteTimestamp()
 GENERATION_TIME = _GenerationTime()
 GENERATION = _Generation()
+TABLE_NAME = _TableName()
 TOKEN = _Token()
 KEY = _Key()
 SHARDS = click.IntRange(1, MAX_SHARD_COUNT)

@@ -27,12 +27,25 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     """
     lake = session.lake()
     from cdc_platform.invariants import audit_lake, inventory, judge
+    from cdc_platform.invariants.expiry import audit_expiry
+    from cdc_platform.invariants.rewritten import audit_live_generations
+    from cdc_platform.invariants.switches import audit_switches
+    from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
+    from cdc_platform.lifecycle import reading
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
-    if name is not None:
+    if name is not None and generation is not None:
+        reading.assert_not_removed(lake, generation)
         inventory.find(inventory.generations(lake), name)  # before a JVM is started for it
-    judgements = judge(audit_lake(spark_session(), lake, name))
+    sets = audit_tablets(lake) if name is None else []
+    # A cluster whose tables are all tablet-based has no generations.
+    judgements = [] if sets and not inventory.generations(lake) else judge(audit_lake(spark_session(), lake, name))
+    if name is None:
+        settings = session.open_home().settings
+        beside = [*audit_live_generations(lake, session.clock, settings), *sets, *audit_switches(lake)]
+        beside += audit_expiry(lake, session.clock, settings)
+        judgements += judge(beside, [line.invariant for line in beside])
     if as_json:
         write_json(
             [

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from cdc_platform.clock import format_us
-from cdc_platform.commands.arguments import KEY, TOKEN, WRITE_TIMESTAMP
+from cdc_platform.commands.arguments import KEY, TABLE_NAME, TOKEN, WRITE_TIMESTAMP
 from cdc_platform.commands.output import json_option, time_of, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.commands.tablet_explanation import tablet_facts
 
 if TYPE_CHECKING:
     from cdc_platform.lifecycle.explain import Explanation
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     "--key", "keys", type=KEY, multiple=True, help="Partition key in hex; several are its components in order."
 )
 @click.option("--token", type=TOKEN, help="The token instead of a key.")
+@click.option("--table", type=TABLE_NAME, help="The table: a tablet-based one has streams of its own.")
 @click.option(
     "--at", type=WRITE_TIMESTAMP, help="The write's timestamp: a time, or µs since 1970. [default: the clock]"
 )
@@ -35,6 +37,7 @@ def explain(
     session: Session,
     keys: tuple[bytes, ...],
     token: int | None,
+    table: tuple[str, str] | None,
     at: int | None,
     policy: str | None,
     as_json: bool,
@@ -47,6 +50,7 @@ def explain(
     Example:
       cdc-platform explain --key 0x00000001 --at 2026-01-31T12:00:00Z
       cdc-platform explain --token -4442228696663692417 --policy recent-past --json
+      cdc-platform explain --token 42 --table shop.orders
     """
     if bool(keys) == (token is not None):
         raise click.UsageError("name either --key, once for every component, or --token")
@@ -55,6 +59,12 @@ def explain(
     from cdc_platform.lifecycle.explain import explain as explain_write
 
     at_token = _token_of(keys) if token is None else token
+    facts = tablet_facts(home, session.clock, table, at_token, at) if table is not None else None
+    if facts is not None:
+        if policy is not None:
+            raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
+        write_json(facts) if as_json else write_facts(facts.items())
+        ctx.exit(0 if facts["accepted"] else 1)
     chosen = cast("Policy | None", policy)
     answer = explain_write(Lake(home.lake), session.clock, home.settings, at_token, at, chosen)
     facts = _facts(answer)

@@ -33,6 +33,46 @@ INVARIANTS = (
 )
 """Every invariant, in the order in which summaries list them."""
 
+LIVE_GENERATIONS_REWRITTEN = "live_generations_rewritten"
+REWRITTEN_EQUALS_V1 = "rewritten_equals_v1"
+V1_INVARIANTS = (LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1)
+"""What is asked of V1 tables and of what was rewritten from them; only where there are any."""
+
+TABLET_STREAM_FORMAT = "tablet_stream_format"
+TABLET_STREAM_AT_END = "tablet_stream_at_end"
+TABLET_RING_COVERED = "tablet_ring_covered"
+TABLET_SETS_ADD_UP = "tablet_sets_add_up"
+TABLET_CLOSED_IN_PREVIOUS = "tablet_closed_in_previous"
+TABLET_TIMESTAMP_COMPLETE = "tablet_timestamp_complete"
+TABLET_INVARIANTS = (
+    TABLET_STREAM_FORMAT,
+    TABLET_STREAM_AT_END,
+    TABLET_RING_COVERED,
+    TABLET_SETS_ADD_UP,
+    TABLET_CLOSED_IN_PREVIOUS,
+    TABLET_TIMESTAMP_COMPLETE,
+)
+"""What is asked of the stream sets of tablet-based tables; only where there are any."""
+
+SWITCH_DECIDED_ONCE = "switch_decided_once"
+SWITCH_TIME_AFTER_LEASES = "switch_time_after_leases"
+SWITCH_PROMISES_KEPT = "switch_promises_kept"
+SWITCH_HAS_ITS_GENERATION = "switch_has_its_generation"
+SWITCH_INVARIANTS = (
+    SWITCH_DECIDED_ONCE,
+    SWITCH_TIME_AFTER_LEASES,
+    SWITCH_PROMISES_KEPT,
+    SWITCH_HAS_ITS_GENERATION,
+)
+"""What is asked of two-phase switches; only where there are any."""
+
+
+EXPIRED_NOT_HELD = "expired_not_held"
+NONE_HALF_REMOVED = "none_half_removed"
+NODE_GENERATION_NOT_REMOVED = "node_generation_not_removed"
+EXPIRY_INVARIANTS = (EXPIRED_NOT_HELD, NONE_HALF_REMOVED, NODE_GENERATION_NOT_REMOVED)
+"""What is asked of generations that expire; of nodes only where one keeps a generation's ID."""
+
 
 @dataclass(frozen=True)
 class Finding:
