@@ -265,15 +265,24 @@ class Lake:
 
         Files without statistics, and without a value in the column, are left out.
         """
+        return [(low, high, rows) for _, low, high, rows in self.bounded_files(table, name) if None not in (low, high)]
+
+    def bounded_files(self, table: Table, name: str) -> list[tuple[str, Any, Any, int]]:
+        """The path of each data file, the least and the greatest value of a column in it, and its rows.
+
+        Bounds are None, and rows 0, where the file has no statistics; bounds are as exact as who wrote them was.
+        """
         opened = self._open(table)
         if opened is None:
             return []
         added = pa.table(opened.get_add_actions(flatten=True))
-        columns = [f"min.{name}", f"max.{name}", "num_records"]
-        if not set(columns) <= set(added.schema.names):
-            return []
-        found = zip(*(added[column].to_pylist() for column in columns), strict=True)
-        return [bounds for bounds in found if None not in bounds]
+        nothing = [None] * added.num_rows
+        lows, highs, rows = (
+            added[column].to_pylist() if column in added.schema.names else nothing
+            for column in (f"min.{name}", f"max.{name}", "num_records")
+        )
+        paths = (str(Path(self.path(table), unquote(path))) for path in added["path"].to_pylist())
+        return [(path, low, high, count or 0) for path, low, high, count in zip(paths, lows, highs, rows, strict=True)]
 
     def vacuum(self, table: Table, *, retention: timedelta = RETENTION) -> int:
         """Delete files that no version younger than `retention` needs; answers how many. None is no commit.

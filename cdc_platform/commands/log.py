@@ -1,0 +1,134 @@
+"""`cdc-platform log`: CQL statements as they would go: accepted or not, their log rows, the tables at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.commands.output import json_option, plain, warn, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.log.script import Outcome, Result, TouchedTable
+
+_MOST_SHOWN = 100
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows, by Spark.")
+@json_option
+@pass_session
+@click.pass_context
+def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, as_json: bool) -> None:
+    """Run the CQL statements of FILE: definitions and writes, each with the rows that it leaves in the CDC log.
+
+    It is a rehearsal against the generations and the kept tables of this home: nothing is written, and no JVM is
+    started. With --keep it is for good: unless a statement is wrong, the tables and the rows of their logs are written.
+    The exit code is 1 when a write is refused, 2 when a statement is wrong; neither stops the statements behind it.
+
+    \b
+    Example:
+      cdc-platform log statements.cql
+      cdc-platform --clock 2026-01-31T12:00:00Z log statements.cql --json
+      cdc-platform log statements.cql --keep
+    """
+    text = _text_of(file)
+    home = session.open_home()
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.log.keeping import keep, rehearse_on_kept
+
+    lake = Lake(home.lake)
+    if is_kept:
+        from cdc_platform.lake.session import spark_session
+
+        result = keep(text, lake, session.clock, home.settings, spark_session)
+    else:
+        result = rehearse_on_kept(text, lake, session.clock, home.settings)
+    if as_json:
+        write_json({"statements": [_facts(outcome) for outcome in result.outcomes], "tables": _tables(result)})
+    elif result.wrong is None:
+        _show(result)
+    _finish(ctx, result)
+
+
+def _text_of(file: Path) -> str:
+    content = file.read_bytes()
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{file} has {len(content)} bytes; a script has at most {_MOST_BYTES}: split it")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is no UTF-8 at byte {error.start}; save it as UTF-8") from None
+
+
+def _facts(outcome: Outcome) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "statement": outcome.statement.text,
+        "accepted": outcome.accepted,
+        "reason": outcome.error and str(outcome.error),
+        "rows": outcome.rows,
+    }
+    if outcome.is_definition:
+        facts["log_columns"] = _log_columns(outcome)
+    return facts
+
+
+def _log_columns(outcome: Outcome) -> dict[str, str] | None:
+    from cdc_platform.log.schema import log_columns
+
+    schema = outcome.schema
+    if schema is None or not schema.cdc.enabled:
+        return None
+    return {column.name: column.type.cql for column in log_columns(schema)}
+
+
+def _tables(result: Result) -> dict[str, object]:
+    return {table.name: {"base": table.base, "replayed": table.replayed} for table in result.tables}
+
+
+def _finish(ctx: click.Context, result: Result) -> None:
+    """The exit code, with one line about the first statement that asks for it."""
+    if result.wrong is not None and result.wrong.error is not None:
+        number, line = result.outcomes.index(result.wrong) + 1, result.wrong.statement.line
+        raise InputError(f"statement {number} (line {line}): {result.wrong.error}")
+    if result.refused is not None:
+        ctx.exit(1)
+
+
+def _show(result: Result) -> None:
+    for number, outcome in enumerate(result.outcomes, 1):
+        click.echo(f"{number}  {_short(outcome.statement.text)}")
+        if outcome.error is not None:
+            click.echo(f"   refused: {outcome.error}")
+        if outcome.rows:
+            _show_rows("", outcome.rows)
+    for table in result.tables:
+        _show_table(table)
+
+
+def _show_table(table: TouchedTable) -> None:
+    if table.base:
+        _show_rows(table.name, table.base)
+    else:
+        click.echo(f"{table.name}: no rows")
+    if table.replayed is not None:
+        same = "the same" if table.replayed == table.base else f"other rows: {len(table.replayed)}"
+        click.echo(f"   rebuilt from its log: {same}\n")
+
+
+def _show_rows(title: str, rows: list[dict[str, object]]) -> None:
+    """Rows as a table; columns in which no row has anything are left out."""
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    write_table(title, columns, [[plain(row[name]) for name in columns] for row in rows[:_MOST_SHOWN]])
+    if len(rows) > _MOST_SHOWN:
+        warn(f"{len(rows) - _MOST_SHOWN} more rows are not shown; --json has them all")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 150 else f"{line[:147]}..."

@@ -1,0 +1,115 @@
+"""A base table in the process: its partitions as what all writes to them came to, and the rows that SELECT shows.
+
+How writes merge is `mutation`'s business and what is alive `live`'s; here it is kept by partition and shown as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from cdc_platform.log.live import Partition
+from cdc_platform.log.mutation import (
+    Cell,
+    CollectionChange,
+    ColumnChange,
+    ColumnChanges,
+    Marker,
+    Mutation,
+    RowChange,
+    merge,
+)
+from cdc_platform.log.ranges import Key
+from cdc_platform.log.schema import LogColumn, TableSchema
+from cdc_platform.log.types import Value
+from cdc_platform.ring import tokens_of_keys
+
+
+class BaseTable:
+    """The state of one table, partition by partition."""
+
+    def __init__(self, schema: TableSchema, partitions: Mapping[bytes, Mutation] | None = None) -> None:
+        """`partitions` are by serialized partition key; none of them for an empty table."""
+        self.schema = schema
+        self._partitions = dict(partitions or {})
+
+    def partition(self, key: Key) -> Partition:
+        """A partition as it is, empty if nothing was written to it."""
+        state = self._partitions.get(self.schema.partition_bytes(key))
+        return Partition(Mutation(self.schema, key) if state is None else replace(state, schema=self.schema))
+
+    def apply(self, mutation: Mutation) -> None:
+        """Let a write take effect."""
+        key = self.schema.partition_bytes(mutation.partition_key)
+        state = self._partitions.get(key)
+        self._partitions[key] = mutation if state is None else merge([state, mutation])
+
+    def alter(self, schema: TableSchema) -> None:
+        """Take another schema; the cells of columns that it has not, or has with another kind of cells, are gone."""
+        kept = {
+            column.name
+            for column in schema.columns
+            if self.schema.has(column.name) and self.schema.column(column.name).type.multicell == column.type.multicell
+        }
+        self.schema = schema
+        self._partitions = {key: _only(replace(state, schema=schema), kept) for key, state in self._partitions.items()}
+
+    def without_expired(self, now_us: int) -> BaseTable:
+        """The table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
+        kept = {key: _without_expired(state, now_us) for key, state in self._partitions.items()}
+        return BaseTable(self.schema, kept)
+
+    def truncate(self) -> None:
+        """Forget all rows."""
+        self._partitions = {}
+
+    def rows(self) -> list[dict[str, object]]:
+        """The rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
+        keys = list(self._partitions)
+        order = sorted(zip(tokens_of_keys(keys).tolist(), keys, strict=True)) if keys else []
+        types = [(column.name, column.type) for column in self.schema.selected]
+        return [
+            {name: kind.json(row[name]) for name, kind in types}
+            for _, key in order
+            for row in Partition(replace(self._partitions[key], schema=self.schema)).selected()
+        ]
+
+
+def json_row(columns: Iterable[LogColumn], row: Mapping[str, Value | None]) -> dict[str, object]:
+    """A log row as JSON has it, columns in the log's order."""
+    return {column.name: column.type.json(row[column.name]) for column in columns}
+
+
+def _without_expired(state: Mutation, now_us: int) -> Mutation:
+    rows = {
+        key: RowChange(
+            None if row.marker is None or _is_expired(row.marker, now_us) else row.marker,
+            _lasting(row.cells, now_us),
+        )
+        for key, row in state.rows.items()
+    }
+    return replace(state, static=_lasting(state.static, now_us), rows=rows)
+
+
+def _lasting(changes: ColumnChanges, now_us: int) -> ColumnChanges:
+    lasting: dict[str, ColumnChange] = {}
+    for name, change in changes.items():
+        if isinstance(change, CollectionChange):
+            elements = {key: cell for key, cell in change.elements.items() if not _is_expired(cell, now_us)}
+            lasting[name] = replace(change, elements=elements)
+        elif not _is_expired(change, now_us):
+            lasting[name] = change
+    return lasting
+
+
+def _is_expired(part: Cell | Marker, now_us: int) -> bool:
+    return bool(part.ttl) and part.timestamp + part.ttl * 1_000_000 <= now_us
+
+
+def _only(state: Mutation, names: set[str]) -> Mutation:
+    rows = {key: RowChange(row.marker, _columns(row.cells, names)) for key, row in state.rows.items()}
+    return replace(state, static=_columns(state.static, names), rows=rows)
+
+
+def _columns(changes: ColumnChanges, names: set[str]) -> ColumnChanges:
+    return {name: change for name, change in changes.items() if name in names}

@@ -1,0 +1,251 @@
+"""From INSERT, UPDATE, DELETE and batches to mutations: what a statement does to the table that it names.
+
+Knows what CQL allows of each; values are `literals`' business, rows `restrictions`', columns `cells`'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cdc_platform.errors import InputError
+from cdc_platform.log import cells
+from cdc_platform.log import statements as s
+from cdc_platform.log.catalog import Catalog
+from cdc_platform.log.cells import Elements, Writing
+from cdc_platform.log.list_keys import ListKeys
+from cdc_platform.log.literals import Moment, value_of
+from cdc_platform.log.live import Partition
+from cdc_platform.log.mutation import ColumnChange, Marker, Mutation, RowChange, merge
+from cdc_platform.log.ranges import Key, RangeTombstone
+from cdc_platform.log.restrictions import Selection, key_value, select
+from cdc_platform.log.schema import MAX_TTL, Column, TableSchema
+from cdc_platform.log.types import BIGINT, COUNTER, INT
+
+Read = Callable[[TableSchema, Key], Partition]
+"""Reads a partition as it was before the statement: lists are written by what is in them."""
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Binds the writes of one statement, which is a batch or stands alone, at its moment."""
+
+    catalog: Catalog
+    moment: Moment
+    read: Read
+
+    def bind(self, body: s.Write | s.Batch) -> list[Mutation]:
+        """One mutation a partition that the statement writes to, in the order in which it names them.
+
+        Raises:
+            InputError, NotFound: the statement is not allowed; the message says what is.
+        """
+        keys: dict[int, ListKeys] = {}
+        mutations: dict[tuple[str, bytes], list[Mutation]] = {}
+        for write in _writes(body):
+            for mutation in self._mutations(write, keys):
+                schema = mutation.schema
+                name = schema.full_name, schema.partition_bytes(mutation.partition_key)
+                mutations.setdefault(name, []).append(mutation)
+        return [merge(several) for several in mutations.values()]
+
+    def _mutations(self, write: s.Write, keys: dict[int, ListKeys]) -> Iterator[Mutation]:
+        schema = self.catalog.table(write.table)
+        if write.conditional:
+            raise InputError(
+                f"IF makes this a lightweight transaction on {schema.full_name}, which is not supported; leave IF out"
+            )
+        if any(column.type == COUNTER for column in schema.columns):
+            raise InputError(f"{schema.full_name} has counters, whose writes are not supported")
+        timestamp = self._timestamp(write.using)
+        ttl = self._ttl(write.using, schema)
+        writing = Writing(timestamp, ttl, self.moment, keys.setdefault(timestamp, ListKeys(timestamp)))
+        if isinstance(write, s.Insert):
+            return self._insert(schema, write, writing)
+        if isinstance(write, s.Update):
+            return self._update(schema, write, writing)
+        if write.using.ttl is not None:
+            raise InputError("DELETE takes no TTL; USING TIMESTAMP is all that it can say")
+        return self._delete(schema, write, writing)
+
+    def _timestamp(self, using: s.Using) -> int:
+        if using.timestamp is None:
+            return self.moment.now_us
+        value = _setting("TIMESTAMP", using.timestamp, BIGINT, self.moment)
+        if value is None or value == -(2**63):
+            raise InputError(f"USING TIMESTAMP is {value}; it is µs since 1970, above {-(2**63)}")
+        return value
+
+    def _ttl(self, using: s.Using, schema: TableSchema) -> int:
+        if using.ttl is None:
+            return schema.default_ttl
+        value = _setting("TTL", using.ttl, INT, self.moment) or 0
+        if not 0 <= value <= MAX_TTL:
+            raise InputError(f"USING TTL is {value}; it is from 0 (no expiry) to {MAX_TTL} seconds, 20 years")
+        return value
+
+    def _insert(self, schema: TableSchema, body: s.Insert, writing: Writing) -> Iterator[Mutation]:
+        if body.json:
+            raise InputError(f"INSERT JSON into {schema.full_name} is not supported; name columns and VALUES")
+        terms = _named(schema, body)
+        missing = [column.name for column in schema.partition_key if column.name not in terms]
+        if missing:
+            raise InputError(f"INSERT lacks {', '.join(missing)} of the partition key of {schema.full_name}")
+        selection = select(
+            schema, [s.Relation((c.name,), "=", (terms[c.name],)) for c in schema.partition_key], self.moment
+        )
+        mutation = Mutation(schema, selection.partitions[0])
+        static = _values(schema.statics, terms, writing)
+        regular = _values(schema.regulars, terms, writing)
+        lacking = [column.name for column in schema.clustering_key if column.name not in terms]
+        if lacking and len(lacking) == len(schema.clustering_key) and static and not regular:
+            yield replace(mutation, static=static)
+            return
+        if lacking:
+            raise InputError(f"INSERT lacks {', '.join(lacking)} of the clustering key of {schema.full_name}")
+        key = tuple(key_value(column, terms[column.name], self.moment) for column in schema.clustering_key)
+        marker = Marker(writing.timestamp, writing.ttl)
+        yield replace(mutation, static=static, rows={key: RowChange(marker, regular)})
+
+    def _update(self, schema: TableSchema, body: s.Update, writing: Writing) -> Iterator[Mutation]:
+        columns = [_assignable(schema, assignment.target) for assignment in body.assignments]
+        _check_targets(body.assignments)
+        selection = select(schema, body.where, self.moment)
+        rows = _rows(schema, selection, columns, "UPDATE")
+        for partition in selection.partitions:
+            for key in rows:
+                changes: list[tuple[Column, ColumnChange | None]] = []
+                for column, assignment in zip(columns, body.assignments, strict=True):
+                    elements = self._elements(schema, partition, column, key)
+                    changes.append((column, cells.assigned(column, assignment, writing, elements)))
+                yield _changed(schema, partition, key, changes)
+
+    def _delete(self, schema: TableSchema, body: s.Delete, writing: Writing) -> Iterator[Mutation]:
+        if body.targets:
+            yield from self._delete_columns(schema, body, writing)
+            return
+        selection = select(schema, body.where, self.moment)
+        for partition in selection.partitions:
+            mutation = Mutation(schema, partition)
+            if selection.is_whole:
+                yield replace(mutation, partition_tombstone=writing.timestamp)
+            elif selection.rows:
+                yield replace(mutation, row_tombstones=dict.fromkeys(selection.rows, writing.timestamp))
+            else:
+                ranges = [RangeTombstone(part.start, part.end, writing.timestamp) for part in selection.slices]
+                yield replace(mutation, range_tombstones=ranges)
+
+    def _delete_columns(self, schema: TableSchema, body: s.Delete, writing: Writing) -> Iterator[Mutation]:
+        columns = [_assignable(schema, target) for target in body.targets]
+        selection = select(schema, body.where, self.moment)
+        rows = _rows(schema, selection, columns, "DELETE")
+        for partition in selection.partitions:
+            for key in rows:
+                changes = []
+                for column, target in zip(columns, body.targets, strict=True):
+                    elements = self._elements(schema, partition, column, key)
+                    changes.append((column, _deleted(column, target, writing, elements)))
+                yield _changed(schema, partition, key, changes)
+
+    def _elements(self, schema: TableSchema, partition: Key, column: Column, key: Key) -> Elements:
+        return lambda: self.read(schema, partition).elements(column, key)
+
+
+def _writes(body: s.Write | s.Batch) -> Sequence[s.Write]:
+    """The writes of a statement, each with the timestamp that its batch gives it."""
+    if not isinstance(body, s.Batch):
+        return [body]
+    if body.kind == "counter":
+        raise InputError("BEGIN COUNTER BATCH is not supported, as counters are not")
+    if body.using.ttl is not None:
+        raise InputError("a batch takes no TTL; give it to the statements in it")
+    if not body.writes:
+        raise InputError("the batch is empty; put at least one INSERT, UPDATE or DELETE into it")
+    if body.using.timestamp is None:
+        return body.writes
+    if any(write.using.timestamp is not None for write in body.writes):
+        raise InputError("USING TIMESTAMP is given to the batch and to a statement in it; give it to one of them")
+    return [replace(write, using=write.using._replace(timestamp=body.using.timestamp)) for write in body.writes]
+
+
+def _setting(name: str, term: s.Term, kind: object, moment: Moment) -> int | None:
+    try:
+        return value_of(term, kind, moment)  # pyright: ignore[reportArgumentType]
+    except InputError as error:
+        raise InputError(f"USING {name}: {error}") from None
+
+
+def _named(schema: TableSchema, body: s.Insert) -> dict[str, s.Term]:
+    for name, count in Counter(body.columns).items():
+        schema.column(name)
+        if count > 1:
+            raise InputError(f"INSERT names column {name} {count} times")
+    if len(body.columns) != len(body.values):
+        raise InputError(f"INSERT names {len(body.columns)} columns and gives {len(body.values)} values")
+    return dict(zip(body.columns, body.values, strict=True))
+
+
+def _values(columns: Sequence[Column], terms: dict[str, s.Term], writing: Writing) -> dict[str, ColumnChange]:
+    return {
+        column.name: cells.overwritten(column, terms[column.name], writing)
+        for column in columns
+        if column.name in terms
+    }
+
+
+def _assignable(schema: TableSchema, target: s.Target) -> Column:
+    column = schema.column(target.column)
+    if column.is_key:
+        raise InputError(
+            f"column {column.name} is in the primary key of {schema.full_name} and cannot be written; name rows by it"
+            " in WHERE"
+        )
+    return column
+
+
+def _check_targets(assignments: Sequence[s.Assignment]) -> None:
+    """A column that is set as a whole is set once."""
+    counts = Counter(assignment.target.column for assignment in assignments)
+    for assignment in assignments:
+        name = assignment.target.column
+        if counts[name] > 1 and isinstance(assignment.target, s.Whole):
+            raise InputError(f"column {name} is set {counts[name]} times; set it once")
+
+
+def _rows(schema: TableSchema, selection: Selection, columns: Sequence[Column], what: str) -> Sequence[Key]:
+    """The clustering keys of the rows whose columns are written; one empty key for the static row."""
+    if all(column.kind == "static" for column in columns):
+        if not selection.is_whole:
+            raise InputError(
+                f"{what} of static columns alone names a partition; leave the clustering columns of {schema.full_name}"
+                " out of WHERE"
+            )
+        return [()]
+    if selection.slices or (selection.is_whole and schema.clustering_key):
+        names = ", ".join(column.name for column in schema.clustering_key)
+        raise InputError(f"{what} of columns names whole rows of {schema.full_name}; give {names} with = or IN")
+    return selection.rows
+
+
+def _deleted(column: Column, target: s.Target, writing: Writing, elements: Elements) -> ColumnChange | None:
+    if isinstance(target, s.Field):
+        return cells.field_deleted(column, target.field, writing)
+    if isinstance(target, s.Element):
+        return cells.element_deleted(column, target.key, writing, elements)
+    return cells.deleted(column, writing)
+
+
+def _changed(
+    schema: TableSchema, partition: Key, key: Key, changes: Sequence[tuple[Column, ColumnChange | None]]
+) -> Mutation:
+    """The mutation that changes these columns of a row and of the static row; those that stay are left out."""
+    parts = [Mutation(schema, partition)]
+    for column, change in changes:
+        if change is None:
+            continue
+        if column.kind == "static":
+            parts.append(replace(parts[0], static={column.name: change}))
+        else:
+            parts.append(replace(parts[0], rows={key: RowChange(None, {column.name: change})}))
+    return merge(parts)

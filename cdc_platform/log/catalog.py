@@ -1,0 +1,166 @@
+"""The keyspaces, types and tables that a script has defined so far, and how the names in it find them.
+
+Which definitions are allowed, and what they change, is left to `definitions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.log.schema import LOG_SUFFIX, TableSchema
+from cdc_platform.log.statements import Name, TypeName
+from cdc_platform.log.types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, UserType, listed, scalar
+
+_COLLECTIONS = {"list": 1, "set": 1, "map": 2}
+
+
+@dataclass
+class Keyspace:
+    """A keyspace: its types and tables by name, and the number of tablets of its tables, None without tablets."""
+
+    name: str
+    tablets: int | None = None
+    types: dict[str, UserType] = field(default_factory=dict)
+    tables: dict[str, TableSchema] = field(default_factory=dict)
+
+
+@dataclass
+class Catalog:
+    """All keyspaces by name, and the one that USE has chosen."""
+
+    keyspaces: dict[str, Keyspace] = field(default_factory=dict)
+    in_use: str | None = None
+
+    def qualified(self, name: Name) -> tuple[str, str]:
+        """The keyspace and the name that a name means; raises InputError where it has none and none is in use."""
+        keyspace = name.keyspace or self.in_use
+        if keyspace is None:
+            raise InputError(f"{name.name} has no keyspace and none is in use; write keyspace.{name.name}, or USE one")
+        return keyspace, name.name
+
+    def keyspace(self, name: str) -> Keyspace:
+        """The keyspace of a name; raises NotFound."""
+        found = self.keyspaces.get(name)
+        if found is None:
+            raise NotFound(f"unknown keyspace {name}; {listed(self.keyspaces)}; make it with CREATE KEYSPACE")
+        return found
+
+    def making(self, name: str) -> Keyspace:
+        """The keyspace in which something is made; one that nobody made is as it comes, without tablets."""
+        return self.keyspaces.setdefault(name, Keyspace(name))
+
+    def tables(self) -> Iterator[TableSchema]:
+        """Every table."""
+        for keyspace in self.keyspaces.values():
+            yield from keyspace.tables.values()
+
+    def has_table(self, name: Name) -> bool:
+        """Whether there is a table of that name."""
+        keyspace, table = self.qualified(name)
+        return keyspace in self.keyspaces and table in self.keyspaces[keyspace].tables
+
+    def table(self, name: Name) -> TableSchema:
+        """The table that a name means.
+
+        Raises:
+            NotFound: there is none.
+            InputError: it is a CDC log, which is nobody's to change.
+        """
+        keyspace, table = self.qualified(name)
+        tables = self.keyspaces[keyspace].tables if keyspace in self.keyspaces else {}
+        if table in tables:
+            return tables[table]
+        if table.removesuffix(LOG_SUFFIX) in tables:
+            raise InputError(f"{keyspace}.{table} is a CDC log; its rows come from writes to the base table alone")
+        raise NotFound(f"unknown table {keyspace}.{table}; {listed(tables)}")
+
+    def put(self, schema: TableSchema) -> None:
+        """Make this the table of its name."""
+        self.making(schema.keyspace).tables[schema.name] = schema
+
+    def type_of(self, written: TypeName, keyspace: str) -> CqlType:
+        """The type that is written, where it is written in a table or type of `keyspace`.
+
+        Raises:
+            InputError: it is unknown, or put together in a way that CQL does not allow.
+        """
+        name, parameters = written.name.name, written.parameters
+        if written.name.keyspace is None:
+            if name == "frozen":
+                return self._frozen(parameters, keyspace)
+            if name == "tuple":
+                return TupleType(tuple(self._part(part, keyspace, name).frozen() for part in _some(parameters)))
+            if name in _COLLECTIONS:
+                return self._collection(name, parameters, keyspace)
+        user_type = self._user_type(written.name, keyspace)
+        if parameters:
+            raise InputError(f"type {name} takes no parameters")
+        if user_type is not None:
+            return user_type
+        if written.name.keyspace is not None or (name not in SCALARS and name != "varchar"):
+            where = written.name.keyspace or keyspace
+            raise InputError(
+                f"unknown type {name}; it is no type of CQL, and of the types of keyspace {where} "
+                f"{listed(self._types(where))}"
+            )
+        return scalar(name)
+
+    def _user_type(self, name: Name, keyspace: str) -> UserType | None:
+        if name.keyspace not in (None, keyspace):
+            raise InputError(f"{name.keyspace}.{name.name} is a type of another keyspace; use one of {keyspace}")
+        return self._types(keyspace).get(name.name)
+
+    def _types(self, keyspace: str) -> dict[str, UserType]:
+        return self.keyspaces[keyspace].types if keyspace in self.keyspaces else {}
+
+    def _frozen(self, parameters: tuple[TypeName, ...], keyspace: str) -> CqlType:
+        if len(parameters) != 1:
+            raise InputError("frozen takes one type, as in frozen<list<int>>")
+        (inner,) = parameters
+        found = self._melted(inner, keyspace)
+        if not found.parts:
+            raise InputError(f"{found.cql} cannot be frozen; frozen is for collections, tuples and user types")
+        return found.frozen()
+
+    def _melted(self, written: TypeName, keyspace: str) -> CqlType:
+        """The type inside of frozen<>, which freezes whatever is in it."""
+        if written.name == Name(None, "frozen"):
+            return self._frozen(written.parameters, keyspace)
+        frozen = TypeName(Name(None, "frozen"))
+        parameters = tuple(
+            frozen._replace(parameters=(part,)) if self._is_melting(part, keyspace) else part
+            for part in written.parameters
+        )
+        return self.type_of(written._replace(parameters=parameters), keyspace)
+
+    def _is_melting(self, written: TypeName, keyspace: str) -> bool:
+        name = written.name.name
+        return name in _COLLECTIONS or (name != "frozen" and name in self._types(keyspace))
+
+    def _collection(self, name: str, parameters: tuple[TypeName, ...], keyspace: str) -> CqlType:
+        if len(parameters) != _COLLECTIONS[name]:
+            example = "map<int, text>" if name == "map" else f"{name}<int>"
+            raise InputError(f"{name} takes {_COLLECTIONS[name]} type(s), not {len(parameters)}, as in {example}")
+        parts = [self._part(part, keyspace, name) for part in parameters]
+        for part in parts:
+            if part.multicell:
+                raise InputError(f"{part.cql} inside of {name}<> has to be frozen: frozen<{part.cql}>")
+        if name != "list" and not parts[0].comparable:
+            raise InputError(f"{parts[0].cql} has no order, so that it cannot be a key of a map or an element of a set")
+        if name == "list":
+            return ListType(parts[0])
+        return SetType(parts[0]) if name == "set" else MapType(parts[0], parts[1])
+
+    def _part(self, written: TypeName, keyspace: str, owner: str) -> CqlType:
+        part = self.type_of(written, keyspace)
+        if part.cql == "counter":
+            raise InputError(f"counters cannot be inside of {owner}<>; a counter is a column of its own")
+        return part
+
+
+def _some(parameters: tuple[TypeName, ...]) -> tuple[TypeName, ...]:
+    if not parameters:
+        raise InputError("tuple takes at least one type, as in tuple<int, text>")
+    return parameters

@@ -1,0 +1,122 @@
+"""A table's schema as the CQL that makes it, for `platform.cdc_tables.ddl`, and back.
+
+Types come in front of the table, those that others are made of first. What CQL has no words for is left out: when the
+table was made, and which columns it lost lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.lifecycle.cdc_tables import CdcTable
+from cdc_platform.log import statements as s
+from cdc_platform.log.catalog import Catalog
+from cdc_platform.log.definitions import define
+from cdc_platform.log.names import quoted
+from cdc_platform.log.parser import parse
+from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.log.types import UserType
+
+
+def ddl_of(catalog: Catalog, schema: TableSchema) -> str:
+    """The statements that make a table of the catalog, and the types that it uses."""
+    types = catalog.keyspace(schema.keyspace).types
+    return "\n".join([*(_type_ddl(types[name]) for name in _used(types, schema)), _table_ddl(schema)])
+
+
+def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
+    """The schema of a table that the platform was told of.
+
+    Raises:
+        NotFound: it was not, or not with its definition.
+    """
+    found = known_tables(Catalog(), [cdc_tables.find(lake, keyspace, table)])
+    if not found:
+        raise NotFound(
+            f"the definition of {keyspace}.{table} is not known; make the table with: cdc-platform log FILE.cql --keep"
+        )
+    return found[0]
+
+
+def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSchema]:
+    """Put the tables whose definition is known into a catalog, which has none of their types or has the same.
+
+    Raises:
+        StateError: a definition is damaged.
+    """
+    found = []
+    for known in tables:
+        if known.ddl is None:
+            continue
+        try:
+            for statement in parse(known.ddl):
+                _define(catalog, statement.body, known.created_at_ms * 1000)
+            found.append(catalog.table(s.Name(known.keyspace_name, known.table_name)))
+        except (NotFound, ValueError) as error:
+            raise StateError(
+                f"the definition of {known.full_name} in platform.cdc_tables cannot be read: {error}; write it"
+                f" anew with: cdc-platform tables alter {known.full_name}"
+            ) from None
+    return found
+
+
+def _define(catalog: Catalog, body: s.Body, at_us: int) -> None:
+    if isinstance(body, s.Definition):
+        define(catalog, body, at_us)
+
+
+def _used(types: dict[str, UserType], schema: TableSchema) -> Iterator[str]:
+    """The names of the types that a table uses, each behind those that it is made of."""
+    seen: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        for _, part in types[name].fields:
+            for inner in part.user_types():
+                if inner.name not in seen:
+                    visit(inner.name)
+        seen.setdefault(name)
+
+    for column in schema.columns:
+        for used in column.type.user_types():
+            visit(used.name)
+    return iter(seen)
+
+
+def _type_ddl(kind: UserType) -> str:
+    fields = ", ".join(f"{quoted(name)} {part.cql}" for name, part in kind.fields)
+    return f"CREATE TYPE IF NOT EXISTS {quoted(kind.keyspace)}.{quoted(kind.name)} ({fields});"
+
+
+def _table_ddl(schema: TableSchema) -> str:
+    columns = "".join(f"    {_column(column)},\n" for column in schema.columns)
+    partition = ", ".join(quoted(column.name) for column in schema.partition_key)
+    clustering = "".join(f", {quoted(column.name)}" for column in schema.clustering_key)
+    options = " AND ".join(_options(schema))
+    return (
+        f"CREATE TABLE {quoted(schema.keyspace)}.{quoted(schema.name)} (\n{columns}"
+        f"    PRIMARY KEY (({partition}){clustering})\n) WITH {options};"
+    )
+
+
+def _column(column: Column) -> str:
+    return f"{quoted(column.name)} {column.type.cql}{' static' if column.kind == 'static' else ''}"
+
+
+def _options(schema: TableSchema) -> Iterator[str]:
+    cdc = schema.cdc
+    yield (
+        f"cdc = {{'enabled': '{_boolean(cdc.enabled)}', 'preimage': '{cdc.preimage}', 'postimage':"
+        f" '{_boolean(cdc.postimage)}', 'delta': '{cdc.delta}', 'ttl': '{cdc.ttl}'}}"
+    )
+    if schema.clustering_key:
+        order = ", ".join(f"{quoted(key.name)} {'DESC' if key.descending else 'ASC'}" for key in schema.clustering_key)
+        yield f"CLUSTERING ORDER BY ({order})"
+    if schema.default_ttl:
+        yield f"default_time_to_live = {schema.default_ttl}"
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,402 @@
+"""What CREATE, ALTER and DROP do to the catalog, and what they must not do.
+
+Everything is checked before anything is changed. The rows of tables are not touched here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import singledispatch
+from itertools import chain
+
+from cdc_platform.clock import format_us
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.log import statements as s
+from cdc_platform.log.catalog import Catalog, Keyspace
+from cdc_platform.log.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kind, TableSchema, log_columns
+from cdc_platform.log.types import COUNTER, CqlType, UserType, listed
+
+_NAME = re.compile(r"\w{1,48}", re.ASCII)
+_DROP_AHEAD_US = 5_000_000
+"""A dropped column counts as dropped this much after now, so that no write under way can bring it back."""
+DEFAULT_TABLETS = 8
+
+
+def define(catalog: Catalog, body: s.Definition, now_us: int) -> TableSchema | None:
+    """Let a definition take effect at `now_us` (µs); the table that it made or changed, None where it is of none.
+
+    Raises:
+        InputError, NotFound: it is not allowed; nothing was changed.
+    """
+    return _define(body, catalog, now_us)
+
+
+@singledispatch
+def _define(body: s.Definition, catalog: Catalog, now_us: int) -> TableSchema | None:
+    raise TypeError(body)
+
+
+@_define.register
+def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: int) -> None:
+    _check_name(body.name, "keyspace")
+    if body.name in catalog.keyspaces:
+        if not body.if_not_exists:
+            raise InputError(f"keyspace {body.name} exists already; say IF NOT EXISTS, or DROP it first")
+        return
+    catalog.keyspaces[body.name] = Keyspace(body.name, _tablets(body))
+
+
+def _tablets(body: s.CreateKeyspace) -> int | None:
+    """How many tablets a table of the keyspace has; None where it has none."""
+    options = [
+        _options(part.value) for part in body.properties if isinstance(part, s.Property) and part.name == "tablets"
+    ]
+    if not options or options[-1].get("enabled", "true").lower() != "true":
+        return None
+    initial = options[-1].get("initial", "0")
+    if not initial.isdigit() or int(initial) > 100_000:
+        raise InputError(f"keyspace {body.name}: {initial!r} is no number of tablets; 'initial' is from 0 to 100000")
+    return int(initial) or DEFAULT_TABLETS
+
+
+@_define.register
+def _create_type(body: s.CreateType, catalog: Catalog, now_us: int) -> None:
+    keyspace, name = catalog.qualified(body.name)
+    _check_name(name, "type")
+    types = catalog.making(keyspace).types
+    if name in types:
+        if not body.if_not_exists:
+            raise InputError(f"type {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+        return
+    types[name] = UserType(keyspace, name, _fields(catalog, keyspace, name, (), body.fields))
+
+
+def _fields(
+    catalog: Catalog,
+    keyspace: str,
+    name: str,
+    known: tuple[tuple[str, CqlType], ...],
+    added: Iterable[tuple[str, s.TypeName]],
+) -> tuple[tuple[str, CqlType], ...]:
+    fields = list(known)
+    for field, written in added:
+        if field in (other for other, _ in fields):
+            raise InputError(f"type {keyspace}.{name} has two fields {field}; give each a name of its own")
+        kind = catalog.type_of(written, keyspace)
+        if kind == COUNTER:
+            raise InputError(f"field {field} of type {keyspace}.{name} cannot be a counter")
+        if isinstance(kind, UserType) and kind.multicell:
+            raise InputError(
+                f"field {field} of type {keyspace}.{name} is a user type and has to be frozen: frozen<{kind.name}>"
+            )
+        fields.append((field, kind))
+    return tuple(fields)
+
+
+def _user_type(catalog: Catalog, name: s.Name) -> UserType:
+    keyspace, plain = catalog.qualified(name)
+    types = catalog.keyspaces[keyspace].types if keyspace in catalog.keyspaces else {}
+    if plain not in types:
+        raise NotFound(f"unknown type {keyspace}.{plain}; {listed(types)}")
+    return types[plain]
+
+
+@_define.register
+def _add_fields(body: s.AddFields, catalog: Catalog, now_us: int) -> None:
+    old = _user_type(catalog, body.name)
+    _put_type(catalog, replace(old, fields=_fields(catalog, old.keyspace, old.name, old.fields, body.fields)))
+
+
+@_define.register
+def _rename_fields(body: s.RenameFields, catalog: Catalog, now_us: int) -> None:
+    old = _user_type(catalog, body.name)
+    renames = dict(body.renames)
+    for name in renames:
+        old.index_of(name)
+    fields = tuple((renames.get(name, name), kind) for name, kind in old.fields)
+    if len({name for name, _ in fields}) < len(fields):
+        raise InputError(f"type {old.keyspace}.{old.name} would have two fields of one name")
+    _put_type(catalog, replace(old, fields=fields))
+
+
+def _put_type(catalog: Catalog, new: UserType) -> None:
+    """Let a changed type take effect wherever it is used; a field's index never changes."""
+    keyspace = catalog.keyspace(new.keyspace)
+    for name, kind in keyspace.types.items():
+        replaced = kind.replaced(new)
+        assert isinstance(replaced, UserType)
+        keyspace.types[name] = replaced
+    for name, schema in keyspace.tables.items():
+        columns = tuple(replace(column, type=column.type.replaced(new)) for column in schema.columns)
+        keyspace.tables[name] = replace(schema, columns=columns)
+
+
+@_define.register
+def _create_table(body: s.CreateTable, catalog: Catalog, now_us: int) -> TableSchema | None:
+    keyspace, name = catalog.qualified(body.name)
+    options = _cdc(body.properties) or CdcOptions()
+    if name.endswith(LOG_SUFFIX):
+        if options.enabled:
+            raise InputError(
+                f"Cannot create CDC log for table {keyspace}.{name}: it is named like a log, and logs have none"
+                " themselves"
+            )
+        raise InputError(
+            f"{keyspace}.{name} is named like a CDC log; choose a name that does not end with {LOG_SUFFIX}"
+        )
+    _check_name(name, "table")
+    if catalog.has_table(body.name):
+        if not body.if_not_exists:
+            raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+        return catalog.table(body.name)
+    ttl = _default_ttl(body.properties) or 0
+    schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
+    _check_table(schema)
+    catalog.put(schema)
+    return schema
+
+
+def _columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tuple[Column, ...]:
+    key = _primary_key(body)
+    names = [column.name for column in body.columns]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InputError(f"column {name} is defined {count} times; give each column a name of its own")
+    for name, count in Counter((*key.partition, *key.clustering)).items():
+        if name not in names:
+            raise InputError(f"column {name} of the primary key is not defined; {listed(names)}")
+        if count > 1:
+            raise InputError(f"column {name} is in the primary key {count} times")
+    descending = _descending(body, key)
+    kinds: dict[str, Kind] = dict.fromkeys(key.partition, "partition")
+    kinds.update(dict.fromkeys(key.clustering, "clustering"))
+    found: dict[str, Column] = {}
+    for column in body.columns:
+        kind = kinds.get(column.name, "static" if column.static else "regular")
+        if column.static and kind != "static":
+            raise InputError(f"column {column.name} is in the primary key and cannot be static")
+        type_ = catalog.type_of(column.type, keyspace)
+        found[column.name] = Column(column.name, type_, kind, column.name in descending)
+    ordered = (*key.partition, *key.clustering)
+    return (*(found[name] for name in ordered), *(found[name] for name in names if name not in ordered))
+
+
+def _primary_key(body: s.CreateTable) -> s.PrimaryKey:
+    marked = [s.PrimaryKey((column.name,), ()) for column in body.columns if column.primary_key]
+    keys = [*marked, *body.keys]
+    if len(keys) != 1:
+        raise InputError(f"the table has {len(keys)} primary keys; define one, as in PRIMARY KEY (pk, ck)")
+    return keys[0]
+
+
+def _descending(body: s.CreateTable, key: s.PrimaryKey) -> set[str]:
+    orders = [part.columns for part in body.properties if isinstance(part, s.ClusteringOrder)]
+    if any(isinstance(part, s.CompactStorage) for part in body.properties):
+        raise InputError("COMPACT STORAGE is not supported; leave it out")
+    if not orders:
+        return set()
+    names = tuple(name for name, _ in orders[-1])
+    if names != key.clustering[: len(names)] or len(names) != len(key.clustering):
+        raise InputError(
+            f"CLUSTERING ORDER BY names ({', '.join(names)}); it has to name the clustering columns"
+            f" ({', '.join(key.clustering)}) in their order"
+        )
+    return {name for name, down in orders[-1] if down}
+
+
+def _check_table(schema: TableSchema) -> None:
+    for column in schema.columns:
+        _check_column(schema, column)
+    values = [*schema.statics, *schema.regulars]
+    counters = [column for column in values if column.type == COUNTER]
+    if counters and schema.cdc.enabled:
+        raise InputError(f"Cannot create CDC log for table {schema.full_name}. Counter support not implemented")
+    if counters and len(counters) < len(values):
+        raise InputError(
+            f"{schema.full_name} mixes counters with other columns; beside its key it has one or the other"
+        )
+    if schema.cdc.enabled:
+        _check_log(schema)
+
+
+def _check_column(schema: TableSchema, column: Column) -> None:
+    _check_name(column.name, "column", most=255)
+    kind = column.type
+    if column.is_key:
+        if kind.multicell:
+            raise InputError(
+                f"column {column.name} is in the primary key, so that {kind.cql} has to be frozen<{kind.cql}>"
+            )
+        if kind == COUNTER or not kind.comparable:
+            raise InputError(f"column {column.name} is in the primary key and cannot be of type {kind.cql}")
+    if column.kind == "static" and not schema.clustering_key:
+        raise InputError(f"column {column.name} is static, but {schema.full_name} has no clustering columns")
+    if isinstance(kind, UserType) and kind.multicell:
+        melted = [name for name, part in kind.fields if part.multicell]
+        if melted:
+            raise InputError(
+                f"column {column.name}: field {melted[0]} of {kind.name} is a collection that is not frozen; freeze the"
+                f" column, frozen<{kind.name}>, or the field"
+            )
+
+
+def _check_log(schema: TableSchema) -> None:
+    twice = [name for name, count in Counter(column.name for column in log_columns(schema)).items() if count > 1]
+    if twice:
+        raise InputError(f"the log of {schema.full_name} would have two columns {twice[0]}; rename the base table's")
+
+
+@_define.register
+def _add_columns(body: s.AddColumns, catalog: Catalog, now_us: int) -> TableSchema:
+    schema = catalog.table(body.name)
+    columns = list(schema.columns)
+    for added in body.columns:
+        if added.name in (column.name for column in columns):
+            raise InputError(f"{schema.full_name} has a column {added.name} already; choose another name")
+        _check_dropped(schema, added.name, now_us)
+        kind = catalog.type_of(added.type, schema.keyspace)
+        columns.append(Column(added.name, kind, "static" if added.static else "regular"))
+    return _put(catalog, replace(schema, columns=tuple(columns)))
+
+
+def _check_dropped(schema: TableSchema, name: str, now_us: int) -> None:
+    for dropped, until_us in schema.dropped:
+        if dropped == name and until_us > now_us:
+            seconds = -((now_us - until_us) // 1_000_000)
+            raise InputError(
+                f"column {name} of {schema.full_name} was dropped too recently to be added again; retry after {seconds}"
+                f" seconds, at {format_us(until_us)}"
+            )
+
+
+@_define.register
+def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: int) -> TableSchema:
+    schema = catalog.table(body.name)
+    for name in body.columns:
+        if schema.column(name).is_key:
+            raise InputError(f"column {name} is in the primary key of {schema.full_name} and cannot be dropped")
+    left = tuple(column for column in schema.columns if column.name not in body.columns)
+    dropped = (*schema.dropped, *((name, now_us + _DROP_AHEAD_US) for name in body.columns))
+    return _put(catalog, replace(schema, columns=left, dropped=dropped))
+
+
+@_define.register
+def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: int) -> TableSchema:
+    schema = catalog.table(body.name)
+    raise InputError(f"ALTER TABLE RENAME of {schema.full_name} is not supported; add a column and drop the other one")
+
+
+@_define.register
+def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: int) -> TableSchema:
+    schema = catalog.table(body.name)
+    for part in body.properties:
+        if not isinstance(part, s.Property):
+            raise InputError(f"the order and storage of {schema.full_name} are those that it was created with")
+    ttl = _default_ttl(body.properties)
+    cdc = _cdc(body.properties) or schema.cdc
+    return _put(catalog, replace(schema, cdc=cdc, default_ttl=schema.default_ttl if ttl is None else ttl))
+
+
+def _put(catalog: Catalog, schema: TableSchema) -> TableSchema:
+    _check_table(schema)
+    catalog.put(schema)
+    return schema
+
+
+@_define.register
+def _drop(body: s.Drop, catalog: Catalog, now_us: int) -> None:
+    if body.what == "keyspace":
+        _drop_keyspace(body, catalog)
+    elif body.what == "type":
+        _drop_type(body, catalog)
+    elif catalog.has_table(body.name) or not body.if_exists:
+        schema = catalog.table(body.name)
+        del catalog.keyspace(schema.keyspace).tables[schema.name]
+
+
+def _drop_keyspace(body: s.Drop, catalog: Catalog) -> None:
+    name = body.name.name
+    if body.name.keyspace is not None:
+        raise InputError(f"{body.name.keyspace}.{name} names no keyspace; drop one as in DROP KEYSPACE {name}")
+    if name not in catalog.keyspaces and body.if_exists:
+        return
+    catalog.keyspace(name)
+    del catalog.keyspaces[name]
+    if catalog.in_use == name:
+        catalog.in_use = None
+
+
+def _drop_type(body: s.Drop, catalog: Catalog) -> None:
+    keyspace, name = catalog.qualified(body.name)
+    if body.if_exists and name not in (catalog.keyspaces[keyspace].types if keyspace in catalog.keyspaces else ()):
+        return
+    kind = _user_type(catalog, body.name)
+    users = _users(catalog.keyspace(keyspace), kind)
+    if users:
+        raise InputError(f"type {keyspace}.{name} is used by {', '.join(users)}; drop those first")
+    del catalog.keyspace(keyspace).types[name]
+
+
+def _users(keyspace: Keyspace, kind: UserType) -> list[str]:
+    by_types = [
+        other.name for other in keyspace.types.values() if kind.name != other.name and _uses(other.parts, kind.name)
+    ]
+    by_tables = [
+        table.full_name
+        for table in keyspace.tables.values()
+        if _uses([column.type for column in table.columns], kind.name)
+    ]
+    return [*by_types, *by_tables]
+
+
+def _uses(kinds: Sequence[CqlType], name: str) -> bool:
+    return any(part.name == name for part in chain.from_iterable(kind.user_types() for kind in kinds))
+
+
+def _cdc(properties: Iterable[s.TableProperty]) -> CdcOptions | None:
+    """The CDC options that the properties set; None where they say nothing of CDC."""
+    given = [part.value for part in properties if isinstance(part, s.Property) and part.name == "cdc"]
+    if len(given) > 1:
+        raise InputError("cdc is set twice; give all of its options in one map")
+    return CdcOptions.parse(_options(given[0])) if given else None
+
+
+def _default_ttl(properties: Iterable[s.TableProperty]) -> int | None:
+    """The TTL (s) of writes that give none; None where the properties do not say."""
+    given = [part.value for part in properties if isinstance(part, s.Property) and part.name == "default_time_to_live"]
+    if not given:
+        return None
+    value = given[-1].value if isinstance(given[-1], s.Constant) and given[-1].kind == "integer" else -1
+    if not 0 <= value <= MAX_TTL:
+        raise InputError(f"default_time_to_live is a number of seconds from 0 to {MAX_TTL}")
+    return value
+
+
+def _options(term: s.Term) -> dict[str, str]:
+    """A map of options as text, whatever constants it is written with."""
+    pairs = term.pairs if isinstance(term, s.MapLiteral) else () if term == s.SetLiteral(()) else None
+    texts = None if pairs is None else [(_option(key), _option(value)) for key, value in pairs]
+    if texts is None or any(None in pair for pair in texts):
+        raise InputError("options are a map of texts, as in {'enabled': true}")
+    keys = [str(key).lower() for key, _ in texts]
+    for key, count in Counter(keys).items():
+        if count > 1:
+            raise InputError(f"option {key!r} is given {count} times")
+    return {str(key): str(value) for key, value in texts}
+
+
+def _option(term: s.Term) -> str | None:
+    if not isinstance(term, s.Constant) or term.kind == "null":
+        return None
+    return str(term.value) if term.kind == "text" else term.text
+
+
+def _check_name(name: str, what: str, most: int = 48) -> None:
+    if what == "column":
+        if len(name) > most:
+            raise InputError(f"a column name of {len(name)} characters; names have at most {most}")
+    elif not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} names no {what}: a name has 1 to {most} letters, digits and underscores")

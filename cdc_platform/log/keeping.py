@@ -1,0 +1,249 @@
+"""Runs a script of CQL statements and keeps what it writes: tables, tablets, and the rows of their logs, by Spark.
+
+A script is noted before anything of it is written, with all that it depends on; one that was interrupted is finished by
+whoever keeps the next, and ends where it would have ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.errors import ConflictError, NotFound
+from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
+from cdc_platform.lake.translate import translated
+from cdc_platform.lifecycle import cdc_tables, tablets
+from cdc_platform.log import statements as s
+from cdc_platform.log.catalog import Catalog
+from cdc_platform.log.ddl import ddl_of, known_tables
+from cdc_platform.log.definitions import define
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.log_values import rows_table, table_rows
+from cdc_platform.log.parser import parse
+from cdc_platform.log.rows import Row
+from cdc_platform.log.schema import TableSchema, log_columns
+from cdc_platform.log.script import Kept, Result, Script
+from cdc_platform.log.volume import append
+from cdc_platform.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Session = Callable[[], "SparkSession"]
+_APPLICATION = "cdc-platform/kept-scripts"
+_ROWS_A_FILE = 250_000
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A script as `platform.kept_scripts` has it."""
+
+    number: int
+    text: str
+    at_us: int
+    definitions: str
+    log_versions: dict[str, int]
+
+
+def kept_tables(lake: Lake) -> Kept:
+    """The tables whose definition the lake knows, with the rows that their logs have now."""
+    catalog = Catalog()
+    known_tables(catalog, cdc_tables.cdc_tables(lake))
+    return Kept(catalog, lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))))
+
+
+def rehearse_on_kept(text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
+    """Run a script on the tables that the lake has, which stays as it is.
+
+    Raises:
+        InputError: the script does not parse. A statement that parses and fails is an outcome, not an error.
+    """
+    statements = parse(text)
+    return Script(lake, settings, clock.now_us(), kept_tables(lake)).run(statements)
+
+
+def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session) -> Result:
+    """Run a script on the tables that the lake has, and keep what it does; `spark` is called when there are rows.
+
+    Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
+
+    Raises:
+        InputError: the script does not parse.
+        ConflictError: another process keeps a script at the same moment.
+    """
+    statements = parse(text)
+    for noted in _unfinished(lake):
+        _write(lake, settings, noted, _run(lake, settings, noted, parse(noted.text))[0], spark)
+    tables = kept_tables(lake)
+    noted = _Noted(_last_number(lake) + 1, text, clock.now_us(), _definitions(tables.catalog), _versions(lake, tables))
+    script, result = _run(lake, settings, noted, statements)
+    if result.wrong is None:
+        _note(lake, noted)
+        failpoints.reached(failpoints.AFTER_SCRIPT_NOTED)
+        _write(lake, settings, noted, script, spark)
+    return result
+
+
+def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.Statement]) -> tuple[Script, Result]:
+    """The script in the process, on the tables that it found when it was noted: always with the same outcome."""
+    catalog = _catalog(noted.definitions)
+    kept = Kept(catalog, lambda schema: _stored_rows(lake, schema, noted.log_versions.get(schema.full_name)))
+    script = Script(lake, settings, noted.at_us, kept)
+    return script, script.run(statements)
+
+
+def _catalog(definitions: str) -> Catalog:
+    """The catalog that the statements make; when tables were made is told in front of each."""
+    catalog = Catalog()
+    for created_at_us, statements in json.loads(definitions):
+        for statement in parse(statements):
+            if isinstance(statement.body, s.Definition):
+                define(catalog, statement.body, created_at_us)
+    return catalog
+
+
+def _definitions(catalog: Catalog) -> str:
+    return json.dumps([(schema.created_at_us, ddl_of(catalog, schema)) for schema in catalog.tables()])
+
+
+def _versions(lake: Lake, kept: Kept) -> dict[str, int]:
+    found = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _stored_rows(lake: Lake, schema: TableSchema, version: int | None) -> Iterable[Row]:
+    if version is None:
+        return ()
+    return table_rows(schema, lake.read_version(log_table(schema), version))
+
+
+def _unfinished(lake: Lake) -> list[_Noted]:
+    rows = [row for row in lake.read(KEPT_SCRIPTS).to_pylist() if row["finished_at"] is None]
+    return [
+        _Noted(
+            row["number"],
+            row["text"],
+            from_datetime(row["at"]),
+            row["definitions"],
+            json.loads(row["log_versions"]),
+        )
+        for row in sorted(rows, key=lambda row: row["number"])
+    ]
+
+
+def _last_number(lake: Lake) -> int:
+    return max(lake.read(KEPT_SCRIPTS, ["number"])["number"].to_pylist(), default=0)
+
+
+def _note(lake: Lake, noted: _Noted, *, finished: bool = False) -> None:
+    row = {
+        "number": noted.number,
+        "text": noted.text,
+        "at": to_datetime(noted.at_us),
+        "definitions": noted.definitions,
+        "log_versions": json.dumps(noted.log_versions, sort_keys=True),
+        "finished_at": to_datetime(noted.at_us) if finished else None,
+    }
+    merged = lake.merge(KEPT_SCRIPTS, pa.Table.from_pylist([row], schema=KEPT_SCRIPTS.schema), update=finished)
+    if not finished and not merged.inserted:
+        raise ConflictError("another script was kept at the same moment; nothing of this one was: run it again")
+
+
+def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script, spark: Session) -> None:
+    """Everything that a script does, each step of which may have been done before."""
+    after, clock = script.catalog, Clock(noted.at_us)
+    for schema in script.dropped:
+        _let_go(lake, clock, schema)
+    for schema in after.tables():
+        _tell(lake, clock, settings, after, schema)
+    failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
+    for schema in script.dropped:
+        _empty(lake, noted, schema, after, spark)
+    for schema in after.tables():
+        rows = script.written.get(schema.full_name, [])
+        if rows:
+            _append(lake, noted, schema, rows, spark)
+            failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)
+    _note(lake, noted, finished=True)
+
+
+def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
+    """Note that a table was dropped, unless that, and perhaps its making anew, is noted already."""
+    with suppress(NotFound):
+        known = cdc_tables.find(lake, schema.keyspace, schema.name)
+        if known.created_at_ms == schema.created_at_us // 1000:
+            tablets.drop(lake, clock, schema.keyspace, schema.name)
+
+
+def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema: TableSchema) -> None:
+    """Make what the platform knows of a table what it is; one that never had a log is nobody's business."""
+    keyspace, name, cdc = schema.keyspace, schema.name, schema.cdc
+    ddl = ddl_of(catalog, schema)
+    try:
+        cdc_tables.find(lake, keyspace, name)
+    except NotFound:
+        if not cdc.enabled:
+            return
+        cdc_tables.add(
+            lake, clock, keyspace, name, ttl_seconds=cdc.ttl, created_at_ms=schema.created_at_us // 1000, ddl=ddl
+        )
+    cdc_tables.alter(lake, clock, keyspace, name, ttl_seconds=cdc.ttl, enabled=cdc.enabled, ddl=ddl)
+    count = catalog.keyspace(keyspace).tablets
+    if count is not None and cdc.enabled:
+        tablets.create(lake, clock, settings, keyspace, name, uniform_ends(count))
+    if not lake.exists(log_table(schema)):
+        lake.ensure(log_table(schema))
+
+
+def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog, spark: Session) -> None:
+    """Empty the log of a table that was dropped, and give it the columns of the table that has its name now."""
+    now = {other.full_name: other for other in after.tables()}.get(schema.full_name, schema)
+    if lake.exists(log_table(now)):
+        _overwrite(lake, noted, now, spark().createDataFrame(rows_table(now, [])), "empty")
+
+
+def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row], spark: Session) -> None:
+    table = log_table(schema)
+    names = [column.name for column in log_columns(schema)]
+    whole = [{name: row.get(name) for name in names} for row in rows]
+    _reshape(lake, noted, schema, spark)
+    files = -(-len(rows) // _ROWS_A_FILE)
+    frame = spark().createDataFrame(rows_table(schema, whole))
+    with translated(f"appending to {table.full_name}"):
+        append(lake, schema, frame, files=files, transaction=(_APPLICATION, noted.number))
+
+
+def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> None:
+    """Give a log the columns that ALTER gave its base table, before the first rows that have them."""
+    table = log_table(schema)
+    version = lake.version(table)
+    if version is None:
+        return
+    stored = lake.read_version(table, version)
+    if stored.schema.remove_metadata().equals(_plain(table)):
+        return
+    _overwrite(
+        lake, noted, schema, spark().createDataFrame(rows_table(schema, list(table_rows(schema, stored)))), "shape"
+    )
+
+
+def _plain(table: Table) -> pa.Schema:
+    return table.schema.remove_metadata()
+
+
+def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: DataFrame, why: str) -> None:
+    """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
+    table = log_table(schema)
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer = writer.option("txnAppId", f"{_APPLICATION}/{why}").option("txnVersion", noted.number)
+    with translated(f"rewriting {table.full_name}"):
+        writer.save(lake.path(table))

@@ -1,0 +1,98 @@
+"""The Delta table of a CDC log: its columns, and how values of CQL types are kept in them.
+
+It knows Arrow and names alone; which rows there are is left to `rows` and `volume`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pyarrow as pa
+
+from cdc_platform.lake.tables import TIMESTAMP, Table, array_of, column
+from cdc_platform.log.schema import LogColumn, TableSchema, log_columns
+from cdc_platform.log.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType
+
+WRITTEN_AT = "cdc$timestamp"
+"""The one column that ScyllaDB's log has not: the time in `cdc$time` as a timestamp, by which files are skipped."""
+
+_SCALARS: dict[str, pa.DataType] = {
+    "ascii": pa.string(),
+    "bigint": pa.int64(),
+    "blob": pa.binary(),
+    "boolean": pa.bool_(),
+    "counter": pa.int64(),
+    "date": pa.date32(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "int": pa.int32(),
+    "smallint": pa.int16(),
+    "text": pa.string(),
+    "time": pa.int64(),
+    "timestamp": TIMESTAMP,
+    "tinyint": pa.int8(),
+}
+"""What is not here is text, in the form that JSON has: UUIDs, addresses, decimals, integers of any size, durations."""
+_COMMENTS = {
+    "stream_id": "stream of the row: that of the base row's partition key at the time of the write",
+    "time": "timeuuid of the write; rows of one batch share it",
+    "batch_seq_no": "place of the row in its batch, from 0",
+    "operation": "0 pre-image, 1 update, 2 insert, 3 row and 4 partition delete, 5 to 8 range bounds, 9 post-image",
+    "ttl": "seconds that the written cells live; null: for ever",
+    "end_of_batch": "true in the last row of a batch",
+    "key": "key column of the base table",
+    "value": "value written, or elements added",
+    "deleted": "true: the column, or the whole collection before this write, was deleted",
+    "deleted_elements": "keys of the elements that were deleted",
+}
+_NEVER_NULL = ("stream_id", "time", "batch_seq_no", "operation")
+
+
+def arrow_type(kind: CqlType) -> pa.DataType:
+    """The Arrow type that values of a CQL type have in a log's Delta table."""
+    match kind:
+        case Scalar():
+            return _SCALARS.get(kind.name, pa.string())
+        case MapType():
+            return pa.map_(arrow_type(kind.key), arrow_type(kind.value))
+        case ListType() | SetType():
+            return array_of(arrow_type(kind.element))
+        case UserType():
+            return pa.struct([pa.field(name, arrow_type(part)) for name, part in kind.fields])
+        case TupleType():
+            return pa.struct([pa.field(f"_{place}", arrow_type(part)) for place, part in enumerate(kind.components, 1)])
+    raise AssertionError(f"unreachable: {kind}")
+
+
+@lru_cache(maxsize=512)
+def log_table(schema: TableSchema) -> Table:
+    """The Delta table of a base table's log: the log's columns, with the time of the write behind its own ones."""
+    fields = [_field(each) for each in log_columns(schema)]
+    when = column(WRITTEN_AT, TIMESTAMP, "time of the write, µs; cdc$time holds the same")
+    # Delta keeps the bounds of the first 32 columns of a file only.
+    head = sum(each.base is None for each in log_columns(schema))
+    return Table(
+        schema.keyspace,
+        schema.log_name,
+        pa.schema([*fields[:head], when, *fields[head:]]),
+        keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
+        comment=f"CDC log of {schema.full_name}",
+    )
+
+
+def _field(each: LogColumn) -> pa.Field:
+    return column(each.name, arrow_type(each.type), _COMMENTS[each.role], null=each.role not in _NEVER_NULL)
+
+
+def writes_schema(schema: TableSchema) -> pa.Schema:
+    """The columns of typed writes to a table, each of one row: what `volume` turns into log rows.
+
+    `operation` (int8) is 1 to update, 2 to insert, 3 to delete the row, 4 to delete the partition; `timestamp` (int64,
+    µs); `ttl` (int64, s; 0: none, null: that of the table). All other columns are those of the log: a key, a value
+    (null: not written), `cdc$deleted_X` (the column is set to null, or the collection overwritten),
+    `cdc$deleted_elements_X`.
+    """
+    head = [pa.field("operation", pa.int8()), pa.field("timestamp", pa.int64()), pa.field("ttl", pa.int64())]
+    roles = ("key", "value", "deleted", "deleted_elements")
+    rest = [each for each in log_columns(schema) if each.role in roles]
+    return pa.schema([*head, *(pa.field(each.name, arrow_type(each.type)) for each in rest)])

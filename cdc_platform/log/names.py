@@ -1,0 +1,76 @@
+"""Names in CQL: which words need quotes to be one, and how names are written."""
+
+from __future__ import annotations
+
+
+def quoted(name: str) -> str:
+    """A name as CQL needs it: in quotes unless it is lower case, digits and underscores, and not reserved."""
+    plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()
+    # A name that begins with an underscore is none without quotes either.
+    free = plain and name[0] != "_" and name not in RESERVED
+    return name if free else '"' + name.replace('"', '""') + '"'
+
+
+RESERVED = frozenset(
+    (
+        "add",
+        "allow",
+        "alter",
+        "and",
+        "apply",
+        "asc",
+        "authorize",
+        "batch",
+        "begin",
+        "by",
+        "columnfamily",
+        "create",
+        "delete",
+        "desc",
+        "describe",
+        "drop",
+        "entries",
+        "execute",
+        "from",
+        "full",
+        "grant",
+        "if",
+        "in",
+        "index",
+        "infinity",
+        "insert",
+        "into",
+        "is",
+        "keyspace",
+        "limit",
+        "materialized",
+        "modify",
+        "nan",
+        "norecursive",
+        "not",
+        "null",
+        "of",
+        "on",
+        "or",
+        "order",
+        "primary",
+        "rename",
+        "replace",
+        "revoke",
+        "schema",
+        "select",
+        "set",
+        "table",
+        "to",
+        "token",
+        "truncate",
+        "unlogged",
+        "update",
+        "use",
+        "using",
+        "view",
+        "where",
+        "with",
+    )
+)
+"""The words that are no names unless they stand in double quotes."""

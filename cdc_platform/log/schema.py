@@ -1,0 +1,300 @@
+"""The schema of a base table, its CDC options, and the log table that follows from them.
+
+Knows names, types and roles of columns; which rows the log gets is left to `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, total_ordering
+from typing import Any, Literal, NamedTuple
+
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.log.types import (
+    BIGINT,
+    BLOB,
+    BOOLEAN,
+    INT,
+    SMALLINT,
+    TIMEUUID,
+    TINYINT,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    Value,
+    listed,
+)
+from cdc_platform.ring import composite_key
+
+Kind = Literal["partition", "clustering", "static", "regular"]
+Images = Literal["false", "true", "full"]
+Delta = Literal["full", "keys"]
+Role = Literal[
+    "stream_id",
+    "time",
+    "batch_seq_no",
+    "operation",
+    "ttl",
+    "end_of_batch",
+    "key",
+    "value",
+    "deleted",
+    "deleted_elements",
+]
+
+LOG_SUFFIX = "_scylla_cdc_log"
+DEFAULT_TTL = 86_400
+MAX_CDC_TTL = 2**31 - 1
+MAX_TTL = 20 * 365 * 86_400
+"""The longest TTL of a write, in seconds: twenty years."""
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_IMAGES: Mapping[str, Images] = {"true": "true", "1": "true", "false": "false", "0": "false", "full": "full"}
+_DELTAS: Mapping[str, Delta] = {"full": "full", "keys": "keys"}
+
+
+@dataclass(frozen=True)
+class CdcOptions:
+    """What `WITH cdc = {...}` says. `ttl` in seconds, 0: the log's rows never expire."""
+
+    enabled: bool = False
+    preimage: Images = "false"
+    postimage: bool = False
+    delta: Delta = "full"
+    ttl: int = DEFAULT_TTL
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> CdcOptions:
+        """The options of a CQL map; keys and values in any case, options that are left out have their default.
+
+        Raises:
+            InputError: an unknown option, or a value that the option does not have.
+        """
+        read: dict[str, Any] = {}
+        for key, text in options.items():
+            name, value = key.lower(), text.lower()
+            if name not in _READERS:
+                raise InputError(f"unknown CDC option {key!r}; the options are {', '.join(_READERS)}")
+            if name in read:
+                raise InputError(f"CDC option {key!r} is given twice")
+            read[name] = _READERS[name](key, value)
+        return cls(**read)
+
+
+def _choice(choices: Mapping[str, Any], key: str, value: str) -> Any:
+    if value not in choices:
+        raise InputError(f"{value!r} is no value of CDC option {key!r}; it is one of {', '.join(choices)}")
+    return choices[value]
+
+
+def _ttl(key: str, value: str) -> int:
+    digits = value.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise InputError(f"{value!r} is no value of CDC option {key!r}; it is a number of seconds, 0 for no expiry")
+    if value.startswith("-"):
+        raise InputError(f"CDC option {key!r} is {value}; it is 0 (no expiry) or more seconds")
+    if len(digits) > 10 or int(digits) > MAX_CDC_TTL:
+        raise InputError(f"CDC option {key!r} is {value}, which is too large; it is at most {MAX_CDC_TTL} seconds")
+    return int(digits)
+
+
+_READERS = {
+    "enabled": lambda key, value: _choice(_BOOLEANS, key, value),
+    "preimage": lambda key, value: _choice(_IMAGES, key, value),
+    "postimage": lambda key, value: _choice(_BOOLEANS, key, value),
+    "delta": lambda key, value: _choice(_DELTAS, key, value),
+    "ttl": _ttl,
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a base table. `descending` is for clustering columns."""
+
+    name: str
+    type: CqlType
+    kind: Kind = "regular"
+    descending: bool = False
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is part of the primary key."""
+        return self.kind in ("partition", "clustering")
+
+
+@total_ordering
+class Descending:
+    """A sort key that sorts the other way round."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Descending) and self.key == other.key
+
+    def __lt__(self, other: Descending) -> bool:
+        return other.key < self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A base table: its columns with the keys in key order, its CDC options, when it was made (µs since 1970).
+
+    `dropped` holds the columns that were dropped: name and the time (µs) until which it cannot be used again.
+    `default_ttl` (s) is that of writes that give none, 0 for none.
+    """
+
+    keyspace: str
+    name: str
+    columns: tuple[Column, ...]
+    cdc: CdcOptions = field(default_factory=CdcOptions)
+    created_at_us: int = 0
+    dropped: tuple[tuple[str, int], ...] = ()
+    default_ttl: int = 0
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace}.{self.name}"
+
+    @property
+    def log_name(self) -> str:
+        """The name of its CDC log, in the same keyspace."""
+        return self.name + LOG_SUFFIX
+
+    @cached_property
+    def partition_key(self) -> tuple[Column, ...]:
+        """The columns of the partition key, in key order."""
+        return self._of("partition")
+
+    @cached_property
+    def clustering_key(self) -> tuple[Column, ...]:
+        """The clustering columns, in key order."""
+        return self._of("clustering")
+
+    @cached_property
+    def statics(self) -> tuple[Column, ...]:
+        """The static columns."""
+        return self._of("static")
+
+    @cached_property
+    def regulars(self) -> tuple[Column, ...]:
+        """The columns that are neither keys nor static."""
+        return self._of("regular")
+
+    @cached_property
+    def selected(self) -> tuple[Column, ...]:
+        """The columns in the order of `SELECT *`: keys, then static ones by name, then the others by name."""
+        by_name = [*sorted(self.statics, key=_name), *sorted(self.regulars, key=_name)]
+        return (*self.partition_key, *self.clustering_key, *by_name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    def has(self, name: str) -> bool:
+        """Whether there is a column of that name."""
+        return name in self._by_name
+
+    def column(self, name: str) -> Column:
+        """The column of a name; raises NotFound."""
+        column = self._by_name.get(name)
+        if column is None:
+            raise NotFound(f"unknown column {name} of {self.full_name}; {listed(self._by_name)}")
+        return column
+
+    def partition_bytes(self, partition_key: Sequence[Value]) -> bytes:
+        """The serialized partition key (one value a column), from which the token is hashed."""
+        components = [
+            column.type.to_bytes(value) for column, value in zip(self.partition_key, partition_key, strict=True)
+        ]
+        return components[0] if len(components) == 1 else composite_key(components)
+
+    def clustering_order(self, values: Sequence[Value]) -> tuple[Any, ...]:
+        """What orders rows inside a partition, from the values of the clustering columns or of a prefix of them."""
+        keys = []
+        for column, value in zip(self.clustering_key, values, strict=False):
+            key = column.type.sort_key(value)
+            keys.append(Descending(key) if column.descending else key)
+        return tuple(keys)
+
+    def _of(self, kind: Kind) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.kind == kind)
+
+
+class LogColumn(NamedTuple):
+    """A column of a CDC log: name, type, what it is for, and the column of the base table that it belongs to."""
+
+    name: str
+    type: CqlType
+    role: Role
+    base: Column | None = None
+
+
+_HEAD = (
+    LogColumn("cdc$stream_id", BLOB, "stream_id"),
+    LogColumn("cdc$time", TIMEUUID, "time"),
+    LogColumn("cdc$batch_seq_no", INT, "batch_seq_no"),
+    LogColumn("cdc$operation", TINYINT, "operation"),
+    LogColumn("cdc$ttl", BIGINT, "ttl"),
+    LogColumn("cdc$end_of_batch", BOOLEAN, "end_of_batch"),
+)
+
+
+def log_columns(schema: TableSchema) -> list[LogColumn]:
+    """The columns of a table's log, in its order: the log's own, the keys, then what each other column has.
+
+    An atomic column has its value and `cdc$deleted_`; one of several cells has `cdc$deleted_elements_` as well.
+    """
+    columns = list(_HEAD)
+    keys = (*schema.partition_key, *schema.clustering_key)
+    columns += [LogColumn(key.name, key.type, "key", key) for key in keys]
+    for column in schema.selected[len(keys) :]:
+        columns += _log_columns_of(column)
+    return columns
+
+
+def _log_columns_of(column: Column) -> list[LogColumn]:
+    found = [
+        LogColumn(column.name, logged_type(column.type), "value", column),
+        LogColumn(f"cdc$deleted_{column.name}", BOOLEAN, "deleted", column),
+    ]
+    if column.type.multicell:
+        elements = SetType(element_key_type(column.type).frozen(), True)
+        found.append(LogColumn(f"cdc$deleted_elements_{column.name}", elements, "deleted_elements", column))
+    return found
+
+
+def logged_type(kind: CqlType) -> CqlType:
+    """The type that a column of this type has in the log: frozen, and lists with their keys shown."""
+    if isinstance(kind, ListType) and kind.multicell:
+        return MapType(TIMEUUID, kind.element.frozen(), True)
+    return kind.frozen()
+
+
+def element_key_type(kind: CqlType) -> CqlType:
+    """The type of the keys of a column's cells: a map's keys, a set's elements, timeuuids of a list, field indices."""
+    if isinstance(kind, MapType):
+        return kind.key
+    if isinstance(kind, SetType):
+        return kind.element
+    return TIMEUUID if isinstance(kind, ListType) else SMALLINT
+
+
+def element_value_type(kind: CqlType, key: Value) -> CqlType | None:
+    """The type of the value of a column's cell under `key`; None for sets, whose cells hold nothing else."""
+    if isinstance(kind, MapType):
+        return kind.value
+    if isinstance(kind, ListType):
+        return kind.element
+    return None if isinstance(kind, SetType) else kind.parts[key]
+
+
+def _name(column: Column) -> bytes:
+    return column.name.encode()

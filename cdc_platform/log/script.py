@@ -1,0 +1,238 @@
+"""Runs a script of CQL statements in the process: each sees the effects of those before it, nothing is written.
+
+Knows the order of things: parse, bind, make log rows, find their streams, and only then let the write take effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cdc_platform.clock import Clock
+from cdc_platform.errors import PlatformError, WriteRefused
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log import statements as s
+from cdc_platform.log.base_table import BaseTable, json_row
+from cdc_platform.log.binding import Binder
+from cdc_platform.log.catalog import Catalog
+from cdc_platform.log.definitions import define
+from cdc_platform.log.literals import Moment
+from cdc_platform.log.live import Partition
+from cdc_platform.log.mutation import Mutation
+from cdc_platform.log.parser import parse
+from cdc_platform.log.ranges import Key
+from cdc_platform.log.replay import replay
+from cdc_platform.log.rows import Row, log_mutations
+from cdc_platform.log.schema import TableSchema, log_columns
+from cdc_platform.log.streams import Streams
+from cdc_platform.ring import tokens_of_keys
+from cdc_platform.settings import Settings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a statement. `rows` are its log rows as JSON has them; `schema` is the table that it defined."""
+
+    statement: s.Statement
+    error: PlatformError | None = None
+    rows: list[dict[str, object]] = field(default_factory=list)
+    schema: TableSchema | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it took effect."""
+        return self.error is None
+
+    @property
+    def is_definition(self) -> bool:
+        """Whether it is one of CREATE, ALTER and DROP."""
+        return isinstance(self.statement.body, s.Definition)
+
+
+@dataclass(frozen=True)
+class TouchedTable:
+    """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
+
+    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone.
+    """
+
+    name: str
+    base: list[dict[str, object]]
+    replayed: list[dict[str, object]] | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a script: every statement in order, and every table that it touched and left."""
+
+    outcomes: list[Outcome]
+    tables: list[TouchedTable]
+
+    @property
+    def wrong(self) -> Outcome | None:
+        """The first statement that was wrong by itself."""
+        return next((each for each in self.outcomes if each.error and not isinstance(each.error, WriteRefused)), None)
+
+    @property
+    def refused(self) -> Outcome | None:
+        """The first write that the acceptance rule refused."""
+        return next((each for each in self.outcomes if isinstance(each.error, WriteRefused)), None)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tables that the lake has: their catalog, and what reads the log rows of one of them."""
+
+    catalog: Catalog
+    rows: Callable[[TableSchema], Iterable[Row]]
+
+
+def _no_rows(_: TableSchema) -> Iterable[Row]:
+    return ()
+
+
+def rehearse(text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
+    """Run a script against the streams of the lake, which stays as it is.
+
+    Raises:
+        InputError: the script does not parse. A statement that parses and fails is an outcome, not an error.
+    """
+    return Script(lake, settings, clock.now_us()).run(parse(text))
+
+
+class Script:
+    """One run of a script: the tables as they stand between its statements, at a clock that shows `now_us` (µs)."""
+
+    def __init__(self, lake: Lake, settings: Settings, now_us: int, kept: Kept | None = None) -> None:
+        """`kept` are the tables that earlier scripts have left in the lake; None: the script starts with none."""
+        self._kept = kept or Kept(Catalog(), _no_rows)
+        self._catalog = self._kept.catalog
+        self._found = list(self._catalog.tables())
+        self._unread = {schema.full_name: schema for schema in self._catalog.tables()}
+        self._streams = Streams(lake, settings, now_us)
+        self._now_us = now_us
+        self._ticks = 0
+        self._statements = 0
+        self._bases: dict[str, BaseTable] = {}
+        self._logs: dict[str, list[Row]] = {}
+        self.written: dict[str, list[Row]] = {}
+        """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
+        self.dropped: list[TableSchema] = []
+        """The kept tables that the script has dropped, also where it has made others of their names."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The keyspaces, types and tables as they are after the statements so far."""
+        return self._catalog
+
+    def run(self, statements: Sequence[s.Statement]) -> Result:
+        """Run the statements in order; one that fails changes nothing and does not stop those behind it."""
+        outcomes = [self._outcome(number, statement) for number, statement in enumerate(statements, self._statements)]
+        self._statements += len(outcomes)
+        return Result(outcomes, [self._touched(name) for name in self._bases])
+
+    def _outcome(self, number: int, statement: s.Statement) -> Outcome:
+        body = statement.body
+        try:
+            if isinstance(body, s.Write | s.Batch):
+                return Outcome(statement, rows=self._write(number, body))
+            if isinstance(body, s.Use):
+                self._catalog.in_use = self._catalog.keyspace(body.keyspace).name
+            elif isinstance(body, s.Truncate):
+                self._base(self._catalog.table(body.name)).truncate()
+            elif not isinstance(body, s.Read):
+                return Outcome(statement, schema=self._define(body))
+            return Outcome(statement)
+        except PlatformError as error:
+            return Outcome(statement, error)
+
+    def _define(self, body: s.Definition) -> TableSchema | None:
+        schema = define(self._catalog, body, self._now_us)
+        known = {table.full_name: table for table in self._catalog.tables()}
+        for name in [name for name in (*self._bases, *self._unread) if name not in known]:
+            self._forget(name)
+        for name, table in known.items():
+            if name not in self._bases and name not in self._unread:
+                self._make(name, table)
+            elif self._unread.get(name) is not table and self._base(table).schema is not table:
+                self._base(table).alter(table)
+        return schema
+
+    def _forget(self, name: str) -> None:
+        self.dropped += [schema for schema in self._found if schema.full_name == name]
+        gone = self._unread.pop(name, None)
+        base = self._bases.pop(name, None)
+        schema = gone if base is None else base.schema
+        if schema is not None:
+            self._streams.forget(schema)
+        self._logs.pop(name, None)
+        self.written.pop(name, None)
+
+    def _base(self, schema: TableSchema) -> BaseTable:
+        """The table as it is now; what is kept of it is read when it is asked for first."""
+        name = schema.full_name
+        if name in self._unread:
+            before = self._unread.pop(name)
+            self._logs[name] = list(self._kept.rows(before))
+            self.written[name] = []
+            self._bases[name] = self._rebuilt(before, name)
+        return self._bases[name]
+
+    def _rebuilt(self, schema: TableSchema, name: str) -> BaseTable:
+        """The table as earlier scripts have left it, as far as its log tells."""
+        if schema.cdc.delta != "full":
+            return BaseTable(schema)
+        return BaseTable(schema, replay(schema, self._logs[name])).without_expired(self._now_us)
+
+    def _make(self, name: str, schema: TableSchema) -> None:
+        self._bases[name], self._logs[name], self.written[name] = BaseTable(schema), [], []
+        count = self._catalog.keyspace(schema.keyspace).tablets
+        if count is not None:
+            self._streams.give_tablets(schema, count)
+
+    def _write(self, number: int, body: s.Write | s.Batch) -> list[dict[str, object]]:
+        moment = Moment(self._now_us + self._ticks)
+        if not _has_timestamps(body):
+            self._ticks += 1
+        mutations = Binder(self._catalog, moment, self._read).bind(body)
+        logged = [self._log_rows(number, mutation) for mutation in mutations]
+        for mutation, rows in zip(mutations, logged, strict=True):
+            self._base(mutation.schema).apply(mutation)
+            self.written[mutation.schema.full_name] += rows
+        return [
+            json_row(log_columns(mutation.schema), row)
+            for mutation, rows in zip(mutations, logged, strict=True)
+            for row in rows
+        ]
+
+    def _read(self, schema: TableSchema, key: Key) -> Partition:
+        return self._base(schema).partition(key)
+
+    def _log_rows(self, number: int, mutation: Mutation) -> list[Row]:
+        """The log rows of a mutation in their streams, before it takes effect; none where CDC is off."""
+        schema = mutation.schema
+        if not schema.cdc.enabled:
+            return []
+        state = self._read(schema, mutation.partition_key).state
+        token = int(tokens_of_keys([schema.partition_bytes(mutation.partition_key)])[0])
+        rows: list[Row] = []
+        for part in log_mutations(mutation, state, identity=number.to_bytes(8, "big")):
+            rows += part.in_stream(self._streams.stream_of(schema, part.timestamp, token))
+        return rows
+
+    def _touched(self, name: str) -> TouchedTable:
+        base = self._bases[name]
+        schema = base.schema
+        if not schema.cdc.enabled or schema.cdc.delta != "full":
+            return TouchedTable(name, base.rows(), None)
+        rebuilt = self._rebuilt(schema, name)
+        for state in replay(schema, self.written[name]).values():
+            rebuilt.apply(state)
+        return TouchedTable(name, base.rows(), rebuilt.rows())
+
+
+def _has_timestamps(body: s.Write | s.Batch) -> bool:
+    """Whether the statement says all of its timestamps itself."""
+    if body.using.timestamp is not None:
+        return True
+    return isinstance(body, s.Batch) and all(write.using.timestamp is not None for write in body.writes)

@@ -1,0 +1,178 @@
+"""How one mutation becomes changes of one timestamp each: what rows of one kind cannot tell is taken apart.
+
+It knows when and how a mutation is split (semantics of `cdc$time` and `cdc$ttl`); what the rows look like is left to
+`rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cdc_platform.log.mutation import Cell, CollectionChange, ColumnChange, ColumnChanges, Marker, Mutation
+from cdc_platform.log.ranges import Key, RangeTombstone, normal_form
+from cdc_platform.log.types import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Columns written to one row: `key` None for the static row; `ttl` in seconds, 0 for none; `inserted` by INSERT."""
+
+    key: Key | None
+    ttl: int
+    inserted: bool
+    columns: ColumnChanges
+
+
+@dataclass(slots=True)
+class Changes:
+    """All that a mutation does at one timestamp (µs), in the order in which the log tells it."""
+
+    timestamp: int
+    upserts: list[Upsert] = field(default_factory=list)
+    row_deletions: list[Key] = field(default_factory=list)
+    ranges: list[RangeTombstone] = field(default_factory=list)
+    partition_deleted: bool = False
+
+
+def split(mutation: Mutation) -> list[Changes]:
+    """The changes of a mutation, one a timestamp, in ascending order; none for a mutation that does nothing.
+
+    At one timestamp come static cells, inserts, other updates, row deletions, ranges, the partition; parts of a row by
+    ascending TTL. A tombstone of a collection belongs to the microsecond after it, without TTL. A mutation that needs
+    no splitting keeps its rows in clustering order, inserted or not.
+    """
+    ranges = normal_form(mutation.schema, mutation.range_tombstones)
+    if not should_split(mutation, ranges):
+        return _whole(mutation, ranges)
+    return _taken_apart(mutation, ranges)
+
+
+def should_split(mutation: Mutation, ranges: list[RangeTombstone]) -> bool:
+    """Whether a mutation is more than one timestamp, one TTL and one kind of change; `ranges` in normal form.
+
+    Live cells of a collection in a row with a marker are a reason as well: only a whole overwrite can be an INSERT.
+    """
+    times = set(_times(mutation, ranges))
+    kinds = (mutation.static, mutation.rows, mutation.row_tombstones, ranges, mutation.partition_tombstone is not None)
+    if len(times) > 1 or sum(map(bool, kinds)) > 1:
+        return True
+    return any(row.marker is not None and _adds_elements(row.cells) for row in mutation.rows.values())
+
+
+def _adds_elements(columns: ColumnChanges) -> bool:
+    collections = (change for change in columns.values() if isinstance(change, CollectionChange))
+    return any(not cell.dead for change in collections for cell in change.elements.values())
+
+
+def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> Iterator[tuple[int, int]]:
+    """The (timestamp, TTL) of everything in a mutation."""
+    for columns in (mutation.static, *(row.cells for row in mutation.rows.values())):
+        yield from (time for change in columns.values() for time in _times_of(change))
+    yield from ((row.marker.timestamp, row.marker.ttl) for row in mutation.rows.values() if row.marker is not None)
+    yield from ((timestamp, 0) for timestamp in mutation.row_tombstones.values())
+    yield from ((tombstone.timestamp, 0) for tombstone in ranges)
+    if mutation.partition_tombstone is not None:
+        yield mutation.partition_tombstone, 0
+
+
+def _times_of(change: ColumnChange) -> Iterator[tuple[int, int]]:
+    if isinstance(change, Cell):
+        yield _time_of(change)
+        return
+    if change.tombstone is not None:
+        yield change.tombstone + 1, 0
+    yield from map(_time_of, change.elements.values())
+
+
+def _time_of(cell: Cell) -> tuple[int, int]:
+    return cell.timestamp, 0 if cell.dead else cell.ttl
+
+
+def _whole(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
+    """The changes of a mutation of one timestamp and TTL."""
+    time = next(_times(mutation, ranges), None)
+    if time is None:
+        return []
+    timestamp, ttl = time
+    upserts = [Upsert(None, ttl, False, mutation.static)] if mutation.static else []
+    upserts += [
+        Upsert(key, ttl, mutation.rows[key].marker is not None, mutation.rows[key].cells)
+        for key in _in_order(mutation, mutation.rows)
+    ]
+    deletions = _in_order(mutation, mutation.row_tombstones)
+    return [Changes(timestamp, upserts, deletions, ranges, mutation.partition_tombstone is not None)]
+
+
+def _in_order(mutation: Mutation, keys: Mapping[Key, object]) -> list[Key]:
+    return sorted(keys, key=mutation.schema.clustering_order)
+
+
+def _taken_apart(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
+    by_time: dict[int, Changes] = {}
+    static, inserts, updates = _upserts(mutation)
+    for timestamp, upsert in (*static, *inserts, *updates):
+        _at(by_time, timestamp).upserts.append(upsert)
+    for key in _in_order(mutation, mutation.row_tombstones):
+        _at(by_time, mutation.row_tombstones[key]).row_deletions.append(key)
+    for tombstone in ranges:
+        _at(by_time, tombstone.timestamp).ranges.append(tombstone)
+    if mutation.partition_tombstone is not None:
+        _at(by_time, mutation.partition_tombstone).partition_deleted = True
+    return [by_time[timestamp] for timestamp in sorted(by_time)]
+
+
+def _at(by_time: dict[int, Changes], timestamp: int) -> Changes:
+    return by_time.setdefault(timestamp, Changes(timestamp))
+
+
+_Parts = list[tuple[int, Upsert]]
+"""Upserts with their timestamps (µs)."""
+
+
+def _upserts(mutation: Mutation) -> tuple[_Parts, _Parts, _Parts]:
+    """The static updates, the inserts and the other updates of a mutation, each in the order of the log."""
+    static = [(time, Upsert(None, ttl, False, part)) for (time, ttl), part in _by_time(mutation.static, None)]
+    inserts: _Parts = []
+    updates: _Parts = []
+    for key in _in_order(mutation, mutation.rows):
+        row = mutation.rows[key]
+        inserted = None if row.marker is None else (row.marker.timestamp, row.marker.ttl)
+        for time, columns in _by_time(row.cells, row.marker):
+            timestamp, ttl = time
+            if time != inserted:
+                updates.append((timestamp, Upsert(key, ttl, False, columns)))
+                continue
+            apart = {name: change for name, change in columns.items() if _only_elements(change)}
+            with_marker = {name: change for name, change in columns.items() if name not in apart}
+            inserts.append((timestamp, Upsert(key, ttl, True, with_marker)))
+            if apart:
+                updates.append((timestamp, Upsert(key, ttl, False, apart)))
+    return static, inserts, updates
+
+
+def _only_elements(change: ColumnChange) -> bool:
+    """Whether it is what no INSERT can do: elements of a collection without the collection's tombstone."""
+    return isinstance(change, CollectionChange) and change.tombstone is None
+
+
+def _by_time(columns: ColumnChanges, marker: Marker | None) -> list[tuple[tuple[int, int], dict[str, ColumnChange]]]:
+    """The columns of a row by ascending (timestamp, TTL); the marker's has a part even if it is empty."""
+    parts: dict[tuple[int, int], dict[str, ColumnChange]] = {}
+    if marker is not None:
+        parts[marker.timestamp, marker.ttl] = {}
+    for name, change in columns.items():
+        for time, part in _parts_of(change).items():
+            parts.setdefault(time, {})[name] = part
+    return sorted(parts.items(), key=lambda part: part[0])
+
+
+def _parts_of(change: ColumnChange) -> dict[tuple[int, int], ColumnChange]:
+    if isinstance(change, Cell):
+        return {_time_of(change): change}
+    tombstones = {} if change.tombstone is None else {(change.tombstone + 1, 0): change.tombstone}
+    elements: dict[tuple[int, int], dict[Value, Cell]] = {}
+    for key, cell in change.elements.items():
+        elements.setdefault(_time_of(cell), {})[key] = cell
+    times = dict.fromkeys((*tombstones, *elements))
+    return {time: CollectionChange(tombstones.get(time), elements.get(time, {})) for time in times}

@@ -1,0 +1,335 @@
+"""What a script says, statement by statement, before it is known whether the tables and types exist.
+
+Plain records that the parser makes; `literals` and `binding` give them their meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+ConstantKind = Literal["text", "integer", "float", "boolean", "null", "uuid", "blob", "duration"]
+
+
+class Constant(NamedTuple):
+    """A constant: what kind it was written as, its Python value, and how it was written."""
+
+    kind: ConstantKind
+    value: Any
+    text: str
+
+
+class ListLiteral(NamedTuple):
+    """`[a, b]`."""
+
+    items: tuple[Term, ...]
+
+
+class SetLiteral(NamedTuple):
+    """`{a, b}`; without items it is whatever its column needs: an empty set, map or user type."""
+
+    items: tuple[Term, ...]
+
+
+class MapLiteral(NamedTuple):
+    """`{a: 1, b: 2}` with terms as keys."""
+
+    pairs: tuple[tuple[Term, Term], ...]
+
+
+class UserLiteral(NamedTuple):
+    """`{field: 1, other: 2}`, with names as keys."""
+
+    fields: tuple[tuple[str, Term], ...]
+
+
+class TupleLiteral(NamedTuple):
+    """`(a, b)`."""
+
+    items: tuple[Term, ...]
+
+
+class Call(NamedTuple):
+    """`function(a, b)`."""
+
+    name: str
+    arguments: tuple[Term, ...]
+
+
+Term = Constant | ListLiteral | SetLiteral | MapLiteral | UserLiteral | TupleLiteral | Call
+
+NULL = Constant("null", None, "null")
+
+
+class Name(NamedTuple):
+    """A table or type as it is written; `keyspace` None means the one in use."""
+
+    keyspace: str | None
+    name: str
+
+
+class TypeName(NamedTuple):
+    """A type as it is written: its name, and what stands between the angle brackets."""
+
+    name: Name
+    parameters: tuple[TypeName, ...] = ()
+
+
+class ColumnDefinition(NamedTuple):
+    """A column of CREATE TABLE or ALTER TABLE ADD."""
+
+    name: str
+    type: TypeName
+    static: bool = False
+    primary_key: bool = False
+
+
+class PrimaryKey(NamedTuple):
+    """`PRIMARY KEY ((a, b), c)`."""
+
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+
+
+class ClusteringOrder(NamedTuple):
+    """`CLUSTERING ORDER BY (a DESC, b)`: names, and whether each is descending."""
+
+    columns: tuple[tuple[str, bool], ...]
+
+
+class Property(NamedTuple):
+    """`name = value` behind WITH."""
+
+    name: str
+    value: Term
+
+
+class CompactStorage(NamedTuple):
+    """`COMPACT STORAGE` behind WITH."""
+
+
+TableProperty = ClusteringOrder | Property | CompactStorage
+
+
+@dataclass(frozen=True)
+class Use:
+    """USE keyspace."""
+
+    keyspace: str
+
+
+@dataclass(frozen=True)
+class CreateKeyspace:
+    """CREATE KEYSPACE."""
+
+    name: str
+    if_not_exists: bool
+    properties: tuple[TableProperty, ...]
+
+
+@dataclass(frozen=True)
+class CreateType:
+    """CREATE TYPE."""
+
+    name: Name
+    if_not_exists: bool
+    fields: tuple[tuple[str, TypeName], ...]
+
+
+@dataclass(frozen=True)
+class AddFields:
+    """ALTER TYPE ADD."""
+
+    name: Name
+    fields: tuple[tuple[str, TypeName], ...]
+
+
+@dataclass(frozen=True)
+class RenameFields:
+    """ALTER TYPE RENAME."""
+
+    name: Name
+    renames: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class CreateTable:
+    """CREATE TABLE. `keys` holds every PRIMARY KEY clause that stands apart from a column."""
+
+    name: Name
+    if_not_exists: bool
+    columns: tuple[ColumnDefinition, ...]
+    keys: tuple[PrimaryKey, ...]
+    properties: tuple[TableProperty, ...]
+
+
+@dataclass(frozen=True)
+class AddColumns:
+    """ALTER TABLE ADD."""
+
+    name: Name
+    columns: tuple[ColumnDefinition, ...]
+
+
+@dataclass(frozen=True)
+class DropColumns:
+    """ALTER TABLE DROP."""
+
+    name: Name
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RenameColumns:
+    """ALTER TABLE RENAME."""
+
+    name: Name
+    renames: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class AlterProperties:
+    """ALTER TABLE WITH."""
+
+    name: Name
+    properties: tuple[TableProperty, ...]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """DROP KEYSPACE, TYPE or TABLE; a keyspace is a name without one."""
+
+    what: Literal["keyspace", "type", "table"]
+    name: Name
+    if_exists: bool
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """TRUNCATE."""
+
+    name: Name
+
+
+@dataclass(frozen=True)
+class Read:
+    """SELECT and DESCRIBE: they change nothing, so the script passes them by."""
+
+
+class Using(NamedTuple):
+    """What stands behind USING; None where it says nothing."""
+
+    timestamp: Term | None = None
+    ttl: Term | None = None
+
+
+class Element(NamedTuple):
+    """`column[key]`."""
+
+    column: str
+    key: Term
+
+
+class Field(NamedTuple):
+    """`column.field`."""
+
+    column: str
+    field: str
+
+
+class Whole(NamedTuple):
+    """A column as a whole."""
+
+    column: str
+
+
+Target = Whole | Element | Field
+
+
+class Assignment(NamedTuple):
+    """`target = value`, or with `sign` `target = target + value`, `target - value`, `value + target` ("prepend").
+
+    `operand` is the column on the right side, which has to be the target.
+    """
+
+    target: Target
+    value: Term
+    sign: Literal["=", "+", "-", "prepend"] = "="
+    operand: str | None = None
+
+
+class Relation(NamedTuple):
+    """`columns operator terms`; several columns where they stand in parentheses. `IN` has a term for every choice."""
+
+    columns: tuple[str, ...]
+    operator: str
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
+class Insert:
+    """INSERT."""
+
+    table: Name
+    columns: tuple[str, ...]
+    values: tuple[Term, ...]
+    using: Using = field(default_factory=Using)
+    conditional: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """UPDATE."""
+
+    table: Name
+    assignments: tuple[Assignment, ...]
+    where: tuple[Relation, ...]
+    using: Using = field(default_factory=Using)
+    conditional: bool = False
+
+
+@dataclass(frozen=True)
+class Delete:
+    """DELETE; without targets it deletes rows, ranges of rows or partitions."""
+
+    table: Name
+    targets: tuple[Target, ...]
+    where: tuple[Relation, ...]
+    using: Using = field(default_factory=Using)
+    conditional: bool = False
+
+
+Write = Insert | Update | Delete
+
+
+@dataclass(frozen=True)
+class Batch:
+    """BEGIN ... APPLY BATCH."""
+
+    kind: Literal["logged", "unlogged", "counter"]
+    writes: tuple[Write, ...]
+    using: Using = field(default_factory=Using)
+
+
+Definition = (
+    CreateKeyspace
+    | CreateType
+    | AddFields
+    | RenameFields
+    | CreateTable
+    | AddColumns
+    | DropColumns
+    | RenameColumns
+    | AlterProperties
+    | Drop
+)
+Body = Definition | Write | Batch | Use | Truncate | Read
+
+
+class Statement(NamedTuple):
+    """One statement of a script: as it was written, the line it begins on (from 1), and what it says."""
+
+    text: str
+    line: int
+    body: Body

@@ -1,0 +1,112 @@
+"""`cdc-platform log`: what it prints and how it leaves; what statements do is tested in tests/log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from bad_input import listing
+from command_line import Cli, run
+
+from cdc_platform.clock import parse_time_us
+from cdc_platform.log.types import timeuuid_us
+
+NOW = "2026-02-02T00:00:00Z"
+SCRIPT = """CREATE TYPE ks.ut (a bigint, b blob);
+CREATE TABLE ks.t (pk int PRIMARY KEY, big bigint, u frozen<ut>, m map<text, decimal>, l list<uuid>)
+    WITH cdc = {'enabled': true};
+INSERT INTO ks.t (pk, big, u, m, l)
+    VALUES (1, 9007199254740993, {b: 0xff}, {'b': 1.50, 'a': 2}, [550e8400-e29b-41d4-a716-446655440000]);
+DROP TYPE IF EXISTS ks.other;"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A file with SCRIPT."""
+    file = tmp_path / "script.cql"
+    file.write_text(SCRIPT, encoding="utf-8")
+    return file
+
+
+def test_the_document(cli: Cli, script: Path, seeded_home: Path) -> None:
+    """Statements in order with their rows, tables by name, values as the conventions have them; nothing is written."""
+    before = listing(seeded_home)
+    answer = cli("--clock", NOW, "log", script, "--json")
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert listing(seeded_home) == before
+    made, table, inserted, dropped = answer.json["statements"]
+    assert (made["statement"], made["accepted"], made["reason"], made["rows"]) == (
+        "CREATE TYPE ks.ut (a bigint, b blob)", True, None, [],
+    )  # fmt: skip
+    assert (made["log_columns"], dropped["log_columns"]) == (None, None)
+    columns = table["log_columns"]
+    assert (columns["cdc$stream_id"], columns["u"], columns["m"]) == (
+        "blob",
+        "frozen<ut>",
+        "frozen<map<text, decimal>>",
+    )
+    assert "log_columns" not in inserted
+    (row,) = inserted["rows"]
+    assert list(row) == list(columns)
+    assert timeuuid_us(UUID(row["cdc$time"])) == parse_time_us(NOW)
+    assert row["cdc$stream_id"].startswith("0x")
+    assert len(row["cdc$stream_id"]) == 34
+    assert (row["cdc$operation"], row["cdc$ttl"], row["cdc$end_of_batch"]) == (2, None, True)
+    (key, element) = row["l"][0]
+    assert (key[14], element) == ("1", "550e8400-e29b-41d4-a716-446655440000")
+    value = {"big": "9007199254740993", "u": {"a": None, "b": "0xff"}, "m": [["a", "2"], ["b", "1.50"]]}
+    assert {name: row[name] for name in value} == value
+    rows = [{"pk": 1, "l": ["550e8400-e29b-41d4-a716-446655440000"]} | value]
+    assert answer.json["tables"] == {"ks.t": {"base": rows, "replayed": rows}}
+
+
+def test_what_people_read(cli: Cli, script: Path) -> None:
+    """A table a statement without the columns in which nothing is, and the tables at the end."""
+    answer = cli("--clock", NOW, "log", script)
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert "3  INSERT INTO ks.t" in answer.stdout
+    assert "cdc$operation" in answer.stdout
+    assert "cdc$ttl" not in answer.stdout
+    assert "rebuilt from its log: the same" in answer.stdout
+
+
+def test_a_refused_write_is_told(cli: Cli, tmp_path: Path) -> None:
+    """Below its statement, with exit code 1."""
+    (tmp_path / "s.cql").write_text(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk) VALUES (1) USING TIMESTAMP 1"""
+    )
+    answer = cli("--clock", NOW, "log", tmp_path / "s.cql")
+    assert answer.exit_code == 1
+    assert "refused: write timestamp 1970-01-01T00:00:00.000001Z is from the past" in answer.stdout
+    assert "ks.t: no rows" in answer.stdout
+
+
+def test_definitions_are_kept_without_spark(tmp_path: Path) -> None:
+    """A script that writes no rows starts no JVM; the next one finds its table."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "s.cql").write_text("CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};")
+    assert run("--home", home, "log", tmp_path / "s.cql", "--keep", "--json").exit_code == 0
+    assert (home / "lake" / "ks" / "t_scylla_cdc_log").is_dir()
+    again = run("--home", home, "log", tmp_path / "s.cql", "--keep")
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "table ks.t exists already" in again.stderr
+    (tmp_path / "s.cql").write_text("ALTER TABLE ks.t ADD w int;")
+    (altered,) = run("--home", home, "log", tmp_path / "s.cql", "--json").json["statements"]
+    assert list(altered["log_columns"])[-4:] == ["v", "cdc$deleted_v", "w", "cdc$deleted_w"]
+
+
+def test_a_rehearsal_loads_no_spark(seeded_home: Path, script: Path) -> None:
+    """Neither PySpark nor Dagster is imported for it."""
+    code = (
+        "import sys, json; from cdc_platform.commands.program import program\n"
+        f"try: program.main(['--home', {str(seeded_home)!r}, '--clock', {NOW!r}, 'log', {str(script)!r}])\n"
+        "except SystemExit: print(json.dumps(sorted({'pyspark', 'dagster'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []

@@ -1,0 +1,57 @@
+"""A lake with one generation that has operated since 2020, and scripts that run against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+from cql_scripts import NOW, SINCE, Accepted, Rehearse
+from export_files import ID, generation, streams_csv, timestamps_csv, v2_csv
+
+from cdc_platform.clock import Clock, parse_time_ms, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log.script import Outcome, Result, rehearse
+from cdc_platform.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def streams_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with one published generation; made once and only looked at."""
+    folder = tmp_path_factory.mktemp("streams")
+    described, time_ms = generation(), parse_time_ms(SINCE)
+    files = {
+        "v2.csv": v2_csv({ID: described}),
+        "streams.csv": streams_csv({time_ms: described}),
+        "times.csv": timestamps_csv({time_ms: None}),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+    answer = run("--home", folder / "home", "import", *(folder / name for name in files))
+    assert answer.exit_code == 0, answer.stderr
+    return folder / "home"
+
+
+@pytest.fixture
+def rehearsed(streams_home: Path) -> Rehearse:
+    """Run a script on the home, at NOW unless another time is said."""
+
+    def on_home(text: str, *, at: str = NOW, settings: Settings | None = None) -> Result:
+        return rehearse(text, Lake(streams_home / "lake"), Clock(parse_time_us(at)), settings or Settings())
+
+    return on_home
+
+
+@pytest.fixture
+def accepted(rehearsed: Rehearse) -> Accepted:
+    """As `rehearsed`, for scripts in which everything is accepted; what every test relies on is asserted on the way."""
+
+    def checked(text: str, **how: Any) -> list[Outcome]:
+        result = rehearsed(text, **how)
+        assert [(each.statement.text, str(each.error)) for each in result.outcomes if each.error] == []
+        for table in result.tables:
+            assert table.replayed is None or table.replayed == table.base
+        return result.outcomes
+
+    return checked

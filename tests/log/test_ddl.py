@@ -1,0 +1,76 @@
+"""Schemas as CQL and back: what is kept of a table is all that its log depends on."""
+
+from __future__ import annotations
+
+import pytest
+from cql_scripts import Rehearse
+
+from cdc_platform.clock import Clock
+from cdc_platform.errors import NotFound
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.lifecycle.cdc_tables import CdcTable
+from cdc_platform.log.catalog import Catalog
+from cdc_platform.log.ddl import ddl_of, known_tables, schema_of
+from cdc_platform.log.definitions import define
+from cdc_platform.log.parser import parse
+from cdc_platform.log.schema import TableSchema
+from cdc_platform.log.statements import Definition, Name
+
+SCRIPTS = {
+    "simple": "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};",
+    "keys": """CREATE TABLE ks.t (z text, "Pk" int, b int, a timeuuid, s int static, "select" blob,
+        PRIMARY KEY (("Pk", z), b, a))
+        WITH CLUSTERING ORDER BY (b DESC, a ASC) AND default_time_to_live = 9;""",
+    "options": """CREATE TABLE ks.t (pk int PRIMARY KEY)
+        WITH cdc = {'enabled': true, 'preimage': 'full', 'postimage': true, 'delta': 'keys', 'ttl': 0};""",
+    "types": """CREATE TYPE ks.low (a list<int>); CREATE TYPE ks."High" (l frozen<low>, "B" frozen<set<text>>);
+        CREATE TYPE ks.unused (a int);
+        CREATE TABLE ks.t (pk frozen<"High"> PRIMARY KEY, a tuple<int, frozen<low>>, h "High", f frozen<low>,
+            m map<frozen<"High">, frozen<list<frozen<low>>>>, v frozen<map<text, set<int>>>);""",
+}  # fmt: skip
+
+
+def defined(script: str) -> tuple[Catalog, TableSchema]:
+    """The catalog that a script makes, and its table ks.t."""
+    catalog = Catalog()
+    for statement in parse(script):
+        assert isinstance(statement.body, Definition)
+        define(catalog, statement.body, 7_000)
+    return catalog, catalog.table(Name("ks", "t"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_schema_is_made_again_from_its_ddl(script: str) -> None:
+    """Columns, types, order, options: everything is as it was."""
+    catalog, schema = defined(script)
+    known = CdcTable("ks", "t", True, 0, 7, ddl_of(catalog, schema))
+    assert known_tables(Catalog(), [known]) == [schema]
+
+
+def test_tables_that_share_a_type_are_known_together() -> None:
+    """The type is in the definition of each, and once in the catalog."""
+    catalog, schema = defined(
+        """CREATE TYPE ks.ut (a int); CREATE TABLE ks.t (pk int PRIMARY KEY, u ut);
+        CREATE TABLE ks.u (pk int PRIMARY KEY, u ut);"""
+    )
+    other = catalog.table(Name("ks", "u"))
+    tables = [CdcTable("ks", each.name, True, 0, 7, ddl_of(catalog, each)) for each in (schema, other)]
+    assert known_tables(Catalog(), tables) == [schema, other]
+
+
+def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
+    """By the name that the platform was told; one that was told of without definition has none."""
+    catalog, schema = defined(SCRIPTS["simple"])
+    cdc_tables.add(lake, Clock(7_000), "ks", "t", ttl_seconds=86_400, ddl=ddl_of(catalog, schema))
+    cdc_tables.add(lake, Clock(7_000), "ks", "bare", ttl_seconds=86_400)
+    assert schema_of(lake, "ks", "t") == schema
+    with pytest.raises(NotFound, match=r"the definition of ks\.bare is not known"):
+        schema_of(lake, "ks", "bare")
+
+
+def test_definitions_are_the_statements_of_a_script(rehearsed: Rehearse) -> None:
+    """What is kept can be run as it stands."""
+    catalog, schema = defined(SCRIPTS["types"])
+    result = rehearsed(ddl_of(catalog, schema))
+    assert [str(each.error) for each in result.outcomes if each.error] == []

@@ -1,0 +1,163 @@
+"""Scripts that are kept: tables, tablets and log rows in the lake, one script after the other, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cql_scripts import NOW_US
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import KEPT_SCRIPTS
+from cdc_platform.lifecycle import cdc_tables, tablet_sets
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.keeping import keep, rehearse_on_kept
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.log_values import table_rows
+from cdc_platform.log.script import Result
+from cdc_platform.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIRST = """CREATE KEYSPACE tabs WITH tablets = {'enabled': true, 'initial': 2};
+CREATE TYPE ks.ut (a int);
+CREATE TABLE ks.t (pk int, ck text, l list<int>, u ut, f frozen<map<text, decimal>>, d date, PRIMARY KEY (pk, ck))
+    WITH cdc = {'enabled': true, 'preimage': true, 'ttl': 60};
+CREATE TABLE ks.plain (pk int PRIMARY KEY);
+CREATE TABLE ks.gone (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
+CREATE TABLE tabs.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
+INSERT INTO ks.t (pk, ck, l, u, f, d) VALUES (0, 'a', [1, 2], {a: 1}, {'x': 1.50}, '2020-01-01');
+UPDATE ks.t USING TTL 5 SET d = '2021-01-01' WHERE pk = 0 AND ck = 'b';
+INSERT INTO ks.gone (pk, v) VALUES (1, 1);
+INSERT INTO tabs.t (pk) VALUES (7);"""
+SECOND = """UPDATE ks.t SET l[1] = 3, d = null WHERE pk = 0 AND ck = 'a';
+ALTER TYPE ks.ut ADD b text; ALTER TABLE ks.t ADD v int; ALTER TABLE ks.t DROP f;
+UPDATE ks.t SET l = l - [1], u.b = 'x', v = 9 WHERE pk = 0 AND ck = 'a';
+DROP TABLE ks.gone; CREATE TABLE ks.gone (name text PRIMARY KEY) WITH cdc = {'enabled': true};
+INSERT INTO ks.gone (name) VALUES ('n');
+INSERT INTO tabs.t (pk) VALUES (8) USING TIMESTAMP 9;"""
+LATER = "2020-11-26T12:00:10Z"
+LATER_US = parse_time_us(LATER)
+
+
+@pytest.fixture(scope="module")
+def first_kept(streams_home: Path, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lake:
+    """The lake of a home in which the first script is kept; made once and only looked at."""
+    lake = copied(streams_home, tmp_path_factory.mktemp("first") / "home")
+    result = kept(lake, FIRST, NOW_US, spark)
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    return lake
+
+
+@pytest.fixture(scope="module")
+def both_kept(first_kept: Lake, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[Lake, Result]:
+    """A lake in which both scripts are kept, and what became of the second."""
+    lake = copied(first_kept.root.parent, tmp_path_factory.mktemp("both") / "home")
+    return lake, kept(lake, SECOND, LATER_US, spark)
+
+
+def copied(home: Path, other: Path) -> Lake:
+    """The lake of a copy of a home."""
+    shutil.copytree(home, other)
+    return Lake(other / "lake")
+
+
+def kept(lake: Lake, script: str, at_us: int, spark: SparkSession) -> Result:
+    """Keep a script at a time."""
+    return keep(script, lake, Clock(at_us), Settings(), lambda: spark)
+
+
+def logged(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
+    """The log rows of a table, in canonical form, in the order of their times."""
+    schema = schema_of(lake, keyspace, name)
+    found = list(table_rows(schema, lake.read(log_table(schema))))
+    return sorted(found, key=lambda row: (row["cdc$time"].time, row["cdc$batch_seq_no"]))
+
+
+def everything(lake: Lake) -> dict[str, Any]:
+    """What is kept: the log rows of every table, what is known of it, and its streams."""
+    known = sorted(cdc_tables.cdc_tables(lake), key=lambda table: table.full_name)
+    sets = {
+        name: [each.ids.tolist() for each in tablet_sets.stream_sets(lake, *name)] for name in tablet_sets.tables(lake)
+    }
+    return {"tables": known, "sets": sets} | {
+        table.full_name: logged(lake, table.keyspace_name, table.table_name) for table in known
+    }
+
+
+def touched(result: Result, name: str) -> list[dict[str, Any]]:
+    """The rows of a table at the end, which its log gives as well."""
+    (table,) = [table for table in result.tables if table.name == name]
+    assert table.replayed == table.base
+    return table.base
+
+
+@pytest.mark.spark
+def test_a_script_is_kept(first_kept: Lake) -> None:
+    """Tables with their TTLs, tablets, and log rows in their streams; a table without CDC is not kept."""
+    assert {table.full_name for table in cdc_tables.cdc_tables(first_kept)} == {"ks.t", "ks.gone", "tabs.t"}
+    assert cdc_tables.find(first_kept, "ks", "t").ttl_seconds == 60
+    assert [row["cdc$operation"] for row in logged(first_kept, "ks", "t")] == [2, 1]
+    (streams,) = tablet_sets.stream_sets(first_kept, "tabs", "t")
+    assert logged(first_kept, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
+
+
+@pytest.mark.spark
+def test_scripts_go_on_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, Result]) -> None:
+    """Tables, types and rows are there for the next script, whose log rows come behind; meanwhile a TTL has passed."""
+    lake, result = both_kept
+    assert [each.accepted for each in result.outcomes] == [True] * 8 + [False]
+    assert touched(result, "ks.t") == [{"pk": 0, "ck": "a", "d": None, "l": [3], "u": {"a": 1, "b": "x"}, "v": 9}]
+    assert [row["cdc$operation"] for row in logged(lake, "ks", "t")] == [2, 1, 0, 1, 0, 1]
+    assert [row["name"] for row in logged(lake, "ks", "gone")] == ["n"]
+    assert lake.read(KEPT_SCRIPTS, ["finished_at"])["finished_at"].null_count == 0
+    assert rehearse_on_kept("SELECT * FROM ks.t", lake, Clock(LATER_US), Settings()).tables == []
+
+
+@pytest.mark.spark
+def test_a_rehearsal_sees_what_is_kept_and_leaves_it(first_kept: Lake, both_kept: tuple[Lake, Result]) -> None:
+    """It has the rows that keeping the same script writes."""
+    before = everything(first_kept)
+    rehearsed = rehearse_on_kept(SECOND, first_kept, Clock(LATER_US), Settings())
+    assert everything(first_kept) == before
+    assert [each.rows for each in rehearsed.outcomes] == [each.rows for each in both_kept[1].outcomes]
+
+
+def test_a_wrong_statement_keeps_nothing(lake: Lake) -> None:
+    """Nor does it start Spark."""
+
+    def unused() -> SparkSession:
+        raise AssertionError("nothing is to be written")
+
+    result = keep(f"{FIRST} INSERT INTO ks.t (x) VALUES (1);", lake, Clock(NOW_US), Settings(), unused)
+    assert result.wrong is not None
+    assert list(lake.root.rglob("*")) == []
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("point", failpoints.SCRIPT)
+def test_a_killed_script_is_finished_by_the_next(
+    first_kept: Lake, both_kept: tuple[Lake, Result], spark: SparkSession, point: str, tmp_path: Path
+) -> None:
+    """Whatever was written of it, in the end there is what there would have been."""
+    lake = copied(first_kept.root.parent, tmp_path / "home")
+    (tmp_path / "script.cql").write_text(SECOND, encoding="utf-8")
+    options = ["--home", str(tmp_path / "home"), "--clock", LATER, "log", str(tmp_path / "script.cql"), "--keep"]
+    killed = subprocess.run(
+        [sys.executable, "-m", "cdc_platform", *options],
+        env=os.environ | {failpoints.VARIABLE: point},
+        capture_output=True,
+        timeout=250,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    kept(lake, "", LATER_US + 1, spark)
+    assert everything(lake) == everything(both_kept[0])

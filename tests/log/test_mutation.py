@@ -1,0 +1,88 @@
+"""How the writes of a batch merge: last write wins, cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from log_histories import histories
+
+from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.log.types import INT, TEXT, MapType
+
+SCHEMA = TableSchema(
+    "ks",
+    "t",
+    (
+        Column("p", INT, "partition"),
+        Column("k", INT, "clustering"),
+        Column("v", INT),
+        Column("t", TEXT),
+        Column("m", MapType(INT, INT)),
+    ),
+)
+
+
+def _row(marker: Marker | None = None, **cells: Cell | CollectionChange) -> Mutation:
+    return Mutation(SCHEMA, (0,), rows={(0,): RowChange(marker, cells)})
+
+
+@pytest.mark.parametrize(
+    ("winner", "loser"),
+    [
+        (Cell(8, 1), Cell(7, 2)),
+        (Cell(8, dead=True), Cell(7, 2)),
+        (Cell(8, 2), Cell(7, dead=True)),
+        (Cell(7, dead=True), Cell(7, 2)),
+        (Cell(7, 2), Cell(7, 1)),
+        (Cell(7, -1), Cell(7, 1)),
+        (Cell(7, 2, 5), Cell(7, 2)),
+        (Cell(7, 2, 9), Cell(7, 2, 5)),
+        (Cell(7, 3), Cell(7, 2, 5)),
+    ],
+)
+def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
+    """The later, else the dead, else the larger bytes (a minus sign is the highest bit), else the longer TTL."""
+    for pair in ((winner, loser), (loser, winner)):
+        merged = merge(_row(v=cell) for cell in pair)
+        assert merged.rows[(0,)].cells["v"] == winner
+        elements = merge(_row(m=CollectionChange(None, {4: cell})) for cell in pair)
+        assert elements.rows[(0,)].cells["m"] == CollectionChange(None, {4: winner})
+
+
+def test_a_collection_tombstone_takes_the_elements_it_covers() -> None:
+    """`DELETE m` and `m = m + {1: 1, 2: 2}`: what is as old as the tombstone is gone, what is newer stays."""
+    deletion = _row(m=CollectionChange(7))
+    added = _row(m=CollectionChange(None, {1: Cell(7, 1), 2: Cell(8, 2)}))
+    for pair in ((deletion, added), (added, deletion)):
+        assert merge(pair).rows[(0,)].cells["m"] == CollectionChange(7, {2: Cell(8, 2)})
+
+
+def test_a_row_tombstone_leaves_the_cells() -> None:
+    """The log tells of both, and their order is the reader's to apply."""
+    merged = merge([_row(Marker(7), v=Cell(7, 1)), Mutation(SCHEMA, (0,), row_tombstones={(0,): 9})])
+    assert merged == Mutation(SCHEMA, (0,), None, {(0,): 9}, (), {}, {(0,): RowChange(Marker(7), {"v": Cell(7, 1)})})
+
+
+def test_the_later_marker_stays() -> None:
+    """Two inserts of one row leave one marker, at one time the one that lives longer."""
+    assert merge([_row(Marker(8)), _row(Marker(7, 5))]).rows[(0,)].marker == Marker(8)
+    assert merge([_row(Marker(7)), _row(Marker(7, 5))]).rows[(0,)].marker == Marker(7, 5)
+
+
+@given(histories())
+def test_merging_is_a_join(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
+    """Neither order, nor grouping, nor repetition of writes changes what they come to."""
+    for batch in history[1]:
+        merged = merge(batch)
+        assert merge(reversed(batch)) == merged
+        assert merge([batch[0], *batch]) == merged
+        assert merge([merged, merge(batch[1:] or batch)]) == merged
+
+
+def test_what_is_not_one_partition_does_not_merge() -> None:
+    """Mutations of two keys, or none at all, are a mistake of the caller."""
+    with pytest.raises(ValueError, match="one partition"):
+        merge([_row(), Mutation(SCHEMA, (1,))])
+    with pytest.raises(ValueError, match="nothing"):
+        merge([])

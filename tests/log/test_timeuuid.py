@@ -1,0 +1,65 @@
+"""Timeuuids of the log: their time is the write's, their order is CQL's, their low half is the same every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from uuid import RFC_4122, UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.errors import InputError
+from cdc_platform.log.timeuuid import FIRST_US, LAST_US, earliest, latest, log_time, timeuuid
+from cdc_platform.log.types import timeuuid_order, timeuuid_us
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["timeuuid_micros"]
+times = st.integers(FIRST_US, LAST_US)
+lows = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["timeuuid"])
+def test_the_time_is_that_of_the_vectors(vector: dict) -> None:
+    """Both ways: the time of a timeuuid, and the timeuuid of that time and low half."""
+    given_uuid = UUID(vector["timeuuid"])
+    us = int(vector["micros"])
+    assert timeuuid_us(given_uuid) == us
+    assert timeuuid(us, given_uuid.int & (2**64 - 1)) == given_uuid
+
+
+@given(times, lows, st.integers(0, 9))
+def test_any_time_goes_in_and_comes_out(us: int, low: int, steps: int) -> None:
+    """Python's own reading of the 60-bit time agrees, and steps of 100 ns stay within the microsecond."""
+    made = timeuuid(us, low, steps)
+    assert made.bytes[6] >> 4 == 1
+    assert made.time == us * 10 + steps + 0x01B21DD213814000
+    assert timeuuid_us(made) == us
+
+
+@pytest.mark.parametrize("us", [FIRST_US - 1, LAST_US + 1, -(2**63), 2**63 - 1])
+def test_a_time_that_no_timeuuid_has_is_refused(us: int) -> None:
+    """Not wrapped around, not cut off."""
+    with pytest.raises(InputError, match=str(us)):
+        timeuuid(us, 0)
+
+
+@given(times, times, lows, lows)
+def test_the_order_is_time_first_then_signed_bytes(us: int, other: int, low: int, other_low: int) -> None:
+    """The least and the greatest of a time enclose all of that time, and nothing of another."""
+    made, also = timeuuid(us, low), timeuuid(other, other_low)
+    assert timeuuid_order(earliest(us)) <= timeuuid_order(made) <= timeuuid_order(latest(us))
+    signed = [
+        tuple(byte - 256 if byte > 127 else byte for byte in each.to_bytes(8, "big")) for each in (low, other_low)
+    ]
+    assert (timeuuid_order(made) < timeuuid_order(also)) == ((us, signed[0]) < (other, signed[1]))
+
+
+def test_a_log_time_is_a_function_of_what_is_logged() -> None:
+    """Same identity, same bytes; parts that only look the same when put together differ; the variant is RFC 4122's."""
+    one = log_time(1_606_390_225_588_947, b"ks", b"t")
+    assert one == log_time(1_606_390_225_588_947, b"ks", b"t")
+    assert one == UUID("c72c7c3e-2fda-11eb-" + str(one)[19:])
+    assert one != log_time(1_606_390_225_588_947, b"k", b"st")
+    assert one.variant == RFC_4122
+    assert one.version == 1

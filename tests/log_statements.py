@@ -1,0 +1,280 @@
+"""Random CQL for the log: tables and writes as text, each with what it does by the rules, for the model.
+
+What a statement does is written down here cell by cell, and not asked of the platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+from log_histories import LIST_KEYS, values
+
+from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.log.ranges import Bound, RangeTombstone
+from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.log.types import CqlType, ListType, MapType, SetType, UserType
+
+
+@dataclass(frozen=True)
+class Written:
+    """A statement that writes, and what it does to one partition."""
+
+    text: str
+    mutations: tuple[Mutation, ...]
+
+
+def definition(schema: TableSchema) -> str:
+    """The script that makes the table."""
+    columns = [f"{column.name} {column.type.cql}{' static' * (column.kind == 'static')}" for column in schema.columns]
+    partition = ", ".join(column.name for column in schema.partition_key)
+    clustering = "".join(f", {column.name}" for column in schema.clustering_key)
+    order = ", ".join(f"{column.name} {'DESC' if column.descending else 'ASC'}" for column in schema.clustering_key)
+    ordered = f" AND CLUSTERING ORDER BY ({order})" if order else ""
+    return (
+        "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1};\n"
+        "CREATE TYPE ks.ut (a int, b text, c int);\n"
+        f"CREATE TABLE ks.t ({', '.join(columns)}, PRIMARY KEY (({partition}){clustering}))"
+        f" WITH cdc = {{'enabled': true}}{ordered};\n"
+    )
+
+
+def literal(kind: CqlType, value: Any) -> str:
+    """A value as a CQL literal."""
+    if value is None:
+        return "null"
+    match kind:
+        case MapType():
+            return "{" + ", ".join(f"{literal(kind.key, k)}: {literal(kind.value, v)}" for k, v in value) + "}"
+        case SetType():
+            return "{" + ", ".join(literal(kind.element, part) for part in value) + "}"
+        case ListType():
+            return "[" + ", ".join(literal(kind.element, part) for part in value) + "]"
+        case UserType():
+            fields = zip(kind.fields, value, strict=True)
+            return (
+                "{" + ", ".join(f"{name}: {literal(of, part)}" for (name, of), part in fields if part is not None) + "}"
+            )
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+Change = tuple[str, Cell | CollectionChange]
+"""What stands after SET, and what it does."""
+
+
+def _elements(kind: CqlType, value: Any, timestamp: int, ttl: int) -> dict[Any, Cell]:
+    if isinstance(kind, SetType):
+        return {part: Cell(timestamp, None, ttl) for part in value}
+    pairs = enumerate(value) if isinstance(kind, UserType) else value
+    return {key: Cell(timestamp, part, ttl) for key, part in pairs if part is not None}
+
+
+def _overwrites(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
+    """`X = literal` and `X = null`, which INSERT has as well."""
+    kind, name = column.type, column.name
+    if not kind.multicell:
+        dead = (f"{name} = null", Cell(timestamp, dead=True))
+        live = values(kind).map(lambda value: (f"{name} = {literal(kind, value)}", Cell(timestamp, value, ttl)))
+        return st.just(dead) | live
+    null = (f"{name} = null", CollectionChange(timestamp - 1))
+    if isinstance(kind, ListType):
+        return st.just(null) | st.just((f"{name} = []", CollectionChange(timestamp - 1)))
+    return st.just(null) | values(kind).map(
+        lambda value: (
+            f"{name} = {literal(kind, value)}",
+            CollectionChange(timestamp - 1, _elements(kind, value, timestamp, ttl)),
+        )
+    )
+
+
+def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
+    """What only UPDATE can do: to some elements of a collection or user type."""
+    kind, name = column.type, column.name
+
+    def one(place: str, of: CqlType, key: Any) -> st.SearchStrategy[Change]:
+        return (st.none() | values(of)).map(
+            lambda value: (
+                f"{place} = {literal(of, value)}",
+                CollectionChange(
+                    None, {key: Cell(timestamp, value, ttl) if value is not None else Cell(timestamp, dead=True)}
+                ),
+            )
+        )
+
+    def removed(keys: Sequence[Any], of: CqlType) -> Change:
+        dead = CollectionChange(None, {key: Cell(timestamp, dead=True) for key in keys})
+        return f"{name} = {name} - {{{', '.join(literal(of, key) for key in keys)}}}", dead
+
+    match kind:
+        case MapType():
+            keys = st.sets(values(kind.key), min_size=1, max_size=2).map(sorted)
+            added = (
+                values(kind)
+                .filter(bool)
+                .map(
+                    lambda value: (
+                        f"{name} = {name} + {literal(kind, value)}",
+                        CollectionChange(None, _elements(kind, value, timestamp, ttl)),
+                    )
+                )
+            )
+            single = values(kind.key).flatmap(lambda key: one(f"{name}[{literal(kind.key, key)}]", kind.value, key))
+            return added | single | keys.map(lambda found: removed(found, kind.key))
+        case SetType():
+            parts = values(kind).filter(bool)
+            added = parts.map(
+                lambda value: (
+                    f"{name} = {name} + {literal(kind, value)}",
+                    CollectionChange(None, _elements(kind, value, timestamp, ttl)),
+                )
+            )
+            return added | parts.map(lambda found: removed(found, kind.element))
+        case ListType():
+            return st.sampled_from(LIST_KEYS).flatmap(
+                lambda key: one(f"{name}[SCYLLA_TIMEUUID_LIST_INDEX({key})]", kind.element, key)
+            )
+        case UserType():
+            fields = st.sampled_from(list(enumerate(kind.fields)))
+            return fields.flatmap(lambda field: one(f"{name}.{field[1][0]}", field[1][1], field[0]))
+    raise AssertionError(kind)
+
+
+def _deletion(column: Column, timestamp: int) -> Cell | CollectionChange:
+    return CollectionChange(timestamp) if column.type.multicell else Cell(timestamp, dead=True)
+
+
+def _where(columns: Sequence[Column], key: tuple) -> list[str]:
+    return [f"{column.name} = {literal(column.type, value)}" for column, value in zip(columns, key, strict=False)]
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Draws one statement on one partition, at one timestamp."""
+
+    draw: st.DrawFn
+    schema: TableSchema
+    partition: tuple
+    timestamp: int
+    using: bool
+
+    def statement(self) -> Written:
+        kinds = ["insert", "insert", "update", "update", "update", "columns", "partition"]
+        kinds += ["row", "range"] if self.schema.clustering_key else []
+        return getattr(self, f"_{self.draw(st.sampled_from(kinds))}")()
+
+    def _mutation(self, **parts: Any) -> Mutation:
+        return Mutation(self.schema, self.partition, **parts)
+
+    def _ttl(self) -> int:
+        return self.draw(st.sampled_from([0, 0, 5, 9]))
+
+    def _using(self, ttl: int = 0) -> str:
+        parts = [f"TIMESTAMP {self.timestamp}"] * self.using + [f"TTL {ttl}"] * bool(ttl)
+        return f" USING {' AND '.join(parts)}" if parts else ""
+
+    def _key(self, columns: Sequence[Column]) -> tuple:
+        return tuple(self.draw(values(column.type)) for column in columns)
+
+    def _some(self, columns: Sequence[Column]) -> list[Column]:
+        return [column for column in columns if self.draw(st.booleans())]
+
+    def _insert(self) -> Written:
+        ttl, schema = self._ttl(), self.schema
+        chosen = self._some([*schema.statics, *schema.regulars])
+        changes = {column.name: self.draw(_overwrites(column, self.timestamp, ttl)) for column in chosen}
+        key = self._key(schema.clustering_key)
+        keyed = zip((*schema.partition_key, *schema.clustering_key), (*self.partition, *key), strict=True)
+        given = [(column.name, literal(column.type, value)) for column, value in keyed]
+        given += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
+        names, texts = zip(*given, strict=True)
+        text = f"INSERT INTO ks.t ({', '.join(names)}) VALUES ({', '.join(texts)}){self._using(ttl)};"
+        return Written(text, (self._upsert(key, Marker(self.timestamp, ttl), changes),))
+
+    def _upsert(self, key: tuple, marker: Marker | None, changes: dict[str, Change]) -> Mutation:
+        static = {column.name for column in self.schema.statics}
+        cells = {name: change for name, (_, change) in changes.items() if name not in static}
+        rows = {key: RowChange(marker, cells)} if marker is not None or cells else {}
+        return self._mutation(
+            static={name: change for name, (_, change) in changes.items() if name in static}, rows=rows
+        )
+
+    def _update(self) -> Written:
+        ttl, schema = self._ttl(), self.schema
+        chosen = self._some([*schema.statics, *schema.regulars])
+        if not chosen:
+            return self._insert()
+        changes = {}
+        for column in chosen:
+            ways = _overwrites(column, self.timestamp, ttl)
+            changes[column.name] = self.draw(
+                ways | _element_writes(column, self.timestamp, ttl) if column.type.multicell else ways
+            )
+        static_alone = all(column.kind == "static" for column in chosen) and bool(schema.clustering_key)
+        key = () if static_alone else self._key(schema.clustering_key)
+        where = _where((*schema.partition_key, *schema.clustering_key), (*self.partition, *key))
+        sets = ", ".join(text for text, _ in changes.values())
+        text = f"UPDATE ks.t{self._using(ttl)} SET {sets} WHERE {' AND '.join(where)};"
+        return Written(text, (self._upsert(key, None, changes),))
+
+    def _columns(self) -> Written:
+        chosen = self._some(self.schema.regulars)
+        if not chosen:
+            return self._partition()
+        key = self._key(self.schema.clustering_key)
+        where = _where((*self.schema.partition_key, *self.schema.clustering_key), (*self.partition, *key))
+        changes = {column.name: ("", _deletion(column, self.timestamp)) for column in chosen}
+        text = f"DELETE {', '.join(changes)} FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
+        return Written(text, (self._upsert(key, None, changes),))
+
+    def _partition(self) -> Written:
+        where = " AND ".join(_where(self.schema.partition_key, self.partition))
+        text = f"DELETE FROM ks.t{self._using()} WHERE {where};"
+        return Written(text, (self._mutation(partition_tombstone=self.timestamp),))
+
+    def _row(self) -> Written:
+        key = self._key(self.schema.clustering_key)
+        where = _where((*self.schema.partition_key, *self.schema.clustering_key), (*self.partition, *key))
+        text = f"DELETE FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
+        return Written(text, (self._mutation(row_tombstones={key: self.timestamp}),))
+
+    def _range(self) -> Written:
+        columns = self.schema.clustering_key
+        equal = self._key(columns[: self.draw(st.integers(0, len(columns) - 1))])
+        column = columns[len(equal)]
+        bounds: dict[str, Bound | None] = dict.fromkeys("><", Bound(equal, True) if equal else None)
+        where = _where((*self.schema.partition_key, *columns), (*self.partition, *equal))
+        sides = self.draw(st.sampled_from([">", "<", "><"] + ["="] * bool(equal)))
+        for side in sides.replace("=", ""):
+            value, inclusive = self.draw(values(column.type)), self.draw(st.booleans())
+            bounds[side] = Bound((*equal, value), inclusive)
+            where.append(f"{column.name} {side}{'=' * inclusive} {literal(column.type, value)}")
+        start, end = (bounds["<"], bounds[">"]) if column.descending else (bounds[">"], bounds["<"])
+        text = f"DELETE FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
+        return Written(text, (self._mutation(range_tombstones=[RangeTombstone(start, end, self.timestamp)]),))
+
+
+@st.composite
+def scripts(draw: st.DrawFn, schema: TableSchema, base_us: int) -> list[Written]:
+    """Writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or with the batch's."""
+    partitions = [
+        tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
+        for _ in range(2)
+    ]
+    times = st.integers(base_us, base_us + 6)
+    written = []
+    for _ in range(draw(st.integers(1, 6))):
+        count = draw(st.sampled_from([1, 1, 2, 3]))
+        shared = draw(times) if count > 1 and draw(st.booleans()) else None
+        parts = [
+            _Drawing(draw, schema, draw(st.sampled_from(partitions)), shared or draw(times), shared is None).statement()
+            for _ in range(count)
+        ]
+        if count == 1:
+            written += parts
+            continue
+        using = "" if shared is None else f" USING TIMESTAMP {shared}"
+        text = f"BEGIN UNLOGGED BATCH{using}\n  " + "\n  ".join(part.text for part in parts) + "\nAPPLY BATCH;"
+        written.append(Written(text, tuple(mutation for part in parts for mutation in part.mutations)))
+    return written
