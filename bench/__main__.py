@@ -28,6 +28,10 @@ ROWS: dict[str, str] = {
     "whole-life": "bench.life:whole_life",
     "audit-alone": "bench.life:audit_alone",
     "base-writes": "bench.base_writes:base_writes",
+    "log-volume": "bench.log:log_volume",
+    "log-window": "bench.log:log_window",
+    "rewrite": "bench.rewrite:rewriting",
+    "rehearse": "bench.rehearsal:rehearsing",
     "growth": "bench.life:growth",
 }
 """By name, in the order in which they run: the largest last, since it leaves the machine's caches full."""

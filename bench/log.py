@@ -1,0 +1,182 @@
+"""The rows about CDC logs: typed writes become log rows in their streams, and a window of a log is read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from bench.base_writes import GENERATIONS, HOUR_US, five_generations
+from bench.measure import Result, paired, seconds
+from bench.session import QUICK, Bench
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import reading
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.schema import CdcOptions, Column, TableSchema
+from cdc_platform.log.types import INT, TEXT, ListType, MapType, SetType, UserType
+from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows_by_time
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_KEYS = (Column("pk", INT, "partition"), Column("ck", INT, "clustering"))
+PLAIN = TableSchema(
+    "bench",
+    "plain",
+    (*_KEYS, *(Column(name, kind) for name, kind in (("a", INT), ("b", INT), ("c", TEXT), ("d", TEXT)))),
+    CdcOptions(enabled=True),
+)
+COLLECTIONS = TableSchema(
+    "bench",
+    "collections",
+    (
+        *_KEYS,
+        Column("m", MapType(INT, TEXT)),
+        Column("s", SetType(INT)),
+        Column("l", ListType(INT)),
+        Column("u", UserType("bench", "ut", (("x", INT), ("y", TEXT)))),
+    ),
+    CdcOptions(enabled=True),
+)
+_LIST_KEY = "'db3214f0-2fe9-11eb-af55-00000000000'"
+
+
+@dataclass(frozen=True)
+class LogSizes:
+    """Rows of each part; `collections` and `small` are of their own, `large` is what a window is read of."""
+
+    writes: int
+    collections: int
+    small: int
+    large: int
+
+
+_FULL = LogSizes(writes=5_000_000, collections=1_000_000, small=500_000, large=50_000_000)
+_QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000)
+
+
+def log_volume(bench: Bench) -> list[Result]:
+    """Writes in no order over five generations; plain columns, collections, and ten times fewer of the plain ones."""
+    sizes = _sizes(bench)
+    with bench.scratch() as folder:
+        lake = five_generations(bench, folder / "lake")
+        plain = _against_rewriting(bench, lake, folder / "plain", PLAIN, sizes.writes)
+        collections = _against_rewriting(bench, lake, folder / "collections", COLLECTIONS, sizes.collections)
+        small = _against_rewriting(bench, lake, folder / "small", PLAIN, sizes.small)
+    floor = "rewriting the finished log rows to the same sink"
+    grown = plain.seconds / small.seconds
+    at = f"{sizes.writes:,} writes against {sizes.small:,}"
+    return [
+        _result("log-rows", sizes.writes, plain, floor, 0.4),
+        _result("log-rows-collections", sizes.collections, collections, floor, 0.25),
+        Result("log-rows-growth", at, plain.seconds, "a tenth of the writes", small.seconds, grown, 11),
+    ]
+
+
+def log_window(bench: Bench) -> list[Result]:
+    """Of a log that was appended in ten parts, the bytes of the files that a window of 1 % of its time touches."""
+    size = _sizes(bench).large
+    with bench.scratch() as folder:
+        lake = five_generations(bench, folder / "lake")
+        start_us = reading.known_generations(lake)[0].time_ms * 1000
+        spent = 0.0
+        for part in range(10):
+            writes = _writes(bench, start_us + part * HOUR_US // 2, HOUR_US // 2, PLAIN, size // 10)
+            files = max(1, size // 10 // ROWS_A_FILE)
+            spent += seconds(lambda writes=writes, files=files: append_writes(lake, PLAIN, writes, files=files))
+        path = lake.path(log_table(PLAIN))
+        found = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
+        window = HOUR_US * 5 // 100
+        shares = [_touched(found, start_us + place * window, window) for place in range(0, 100, 7)]
+    details = {"files": len(found), "bytes": sum(file["size_bytes"] for file in found)}
+    at = f"{size:,} rows; the worst of {len(shares)} windows of 1 %"
+    return [Result("log-window", at, spent, "writing the log", 0.0, max(shares), 0.03, details=details)]
+
+
+def _sizes(bench: Bench) -> LogSizes:
+    return _QUICK if bench.sizes is QUICK else _FULL
+
+
+def _result(row: str, count: int, pairs: Any, floor: str, target: float) -> Result:
+    at = f"{count:,} writes over {GENERATIONS} generations"
+    details = {"writes_a_second": count / pairs.seconds}
+    return Result(row, at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, target, True, details=details)
+
+
+def _against_rewriting(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Any:
+    writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
+    files = max(2, count // ROWS_A_FILE)
+    start_us = reading.known_generations(lake)[0].time_ms * 1000
+    read = bench.spark.read.format("delta")
+    _save(_writes(bench, start_us, GENERATIONS * HOUR_US, schema, count), writes)
+    _save(log_rows_by_time(lake, schema, read.load(writes), files), finished)
+    return paired(
+        lambda: _save(log_rows_by_time(lake, schema, read.load(writes), files), sink),
+        lambda: _save(by_time(read.load(finished), files), sink),
+        repeats=bench.sizes.repeats,
+    )
+
+
+def _writes(bench: Bench, start_us: int, span_us: int, schema: TableSchema, count: int) -> DataFrame:
+    """Typed writes at times in no order, half of them inserts."""
+    from pyspark.sql import functions as F
+
+    spread = F.pmod(F.xxhash64("id"), F.lit(span_us))
+    columns = {
+        "operation": (F.col("id") % 2 + 1).cast("tinyint"),
+        "timestamp": F.lit(start_us) + spread,
+        "pk": (F.col("id") % 1_000_003).cast("int"),
+        "ck": (F.col("id") % 97).cast("int"),
+        **(_plain_columns() if schema is PLAIN else _collection_columns()),
+    }
+    rows = bench.spark.range(0, count, 1, 2 * (os.cpu_count() or 1))
+    return rows.select(*(value.alias(name) for name, value in columns.items()))
+
+
+def _plain_columns() -> dict[str, Any]:
+    from pyspark.sql import functions as F
+
+    return {
+        "a": F.col("id").cast("int"),
+        "b": F.when(F.col("id") % 3 == 0, F.col("id").cast("int")),
+        "c": F.concat(F.lit("value-"), F.col("id").cast("string")),
+        "d": F.when(F.col("id") % 5 != 0, F.lit("some text of a row")),
+        "cdc$deleted_b": F.when(F.col("id") % 3 == 1, F.lit(True)),
+    }
+
+
+def _collection_columns() -> dict[str, Any]:
+    """Overwrites and additions of two or three elements, removals of one."""
+    from pyspark.sql import functions as F
+
+    number = F.col("id").cast("int")
+    text = F.concat(F.lit("v"), F.col("id").cast("string"))
+    keys = F.array(*(F.expr(f"concat({_LIST_KEY}, '{place}')") for place in (1, 2)))
+    return {
+        "m": F.map_from_arrays(F.array(number, number + 1), F.array(text, text)),
+        "cdc$deleted_m": F.when(F.col("id") % 2 == 0, F.lit(True)),
+        "s": F.array(number, number + 1, number + 2),
+        "cdc$deleted_elements_s": F.array(number + 3),
+        "l": F.map_from_arrays(keys, F.array(number, number)),
+        "u": F.struct(number.alias("x"), text.alias("y")),
+    }
+
+
+def _touched(files: list[dict[str, Any]], start_us: int, window_us: int) -> float:
+    """The share of the bytes that is in files with rows of a window."""
+    low, high = f"min.{WRITTEN_AT}", f"max.{WRITTEN_AT}"
+    end_us = start_us + window_us
+    mine = [file for file in files if _us(file[high]) >= start_us and _us(file[low]) < end_us]
+    return sum(file["size_bytes"] for file in mine) / sum(file["size_bytes"] for file in files)
+
+
+def _us(value: Any) -> int:
+    return pa.scalar(value, pa.timestamp("us", "UTC")).cast(pa.int64()).as_py()
+
+
+def _save(rows: DataFrame, path: str) -> None:
+    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)

@@ -1,0 +1,49 @@
+"""`cdc-platform consume`: copy what a consumer has not read yet of a table's CDC log into a table of its own."""
+
+from __future__ import annotations
+
+import click
+
+from cdc_platform.clock import format_us, parse_time_us
+from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.output import json_option, write_facts, write_json
+from cdc_platform.commands.session import Session, pass_session
+
+
+@click.command()
+@click.argument("table", type=TABLE_NAME)
+@click.option("--name", required=True, help="Name of the consumer: letters, digits and underscores.")
+@click.option("--until", help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
+@json_option
+@pass_session
+def consume(session: Session, table: tuple[str, str], name: str, until: str | None, as_json: bool) -> None:
+    """Read what is new in the CDC log of TABLE, generation after generation, into KS.T_scylla_cdc_log_NAME.
+
+    Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Rows younger than 30
+    seconds wait for the next run. No JVM is started.
+
+    \b
+    Example:
+      cdc-platform consume shop.orders --name audit
+      cdc-platform consume shop.orders --name audit --until 2026-01-31T12:00:00Z
+    """
+    until_us = None if until is None else parse_time_us(until)
+    from cdc_platform.log import reading
+    from cdc_platform.log.ddl import schema_of
+
+    reading.check_name(name)
+    lake = session.lake()
+    schema = schema_of(lake, *table)
+    consumer, rows = reading.consume(lake, session.clock, schema, name, until_us=until_us)
+    facts = {
+        "name": name,
+        "table": schema.full_name,
+        "sink": reading.sink_table(schema, name).full_name,
+        "rows": rows,
+        "windows": consumer.window_number,
+        "position": format_us(consumer.position_us),
+    }
+    if as_json:
+        write_json(facts)
+    else:
+        write_facts(facts.items())

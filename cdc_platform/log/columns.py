@@ -1,0 +1,316 @@
+"""Typed writes as log rows, a batch of columns at a time: the rules of `split` and `rows` for writes of one row each.
+
+It works on Arrow columns of `log_table.writes_schema`; where batches come from and go to is left to `volume`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.errors import InputError
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.tables import TIMESTAMP
+from cdc_platform.log.fingerprint import fingerprints
+from cdc_platform.log.key_bytes import key_bytes
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.rows import Operation
+from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.log.timeuuid import FIRST_US, LAST_US
+from cdc_platform.log.types import GREGORIAN, UserType
+
+StreamsOf = Callable[[pa.Array, pa.Array], pa.Array]
+"""From keys (binary) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""
+
+_HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
+_VARIANT = np.uint64(0x8000000000000000)
+_VARIANT_MASK = np.uint64(0x3FFFFFFFFFFFFFFF)
+_HYPHENS = (8, 13, 18, 23)
+_DIGITS = [place for place in range(36) if place not in _HYPHENS]
+
+
+class Piece(IntEnum):
+    """The log rows that one write can have, in their order; `NONE` is no row."""
+
+    NONE = -1
+    STATIC = 0
+    STATIC_EXPIRING = 1
+    INSERT = 2
+    UPDATE = 3
+    UPDATE_EXPIRING = 4
+    DELETE = 5
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the writes of a batch do to one column: in which piece its value goes, and in which its deletions."""
+
+    column: Column
+    value: pa.Array
+    deleted: pa.Array
+    elements: pa.Array | None
+    live: np.ndarray
+    gone: np.ndarray
+
+
+def log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf) -> pa.RecordBatch:
+    """The log rows of a batch of typed writes, in the columns of the log's Delta table.
+
+    Rows of one write stand together, in the order of `cdc$batch_seq_no`. The low half of `cdc$time` is a hash of all
+    that is written, so that the same writes always have the same rows.
+
+    Raises:
+        InputError: a write is none that the table can have, or no generation operates at its time.
+    """
+    columns = dict(zip(writes.schema.names, writes.columns, strict=True))
+    batch = _Batch(schema, columns, len(writes))
+    keys = key_bytes(schema, [columns[key.name] for key in schema.partition_key])
+    streams = streams_of(keys, columns["timestamp"])
+    if streams.null_count:
+        raise InputError(f"{streams.null_count} writes have a timestamp at which no known generation operates")
+    times = _timeuuids(batch.timestamps, fingerprints([keys, *writes.columns], len(writes)))
+    return batch.log(streams, times)
+
+
+class _Batch:
+    """A batch of typed writes, of which each is taken apart into its pieces."""
+
+    def __init__(self, schema: TableSchema, columns: Mapping[str, pa.Array], rows: int) -> None:
+        self._schema = schema
+        self._columns = columns
+        self._rows = rows
+        self.timestamps = _integers(columns["timestamp"])
+        self._operations = _integers(columns["operation"])
+        self._ttls = _integers(columns["ttl"], schema.default_ttl)
+        self._check()
+        self._expiring = self._ttls > 0
+        self._inserted = self._operations == Operation.INSERT
+        self._written = self._places()
+        self._check_kinds()
+
+    def log(self, streams: pa.Array, times: pa.Array) -> pa.RecordBatch:
+        """The log rows, given the stream (binary) and `cdc$time` (text) of each write."""
+        source, piece = self._pieces()
+        firsts = np.flatnonzero(np.diff(source, prepend=-1))
+        numbers = np.arange(len(source)) - np.repeat(firsts, np.diff(firsts, append=len(source)))
+        last = np.diff(source, append=-1) != 0
+        same = len(source) == self._rows and not numbers.any()
+        keep = None if same and np.array_equal(source, np.arange(self._rows)) else pa.array(source)
+        expiring = np.isin(piece, (Piece.STATIC_EXPIRING, Piece.UPDATE_EXPIRING))
+        expiring |= (piece == Piece.INSERT) & self._expiring[source]
+        found = {
+            "cdc$stream_id": _taken(streams, keep),
+            "cdc$time": _taken(times, keep),
+            "cdc$batch_seq_no": pa.array(numbers.astype(np.int32)),
+            "cdc$operation": pa.array(self._shown_operations(source, piece)),
+            "cdc$ttl": pa.array(self._ttls[source], mask=~expiring),
+            "cdc$end_of_batch": pa.array(last, mask=~last),
+            WRITTEN_AT: pa.array(self.timestamps[source]).cast(TIMESTAMP),
+        }
+        for key in self._schema.partition_key:
+            found[key.name] = _taken(self._columns[key.name], keep)
+        keyed = piece >= Piece.INSERT
+        for key in self._schema.clustering_key:
+            found[key.name] = _where(keyed, _taken(self._columns[key.name], keep))
+        # No column is written to in the piece of a deletion, so that there none is shown.
+        told = piece if self._schema.cdc.delta == "full" else np.full_like(piece, Piece.DELETE)
+        for written in self._written:
+            found |= _shown(written, source, told, keep)
+        fields = log_table(self._schema).schema
+        return pa.RecordBatch.from_arrays([found[field.name].cast(field.type) for field in fields], schema=fields)
+
+    def _check(self) -> None:
+        always = ["operation", "timestamp", *(key.name for key in self._schema.partition_key)]
+        for name in always:
+            if self._columns[name].null_count:
+                raise InputError(f"{self._columns[name].null_count} writes have no {name}; every write has one")
+        _refuse((self._operations < 1) | (self._operations > 4), self._operations, "operation", "1 to 4")
+        _refuse(
+            (self.timestamps < FIRST_US) | (self.timestamps > LAST_US), self.timestamps, "timestamp", "1582 to 5236"
+        )
+        _refuse(self._ttls < 0, self._ttls, "ttl", "0 or more seconds")
+        if not self._schema.clustering_key and np.any(self._operations == Operation.ROW_DELETE):
+            raise InputError(f"{self._schema.full_name} has no clustering column; operation 4 deletes its rows, not 3")
+
+    def _check_kinds(self) -> None:
+        """Hold keys and columns against the operation."""
+        deletes = self._operations >= Operation.ROW_DELETE
+        places = [each for written in self._written for each in (written.live, written.gone)]
+        touched = np.any([place != Piece.NONE for place in places], axis=0) if places else np.zeros(self._rows, bool)
+        if np.any(touched & deletes):
+            raise InputError(f"{np.count_nonzero(touched & deletes)} deletions (operation 3 or 4) also write a column")
+        clustered = (
+            np.any([place >= Piece.INSERT for place in places], axis=0) if places else np.zeros(self._rows, bool)
+        )
+        needed = clustered | self._inserted | (self._operations == Operation.ROW_DELETE)
+        for key in self._schema.clustering_key:
+            missing = needed & ~_valid(self._columns[key.name])
+            if missing.any():
+                raise InputError(
+                    f"{np.count_nonzero(missing)} writes to a row have no {key.name}; it is a clustering column"
+                )
+
+    def _places(self) -> list[_Written]:
+        """Every column with the pieces that its values and deletions go to; see `split` for why."""
+        schema = self._schema
+        static = [self._parts(column) for column in schema.statics]
+        regular = [self._parts(column) for column in schema.regulars]
+        # Of rows with a marker: whether the whole mutation is taken apart, so that elements alone leave the insert.
+        apart = _any([live | gone for _, live, gone, _ in static], self._rows)
+        apart |= _any([live for column, live, _, _ in regular if column.type.multicell], self._rows)
+        apart |= self._expiring & _any([gone for _, _, gone, _ in regular], self._rows)
+        placed = []
+        for column, live, gone, _ in static:
+            expiring = np.where(self._expiring, Piece.STATIC_EXPIRING, Piece.STATIC)
+            placed.append(self._written_to(column, live, gone, expiring, np.full(self._rows, Piece.STATIC)))
+        for column, live, gone, overwritten in regular:
+            update = np.where(self._expiring, Piece.UPDATE_EXPIRING, Piece.UPDATE)
+            with_marker = self._inserted & ~(apart & ~overwritten) if column.type.multicell else self._inserted
+            live_in = with_marker & ~(self._expiring & column.type.multicell)
+            live_piece = np.where(live_in, Piece.INSERT, update)
+            gone_piece = np.where(with_marker & ~self._expiring, Piece.INSERT, Piece.UPDATE)
+            placed.append(self._written_to(column, live, gone, live_piece, gone_piece))
+        return placed
+
+    def _parts(self, column: Column) -> tuple[Column, np.ndarray, np.ndarray, np.ndarray]:
+        """Of a column in every write: something alive, something dead, the tombstone of a whole collection."""
+        value, deleted, elements = self._arrays(column)
+        overwritten = _true(deleted)
+        if not column.type.multicell:
+            live = _valid(value)
+            if np.any(live & overwritten):
+                raise InputError(f"{np.count_nonzero(live & overwritten)} writes both set {column.name} and delete it")
+            return column, live, overwritten, overwritten
+        return column, _filled(column, value), overwritten | _filled_list(elements), overwritten
+
+    def _arrays(self, column: Column) -> tuple[pa.Array, pa.Array, pa.Array | None]:
+        value, deleted = self._columns[column.name], self._columns[f"cdc$deleted_{column.name}"]
+        return value, deleted, self._columns.get(f"cdc$deleted_elements_{column.name}")
+
+    def _written_to(
+        self, column: Column, live: np.ndarray, gone: np.ndarray, live_piece: np.ndarray, gone_piece: np.ndarray
+    ) -> _Written:
+        value, deleted, elements = self._arrays(column)
+        places = (np.where(there, piece, Piece.NONE) for there, piece in ((live, live_piece), (gone, gone_piece)))
+        return _Written(column, value, deleted, elements, *places)
+
+    def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of every log row its write (int64), ascending, and its piece (int8), ascending in each write."""
+        exists = np.zeros((self._rows, len(Piece) - 1), dtype=bool)
+        exists[:, Piece.INSERT] = self._inserted
+        exists[:, Piece.DELETE] = self._operations >= Operation.ROW_DELETE
+        for written in self._written:
+            for place in (written.live, written.gone):
+                for piece in np.unique(place[place != Piece.NONE]).tolist():
+                    exists[:, piece] |= place == piece
+        source, piece = np.nonzero(exists)
+        return source, piece.astype(np.int8)
+
+    def _shown_operations(self, source: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        shown = np.where(piece == Piece.INSERT, Operation.INSERT, Operation.UPDATE)
+        return np.where(piece == Piece.DELETE, self._operations[source], shown).astype(np.int8)
+
+
+def _shown(written: _Written, source: np.ndarray, piece: np.ndarray, keep: pa.Array | None) -> dict[str, pa.Array]:
+    """The two or three columns of the log that a column has."""
+    name = written.column.name
+    live = written.live[source] == piece
+    gone = written.gone[source] == piece
+    value = _taken(written.value, keep)
+    if written.column.type.multicell and isinstance(written.column.type, UserType):
+        value = _fields(value, live, live | gone)
+    else:
+        value = _where(live, value)
+    shown = {
+        name: value,
+        f"cdc$deleted_{name}": _where(gone & _true(_taken(written.deleted, keep)), _taken(written.deleted, keep)),
+    }
+    if written.elements is not None:
+        elements = _taken(written.elements, keep)
+        shown[f"cdc$deleted_elements_{name}"] = _where(gone & _filled_list(elements), elements)
+    return shown
+
+
+def _fields(value: Any, live: np.ndarray, touched: np.ndarray) -> pa.Array:
+    """A user type's fields: those that are alive, and a value without any where all that happened are deletions."""
+    fields = [_where(live, part) for part in value.flatten()]
+    return pa.StructArray.from_arrays(fields, fields=list(value.type), mask=pa.array(~touched))
+
+
+def _taken(column: pa.Array, keep: pa.Array | None) -> pa.Array:
+    return column if keep is None else column.take(keep)
+
+
+def _where(chosen: np.ndarray, column: pa.Array) -> pa.Array:
+    """The column, null where it is not chosen."""
+    if chosen.all():
+        return column
+    if not chosen.any():
+        return pa.nulls(len(column), column.type)
+    if pa.types.is_nested(column.type):
+        return column.take(pa.array(np.arange(len(column)), mask=~chosen))
+    return compute.if_else(pa.array(chosen), column, pa.scalar(None, column.type))
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    if column.null_count in (0, len(column)):
+        return np.full(len(column), column.null_count == 0)
+    return np.asarray(compute.is_valid(column))
+
+
+def _true(column: pa.Array) -> np.ndarray:
+    if column.null_count == len(column):
+        return np.zeros(len(column), dtype=bool)
+    return np.asarray(compute.fill_null(column, False))
+
+
+def _filled(column: Column, value: Any) -> np.ndarray:
+    """Where a collection has an element, or a user type a field that is not null."""
+    if isinstance(column.type, UserType):
+        return _any([_valid(part) for part in value.flatten()], len(value))
+    return _filled_list(value)
+
+
+def _filled_list(value: Any) -> np.ndarray:
+    if value.null_count == len(value):
+        return np.zeros(len(value), dtype=bool)
+    return _valid(value) & (np.diff(np.asarray(value.offsets, dtype=np.int64)) > 0)
+
+
+def _any(masks: list[np.ndarray], rows: int) -> np.ndarray:
+    return np.any(masks, axis=0) if masks else np.zeros(rows, dtype=bool)
+
+
+def _integers(column: pa.Array, missing: int = 0) -> np.ndarray:
+    return np.asarray(compute.fill_null(column, missing).cast(pa.int64()))
+
+
+def _refuse(wrong: np.ndarray, values: np.ndarray, name: str, rule: str) -> None:
+    if wrong.any():
+        raise InputError(
+            f"{name} {values[wrong][0]} of {np.count_nonzero(wrong)} writes is out of bounds; it is {rule}"
+        )
+
+
+def _timeuuids(timestamps: np.ndarray, low: np.ndarray) -> pa.Array:
+    """Version 1 UUIDs as text, of times (int64, µs) and low halves (uint64)."""
+    ticks = (timestamps * 10 + GREGORIAN).astype(np.uint64)
+    words = np.empty((len(ticks), 2), dtype=">u8")
+    shifted = (ticks & np.uint64(0xFFFFFFFF)) << np.uint64(32)
+    words[:, 0] = (
+        shifted
+        | (ticks >> np.uint64(32) & np.uint64(0xFFFF)) << np.uint64(16)
+        | np.uint64(0x1000)
+        | ticks >> np.uint64(48)
+    )
+    words[:, 1] = low & _VARIANT_MASK | _VARIANT
+    text = np.full((len(ticks), 36), ord("-"), dtype=np.uint8)
+    text[:, _DIGITS] = _HEX[words.view(np.uint8).reshape(-1, 16)].reshape(-1, 32)
+    ends: Any = np.arange(0, 36 * len(ticks) + 1, 36, dtype=np.int32)
+    data: Any = text
+    return pa.Array.from_buffers(pa.string(), len(ticks), [None, pa.py_buffer(ends), pa.py_buffer(data)])

@@ -1,0 +1,87 @@
+"""Hashes of rows that lie in Arrow columns: 64 bits a row, the same for the same values wherever they are computed.
+
+It knows layouts of Arrow arrays; what the hashes are for is `volume`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.lake.arrow import compute
+from cdc_platform.ring.murmur3 import hash128
+
+Hashes = np.ndarray
+"""uint64[n]."""
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
+_FACTOR_2 = np.uint64(0x94D049BB133111EB)
+_NULL = np.uint64(0x5851F42D4C957F2D)
+
+
+def fingerprints(columns: Iterable[pa.Array], rows: int) -> Hashes:
+    """One hash (uint64) a row of several columns of `rows` rows; the order of the columns counts."""
+    total = np.zeros(rows, dtype=np.uint64)
+    for column in columns:
+        # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
+        hashes = _NULL if column.null_count == rows else _hashes(column)
+        total = _mixed(total + hashes)
+    return _mixed(total)
+
+
+def _mixed(words: Hashes) -> Hashes:
+    """The finaliser of splitmix64, which lets every bit of a word reach every other."""
+    words = words + _STEP
+    words = (words ^ (words >> np.uint64(30))) * _FACTOR_1
+    words = (words ^ (words >> np.uint64(27))) * _FACTOR_2
+    return words ^ (words >> np.uint64(31))
+
+
+def _hashes(column: pa.Array) -> Hashes:
+    if pa.types.is_struct(column.type):
+        found = fingerprints(column.flatten(), len(column))
+    elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
+        found = _of_lists(column)
+    elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        found = _of_texts(column)
+    else:
+        found = _mixed(_words(column))
+    if column.null_count:
+        found = np.where(np.asarray(compute.is_valid(column)), found, _NULL)
+    return found
+
+
+def _words(column: pa.Array) -> Hashes:
+    """Values of fixed width as integers; the null ones as anything."""
+    width = 8 if pa.types.is_boolean(column.type) else column.type.bit_width
+    if pa.types.is_boolean(column.type):
+        values: Any = compute.fill_null(column, False).cast(pa.uint8()).to_numpy(zero_copy_only=False)
+    else:
+        _, data = column.buffers()
+        values = np.frombuffer(data, dtype=f"u{width // 8}")[column.offset : column.offset + len(column)]
+    return values.astype(np.uint64)
+
+
+def _of_texts(column: pa.Array) -> Hashes:
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return hash128(values, bounds)[0]
+
+
+def _of_lists(column: Any) -> Hashes:
+    """Of lists and maps: the hashes of the elements, each with its place, added up."""
+    offsets = np.asarray(column.offsets, dtype=np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    elements = fingerprints((part.slice(first, last - first) for part in parts), last - first)
+    lengths = np.diff(offsets)
+    places = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
+    sums = np.zeros(last - first + 1, dtype=np.uint64)
+    np.cumsum(_mixed(elements + places.astype(np.uint64) * _STEP), out=sums[1:])
+    totals = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
+    return _mixed(totals + lengths.astype(np.uint64))

@@ -1,0 +1,63 @@
+"""Partition keys of typed writes as the bytes that tokens are hashed from, column by column.
+
+It knows how Arrow columns of key types lie in memory; `types` knows the same of single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.errors import InputError
+from cdc_platform.lake.arrow import compute
+from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.ring import composite_key
+
+_BIG_ENDIAN = {"tinyint": ">i1", "smallint": ">i2", "int": ">i4", "bigint": ">i8", "time": ">i8", "float": ">f4"}
+_BIG_ENDIAN |= {"double": ">f8"}
+_DATE_ZERO = 2**31
+
+
+def key_bytes(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
+    """The serialized partition keys (binary) of columns, one a partition key column, none null.
+
+    Raises:
+        InputError: the partition key has a type that typed writes cannot have.
+    """
+    components = [_component(column, values) for column, values in zip(schema.partition_key, columns, strict=True)]
+    if len(components) == 1:
+        return components[0]
+    rows = zip(*(component.to_pylist() for component in components), strict=True)
+    return pa.array([composite_key(row) for row in rows], pa.binary())
+
+
+def _component(column: Column, values: pa.Array) -> pa.Array:
+    name = column.type.cql
+    if name in ("text", "ascii"):
+        return values.cast(pa.binary())
+    if name == "blob":
+        return values
+    if name in ("uuid", "timeuuid"):
+        return pa.array([UUID(text).bytes for text in values.to_pylist()], pa.binary())
+    if name == "boolean":
+        return _fixed(values.cast(pa.uint8()).to_numpy(zero_copy_only=False))
+    if name == "date":
+        return _fixed((values.cast(pa.int32()).to_numpy() + np.int64(_DATE_ZERO)).astype(">u4"))
+    if name == "timestamp":
+        return _fixed(compute.divide(values.cast(pa.int64()), 1000).to_numpy().astype(">i8"))
+    if name in _BIG_ENDIAN:
+        return _fixed(values.to_numpy(zero_copy_only=False).astype(_BIG_ENDIAN[name]))
+    raise InputError(
+        f"typed writes cannot have partition key column {column.name} of type {name}; write its table by CQL statements"
+    )
+
+
+def _fixed(values: np.ndarray) -> pa.Array:
+    """Values of one width as binaries."""
+    data: Any = np.ascontiguousarray(values).view(np.uint8)
+    ends: Any = np.arange(0, values.itemsize * len(values) + 1, values.itemsize, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])

@@ -1,0 +1,231 @@
+"""Reading a CDC log in the order of its generations: every row once, nothing that may still change, exactly-once sinks.
+
+Windows are `windows`' business, positions those of `consumers`; here rows are read and go to where they are wanted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lifecycle import consumers, reading, tablet_sets
+from cdc_platform.lifecycle.consumers import Consumer
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.schema import TableSchema
+from cdc_platform.log.windows import Sets, Window, next_window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SAFETY_US = 30_000_000
+"""How far behind the clock a reader stays: what is younger may still be on its way."""
+ROWS_AT_ONCE = 1_000_000
+"""About as many rows as a consumer takes into memory at once, in whole files of the log."""
+_NAME = re.compile(r"[A-Za-z0-9_]{1,48}")
+_ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+
+
+def stream_sets(lake: Lake, schema: TableSchema) -> Sets:
+    """The stream sets of a tablet-based table, else the generations that readers have been shown."""
+    if (schema.keyspace, schema.name) in tablet_sets.tables(lake):
+        return Sets([each.timestamp_ms * 1000 for each in tablet_sets.stream_sets(lake, schema.keyspace, schema.name)])
+    known = reading.timeline(lake)
+    seen = [each.time_ms * 1000 for each in known if each.published and each.removed_ms is None]
+    return Sets(seen, [each.time_ms * 1000 for each in known if each.removed_ms is not None])
+
+
+def read_changes(
+    spark: SparkSession, lake: Lake, schema: TableSchema, since_us: int, until_us: int, *, now_us: int
+) -> DataFrame:
+    """The log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
+
+    Nothing newer than `now_us` less the safety window is read, and nothing of a generation whose streams are not all
+    there. Sorted by time, stream and place in the batch.
+
+    Raises:
+        StateError: some of it was in a generation that has been removed, or whose streams are not complete.
+        NotFound: the table has no log here.
+    """
+    from pyspark.sql import functions as F
+
+    table = _log_of(lake, schema)
+    read = list(_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US)))
+    rows = spark.read.format("delta").load(lake.path(table))
+    if not read:
+        return rows.limit(0)
+    when = F.col(f"`{WRITTEN_AT}`")
+    inside = (when > F.lit(to_datetime(read[0].after_us))) & (when <= F.lit(to_datetime(read[-1].until_us)))
+    return rows.where(inside).orderBy(*(f"`{name}`" for name in _ORDER))
+
+
+def _windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) -> Iterator[Window]:
+    """The windows from a position to a horizon, each of a whole generation; none is left out."""
+    sets, position, number = stream_sets(lake, schema), after_us, 0
+    while (window := next_window(sets, position, number, horizon_us)) is not None:
+        _assert_complete(lake, schema, window)
+        yield window
+        position, number = window.until_us, window.number
+
+
+def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
+    """The rows of a window, sorted by time, stream and place in the batch; without a JVM."""
+    low, high = to_datetime(window.after_us), to_datetime(window.until_us)
+    rows = lake.read(_log_of(lake, schema), filters=[(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)])
+    return rows.sort_by([(name, "ascending") for name in _ORDER])
+
+
+def check_name(name: str) -> None:
+    """Hold that a consumer's name is one that a table can have; raises InputError."""
+    if _NAME.fullmatch(name) is None:
+        raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
+
+
+def sink_table(schema: TableSchema, name: str) -> Table:
+    """The Delta table into which a consumer of this name copies the log of a table.
+
+    Raises:
+        InputError: the name is none that a table can have.
+    """
+    check_name(name)
+    table = log_table(schema)
+    return Table(
+        table.keyspace, f"{table.name}_{name}", table.schema, table.keys, f"What consumer {name} read of {table.name}"
+    )
+
+
+def consume(
+    lake: Lake, clock: Clock, schema: TableSchema, name: str, *, until_us: int | None = None
+) -> tuple[Consumer, int]:
+    """Copy what a consumer has not read yet into its table; answers with where it is now and how many rows came.
+
+    It is registered at its first start, before the first generation that there still is. Each window goes in with its
+    number in one commit, and the position moves after it: whoever is killed in between finds the window there, and
+    does not read it again. Nothing newer than the clock less the safety window is read, nor after `until_us` (µs).
+
+    Raises:
+        StateError: what comes next was in a generation that has been removed, or whose streams are not complete.
+        ConflictError: another process reads under the same name.
+        NotFound: the table has no log here.
+    """
+    sink = sink_table(schema, name)
+    _log_of(lake, schema)
+    first = min(stream_sets(lake, schema).seen, default=1)
+    consumer = consumers.register(lake, clock, name, schema.keyspace, schema.name, position_us=first - 1)
+    consumer = _caught_up(lake, clock, schema, sink, consumer)
+    count = 0
+    horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
+    while True:
+        sets = stream_sets(lake, schema)
+        _assert_not_lost(sets, consumer)
+        longest = _longest(lake, schema, consumer.position_us)
+        window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=longest)
+        if window is None:
+            return consumer, count
+        _assert_complete(lake, schema, window)
+        rows = read_window(lake, schema, window)
+        failpoints.reached(failpoints.BEFORE_SINK)
+        marks = {name: window.number, _position_of(name): window.until_us}
+        if not lake.append_once(sink, rows, marks, _last_number(consumer)):
+            raise ConflictError(f"another process reads {schema.full_name} as {name}; stop one, or give each its name")
+        failpoints.reached(failpoints.AFTER_SINK)
+        consumer = _moved(lake, clock, consumer, window)
+        count += rows.num_rows
+
+
+def _last_number(consumer: Consumer) -> int | None:
+    """The number of the last transaction that the sink of a consumer has seen; None before its first window."""
+    return consumer.window_number or None
+
+
+def _longest(lake: Lake, schema: TableSchema, after_us: int) -> int | None:
+    """How long (µs) a window may be for the rows of its files to fit into memory; None for as long as it likes."""
+    bounds = lake.file_bounds(log_table(schema), WRITTEN_AT)
+    ahead = sorted((from_datetime(high), rows) for _, high, rows in bounds if from_datetime(high) > after_us)
+    count = 0
+    for place, (_, rows) in enumerate(ahead):
+        count += rows
+        if count > ROWS_AT_ONCE:
+            return ahead[max(place - 1, 0)][0] - after_us
+    return None
+
+
+def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consumer: Consumer) -> Consumer:
+    """The consumer behind all windows that its sink has: a process that was killed left one that is not noted."""
+    number = lake.transaction(sink, consumer.name)
+    if number is None or number <= consumer.window_number:
+        if (number or 0) < consumer.window_number:
+            raise StateError(
+                f"{sink.full_name} lacks windows that consumer {consumer.full_name} has read; bring it back,"
+                " or forget the consumer and remove what is left of the table"
+            )
+        return consumer
+    until = lake.transaction(sink, _position_of(consumer.name))
+    if until is None or number != consumer.window_number + 1:
+        raise StateError(
+            f"{sink.full_name} has windows that consumer {consumer.full_name} never read; it was forgotten:"
+            " remove the table, or read under another name"
+        )
+    sets = stream_sets(lake, schema)
+    begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
+    return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, until))
+
+
+def _moved(lake: Lake, clock: Clock, consumer: Consumer, window: Window) -> Consumer:
+    return consumers.advance(
+        lake,
+        clock,
+        consumer,
+        position_us=window.until_us,
+        set_timestamp_us=window.set_us,
+        expected_window=window.number - 1,
+    )
+
+
+def _position_of(name: str) -> str:
+    """The application under which a sink notes, beside a window's number, where the window ended."""
+    return f"{name}:position"
+
+
+def _assert_not_lost(sets: Sets, consumer: Consumer) -> None:
+    first = min((*sets.seen, *sets.removed), default=None)
+    begun = consumer.set_timestamp_us
+    if begun is not None and first is not None and begun < first and consumer.position_us + 1 < first:
+        raise StateError(
+            f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(begun)},"
+            f" which is gone; what it has not read before {format_us(first)} is lost: forget it and register it anew"
+        )
+
+
+def _assert_complete(lake: Lake, schema: TableSchema, window: Window) -> None:
+    """Hold that a generation's streams are all there; those of a tablet set come with it."""
+    if (schema.keyspace, schema.name) in tablet_sets.tables(lake):
+        return
+    time_ms = window.set_us // 1000
+    published = reading.published_range_ends(lake, time_ms)
+    known = next(each for each in reading.known_generations(lake) if each.time_ms == time_ms)
+    complete = published.size > 0
+    if complete and known.format == "v2" and known.id is not None:
+        try:
+            complete = published.size == reading.complete_range_ends(lake, known.id).size
+        except NotFound:
+            complete = True
+    if not complete:
+        raise StateError(
+            f"the streams of the generation of {format_us(window.set_us)} are not all published yet; its rows are read"
+            " once they are: publish it, then run this again"
+        )
+
+
+def _log_of(lake: Lake, schema: TableSchema) -> Table:
+    table = log_table(schema)
+    if not lake.exists(table):
+        raise NotFound(f"{schema.full_name} has no log here; write to it with: cdc-platform log FILE.cql --keep")
+    return table

@@ -1,0 +1,158 @@
+"""Typed writes in volume: a DataFrame of them becomes log rows in their streams, and those a Delta table by time.
+
+It knows how batches travel through Spark; the rules are `columns`', the streams those of `base_writes` and of tablets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.generations import tablets
+from cdc_platform.generations.tablets import StreamSet
+from cdc_platform.lake.arrow import stream_ids, tokens_of_column
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import spark_type
+from cdc_platform.lake.translate import translated
+from cdc_platform.lifecycle import tablet_sets
+from cdc_platform.lifecycle.base_writes import stream_finder
+from cdc_platform.log.columns import StreamsOf, log_batch
+from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.schema import TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+ROWS_A_FILE = 250_000
+"""Of a log's files, each of which covers a time of its own: a reader of 1 % of 50 million rows reads two or three."""
+
+
+def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
+    """The log rows of typed writes (`log_table.writes_schema`; columns that are left out are null), in their streams.
+
+    The streams are those of the table's tablets, or of the generations that the lake knows; whether a coordinator
+    would have accepted a write is not asked, since the past is looked up. Rows of one write stand together, and a
+    partition of `writes` stays one. A write that the table cannot have fails the job with an InputError.
+
+    Raises:
+        InputError: the writes have other columns, or the table's log needs the base table's state.
+        StateError: the table has no log, or a generation has no ID, so that its description cannot be read.
+    """
+    if not schema.cdc.enabled:
+        raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
+    if schema.cdc.preimage != "false" or schema.cdc.postimage:
+        raise InputError(f"the images of {schema.full_name} need the table's rows; write it by CQL statements")
+    rows = _aligned(schema, writes)
+    streams_of = table_streams(lake, schema)
+
+    def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield log_batch(schema, batch, streams_of)
+
+    return rows.mapInArrow(logged, _struct(log_table(schema).schema))
+
+
+def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: int) -> DataFrame:
+    """As `log_rows`, in `files` parts, each of a time of its own and in its order; see `by_time`.
+
+    The writes are parted, not their log rows: Spark looks at what it parts twice, and writes are the less work.
+    """
+    return _in_order(log_rows(lake, schema, writes.repartitionByRange(files, "timestamp")))
+
+
+def by_time(rows: DataFrame, files: int) -> DataFrame:
+    """Log rows in `files` parts, each of a time of its own and in its order, so that readers of a window skip most."""
+    return _in_order(rows.repartitionByRange(files, f"`{WRITTEN_AT}`"))
+
+
+def _in_order(rows: DataFrame) -> DataFrame:
+    return rows.sortWithinPartitions(f"`{WRITTEN_AT}`", "`cdc$time`", "`cdc$batch_seq_no`")
+
+
+def append(
+    lake: Lake, schema: TableSchema, rows: DataFrame, *, files: int, transaction: tuple[str, int] | None = None
+) -> None:
+    """Append log rows to the log's Delta table, by time in `files` files.
+
+    With a `transaction` (application and its number) the rows go in at most once: a number that the table has already
+    seen, or a lower one, is passed over.
+
+    Raises:
+        InputError: the rows break the table's schema.
+        ConflictError: other writers kept winning.
+    """
+    _append(lake, schema, by_time(rows, files), transaction)
+
+
+def append_writes(
+    lake: Lake, schema: TableSchema, writes: DataFrame, *, files: int, transaction: tuple[str, int] | None = None
+) -> None:
+    """Append the log rows of typed writes, as `append` does it with rows.
+
+    Raises:
+        InputError: the writes have other columns, or one of them is none that the table can have.
+        ConflictError, StateError: as `append` and `log_rows`.
+    """
+    _append(lake, schema, log_rows_by_time(lake, schema, writes, files), transaction)
+
+
+def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:
+    table = log_table(schema)
+    lake.ensure(table)
+    writer = rows.write.format("delta").mode("append")
+    if transaction is not None:
+        writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
+    with translated(f"appending to {table.full_name}"):
+        writer.save(lake.path(table))
+
+
+def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
+    """The writes with all columns that typed writes can have, in order."""
+    from pyspark.sql import functions as F
+
+    expected = _struct(writes_schema(schema))
+    unknown = sorted(set(writes.columns) - set(expected.names))
+    if unknown:
+        raise InputError(f"typed writes to {schema.full_name} have no column {', '.join(unknown)}")
+    for name in writes.columns:
+        found, due = writes.schema[name].dataType.simpleString(), expected[name].dataType.simpleString()
+        if found != due:
+            raise InputError(f"column {name} of typed writes to {schema.full_name} is {found}; it has to be {due}")
+    given = set(writes.columns)
+    columns = [
+        F.col(f"`{field.name}`") if field.name in given else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in expected
+    ]
+    return writes.select(*columns)
+
+
+def _struct(schema: pa.Schema) -> StructType:
+    from pyspark.sql import types as T
+
+    return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in schema])
+
+
+def table_streams(lake: Lake, schema: TableSchema) -> StreamsOf:
+    """What gives a table's writes their streams: its tablets, or the generations that the lake knows.
+
+    Raises:
+        StateError: a generation has no ID, or a stream set is damaged.
+    """
+    if (schema.keyspace, schema.name) not in tablet_sets.tables(lake):
+        return stream_finder(lake)
+    sets = tablet_sets.stream_sets(lake, schema.keyspace, schema.name)
+
+    def of_tablets(keys: pa.Array, timestamps: pa.Array) -> pa.Array:
+        return _tablet_streams(sets, keys, timestamps)
+
+    return of_tablets
+
+
+def _tablet_streams(sets: list[StreamSet], keys: pa.Array, timestamps: pa.Array) -> pa.Array:
+    """The stream IDs of the newest set at each time; null before the first."""
+    ids, chosen = tablets.streams_for(sets, timestamps.to_numpy(zero_copy_only=False), tokens_of_column(keys))
+    return stream_ids(ids, chosen >= 0)

@@ -1,0 +1,63 @@
+"""Which part of a log a consumer reads next: windows of time, none of which reaches over the end of a generation.
+
+It knows times alone (µs); where they come from and what is done with the rows is left to `reading`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from cdc_platform.clock import format_us
+from cdc_platform.errors import StateError
+
+
+@dataclass(frozen=True)
+class Window:
+    """The rows with `after_us` < timestamp <= `until_us`, all in the generation or set that began at `set_us`."""
+
+    number: int
+    set_us: int
+    after_us: int
+    until_us: int
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The generations, or a table's stream sets, by the time (µs) at which each begins.
+
+    `seen` are those that readers have been shown, `removed` those that were there once.
+    """
+
+    seen: Sequence[int]
+    removed: Collection[int] = ()
+
+
+def next_window(
+    sets: Sets, position_us: int, windows: int, horizon_us: int, *, longest_us: int | None = None
+) -> Window | None:
+    """The window after `position_us` (everything at or before it is read) in number `windows` + 1; None for none yet.
+
+    It ends with its generation, one µs before the next one begins, after `longest_us`, or at `horizon_us`, whichever
+    is first. Before the first generation there is nothing to read.
+
+    Raises:
+        StateError: what comes next is in a generation that has been removed.
+    """
+    begins = sorted({*sets.seen, *sets.removed})
+    if not begins:
+        return None
+    after = max(position_us, begins[0] - 1)
+    place = bisect_right(begins, after + 1) - 1
+    end = begins[place + 1] - 1 if place + 1 < len(begins) else horizon_us
+    until = min(end, horizon_us, end if longest_us is None else after + longest_us)
+    if until <= after:
+        return None
+    if begins[place] not in set(sets.seen):
+        raise StateError(
+            f"the rows from {format_us(after + 1)} to {format_us(end)} were in the generation of"
+            f" {format_us(begins[place])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
+            " forget the consumer and register it anew behind them"
+        )
+    return Window(windows + 1, begins[place], after, until)

@@ -1,0 +1,121 @@
+"""Typed writes through Spark: the rows that one process makes of them, in a table that is read by time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from shutil import copytree
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc_platform.clock import parse_time_us
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle.base_writes import stream_finder
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.live import Partition
+from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_values import rows_table, table_rows
+from cdc_platform.log.replay import replay
+from cdc_platform.log.schema import CdcOptions, Column, TableSchema
+from cdc_platform.log.types import INT, TEXT, ListType, MapType, UserType
+from cdc_platform.log.volume import append, append_writes, log_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+START_US = parse_time_us("2020-11-26T12:00:00Z")
+SCHEMA = TableSchema(
+    "ks",
+    "t",
+    (
+        Column("p", INT, "partition"),
+        Column("k", INT, "clustering"),
+        Column("s", TEXT, "static"),
+        Column("v", INT),
+        Column("m", MapType(INT, TEXT)),
+        Column("l", ListType(INT)),
+        Column("u", UserType("ks", "ut", (("a", INT), ("b", TEXT)))),
+    ),
+    CdcOptions(enabled=True),
+)
+
+
+def _write(number: int) -> dict[str, Any]:
+    """One of 600 writes, 600 ms apart: inserts and updates with and without TTL, of all columns, and deletions."""
+    key = {"timestamp": START_US + number * 600_000, "ttl": (number % 5 == 0) * 60, "p": number % 40, "k": number % 3}
+    match number % 6:
+        case 0:
+            return key | {"operation": 2, "v": number, "m": [(1, "a"), (2, "b")], "cdc$deleted_m": True}
+        case 1:
+            return key | {"operation": 1, "s": f"s{number}", "cdc$deleted_v": True, "cdc$deleted_elements_m": [1]}
+        case 2:
+            return key | {"operation": 2, "v": 7, "m": [(3, "c")]}
+        case 3:
+            return key | {
+                "operation": 1,
+                "u": {"a": None, "b": "x"},
+                "l": [("cc5baec0-2fec-11eb-af55-000000000001", number)],
+            }
+        case 4:
+            return key | {"operation": 3}
+    return key | {"operation": 1, "k": None, "s": "alone"}
+
+
+@pytest.mark.spark
+def test_typed_writes_become_a_log_that_is_read_by_time(
+    streams_home: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    """The rows are those of one process, appended once whatever happens; files do not overlap; the replay fits."""
+    source = Lake(streams_home / "lake")
+    batch = pa.RecordBatch.from_pylist([_write(number) for number in range(600)], schema=writes_schema(SCHEMA))
+    writes = spark.createDataFrame(pa.Table.from_batches([batch]))
+    copytree(streams_home / "lake", tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    for _ in range(2):
+        append_writes(lake, SCHEMA, writes.repartition(3), files=6, transaction=("writer", 1))
+    table = log_table(SCHEMA)
+    found = lake.read(table)
+    expected = pa.Table.from_batches([log_batch(SCHEMA, batch, stream_finder(source))])
+    assert _sorted(found) == _sorted(expected)
+    assert _sorted(rows_table(SCHEMA, list(table_rows(SCHEMA, found)))) == _sorted(found)
+
+    again = log_table(TableSchema("ks", "again", SCHEMA.columns, SCHEMA.cdc))
+    append(lake, TableSchema("ks", "again", SCHEMA.columns, SCHEMA.cdc), log_rows(source, SCHEMA, writes), files=3)
+    assert _sorted(lake.read(again)) == _sorted(found)
+
+    bounds = pa.table(DeltaTable(lake.path(table)).get_add_actions(flatten=True)).to_pylist()
+    spans = sorted((file[f"min.{WRITTEN_AT}"], file[f"max.{WRITTEN_AT}"]) for file in bounds)
+    assert len(spans) == 6
+    assert all(one[1] < other[0] for one, other in pairwise(spans))
+
+    partitions = replay(SCHEMA, table_rows(SCHEMA, found))
+    alone = {row["s"] for state in partitions.values() for row in Partition(state).selected()}
+    assert "alone" in alone
+
+    # A write that the table cannot have fails as a whole, with one line; columns are checked before anything runs.
+    bad = spark.createDataFrame(pa.Table.from_pylist([_write(0) | {"operation": 9}], schema=writes_schema(SCHEMA)))
+    with pytest.raises(
+        InputError, match=r"^appending to ks\.t_scylla_cdc_log: operation 9 of 1 writes is out of bounds"
+    ):
+        append(lake, SCHEMA, log_rows(source, SCHEMA, bad), files=1)
+    with pytest.raises(InputError, match="no column nonsense"):
+        log_rows(source, SCHEMA, writes.withColumnRenamed("v", "nonsense"))
+    with pytest.raises(InputError, match=r"column v of typed writes to ks\.t is string; it has to be int"):
+        log_rows(source, SCHEMA, writes.withColumn("v", writes["v"].cast("string")))
+    assert lake.read(table).num_rows == found.num_rows
+
+
+def test_a_table_has_a_log_without_images(streams_home: Path) -> None:
+    """Images need the base table's rows, which typed writes don't come with; a table without CDC has no log at all."""
+    writes: Any = None
+    for options, error in ((CdcOptions(), StateError), (CdcOptions(enabled=True, postimage=True), InputError)):
+        with pytest.raises(error):
+            log_rows(Lake(streams_home / "lake"), TableSchema("ks", "t", SCHEMA.columns, options), writes)
+
+
+def _sorted(table: pa.Table) -> list[dict[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: (row["cdc$time"], row["cdc$batch_seq_no"]))

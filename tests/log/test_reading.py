@@ -1,0 +1,236 @@
+"""Reading a log: every row once, over a switch of generations, whoever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from command_line import run
+from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets, tablets
+from cdc_platform.log import reading
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.reading import SAFETY_US, consume, read_changes, sink_table
+from cdc_platform.log.volume import table_streams
+from cdc_platform.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_platform.log.schema import TableSchema
+
+FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
+START_US, SWITCH_US = parse_time_us(FIRST), parse_time_us(SECOND)
+NOW_US = SWITCH_US + 3_600_000_000
+DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
+    one, other = generation(), generation(OTHER_ID)
+    times = (parse_time_ms(FIRST), parse_time_ms(SECOND))
+    files = {
+        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
+        "streams.csv": streams_csv(dict(zip(times, (one, other), strict=True))),
+        "times.csv": timestamps_csv(dict.fromkeys(times)),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    answer = run("--home", tmp_path / "home", "import", *(tmp_path / name for name in files))
+    assert answer.exit_code == 0, answer.stderr
+    lake = Lake(tmp_path / "home" / "lake")
+    cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
+    write(lake, 0, [START_US, START_US + 1, SWITCH_US - 1])
+    write(lake, 1, [SWITCH_US, SWITCH_US + 1, NOW_US - SAFETY_US, NOW_US - SAFETY_US + 1])
+    return tmp_path / "home"
+
+
+def schema(lake: Lake) -> TableSchema:
+    """The table that the platform was told of."""
+    return schema_of(lake, "ks", "t")
+
+
+def write(lake: Lake, number: int, times_us: list[int]) -> None:
+    """Log writes at these times."""
+    import pyarrow as pa
+
+    typed = [
+        {"operation": 2, "timestamp": when, "p": place, "k": number, "v": when % 1000}
+        for place, when in enumerate(times_us)
+    ]
+    batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(schema(lake)))
+    rows = pa.Table.from_batches([log_batch(schema(lake), batch, table_streams(lake, schema(lake)))])
+    assert lake.append_once(log_table(schema(lake)), rows, {"writer": number + 1}, number or None)
+
+
+def times_of(lake: Lake, table: Any) -> list[int]:
+    """When the rows of a table were written (µs), sorted."""
+    return sorted(lake.read(table, [WRITTEN_AT])[WRITTEN_AT].cast("int64").to_pylist())
+
+
+READABLE = [START_US, START_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1, NOW_US - SAFETY_US]
+
+
+def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
+    """Two windows over the switch; the row that is younger than the safety window comes when it is old enough."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
+    assert (rows, consumer.window_number, consumer.set_timestamp_us) == (6, 2, SWITCH_US)
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
+    assert consume(lake, Clock(NOW_US + 1), table, "audit")[1] == 1
+    assert times_of(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - SAFETY_US + 1]
+    everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
+    assert lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")]).equals(everything)
+
+
+def test_until_and_names_are_the_consumers_own(home: Path) -> None:
+    """One stops where it is told, another reads on; a position never goes back."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 1
+    assert consume(lake, Clock(NOW_US), table, "fast")[1] == 6
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=SWITCH_US - 1)[1] == 2
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 0
+    assert times_of(lake, sink_table(table, "slow")) == READABLE[:3]
+
+
+def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many files at once as fit, by their own bounds; the rows are the same."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 1)
+    for part in range(3):
+        write(lake, 2 + part, [START_US + 1000 * part + 10, START_US + 1000 * part + 20])
+    consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
+    assert rows == 12
+    assert consumer.window_number > 2
+    assert times_of(lake, sink_table(table, "audit")) == [
+        each for each in times_of(lake, log_table(table)) if each <= NOW_US - SAFETY_US
+    ]
+
+
+@pytest.mark.parametrize("point", failpoints.CONSUME)
+def test_a_killed_consumer_goes_on_where_it_was(home: Path, point: str) -> None:
+    """A real process that dies before its rows are in, or before its position is; more rows come in the meantime."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", "2026-01-31T12:30:00Z"]
+    environment = {**os.environ, failpoints.VARIABLE: point}
+    killed = subprocess.run(
+        [*command, "consume", "ks.t", "--name", "audit"], env=environment, capture_output=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL
+    answer = run("--home", home, "--clock", "2026-01-31T14:00:00Z", "consume", "ks.t", "--name", "audit", "--json")
+    assert answer.exit_code == 0, answer.stderr
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert answer.json["rows"] == (6 if point == failpoints.BEFORE_SINK else 4)
+    assert answer.json["position"] == "2026-01-31T13:59:30.000Z"
+
+
+def test_of_two_consumers_of_one_name_one_stops(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both read the same window; the one that comes second writes nothing."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    read = reading.read_window
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(reading, "read_window", read)
+        consume(lake, Clock(NOW_US), table, "audit")
+        return read(*arguments)
+
+    monkeypatch.setattr(reading, "read_window", overtaken)
+    with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert times_of(lake, sink_table(table, "audit")) == READABLE
+
+
+def test_a_generation_is_read_once_its_streams_are_all_there(home: Path) -> None:
+    """A timestamp without its streams rows makes the reader wait, and say so; what lies before it is read."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", to_datetime(SWITCH_US))])
+    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", to_datetime(SWITCH_US)), ("range_end", ">", 0)])
+    with pytest.raises(StateError, match="not all published yet"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert times_of(lake, sink_table(table, "audit")) == READABLE[:3]
+    lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 3
+
+
+def test_a_generation_that_is_gone_is_named(home: Path) -> None:
+    """A reader that stood in it is told what it lost, and is not moved."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    before, _ = consume(lake, Clock(NOW_US), table, "audit", until_us=START_US)
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(START_US))])
+    with pytest.raises(StateError, match="which is gone; what it has not read before 2026-01-31T13:00"):
+        consume(lake, Clock(NOW_US), table, "audit")
+    assert consumers.find(lake, "audit", "ks", "t") == before
+
+
+def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
+    """Names that are none, tables without a log, a sink that does not belong to the position."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+    with pytest.raises(InputError, match="no name of a consumer"):
+        consume(lake, Clock(NOW_US), table, "a-b/../c")
+    with pytest.raises(NotFound, match="has no log here"):
+        consume(Lake(tmp_path / "empty"), Clock(NOW_US), table, "audit")
+    consume(lake, Clock(NOW_US), table, "audit")
+    consumers.forget(lake, "audit", "ks", "t")
+    with pytest.raises(StateError, match="it was forgotten"):
+        consume(lake, Clock(NOW_US), table, "audit")
+
+
+def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
+    """Two tablets that split into four: rows in the streams of their set, a window each, every row once."""
+    lake = Lake(tmp_path / "lake")
+    created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
+    tablets.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=86_400)
+    tablets.split(lake, split, Settings(), "ks", "t", 4)
+    cdc_tables.drop(lake, created, "ks", "t")
+    cdc_tables.add(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
+    sets = tablet_sets.stream_sets(lake, "ks", "t")
+    assert [each.timestamp_ms * 1000 for each in sets] == [START_US, SWITCH_US]
+    times = [START_US, *range(SWITCH_US - 20, SWITCH_US + 20)]
+    write(lake, 0, times)
+    consumer, rows = consume(lake, Clock(NOW_US), schema(lake), "audit")
+    assert (rows, consumer.window_number, consumer.set_timestamp_us) == (41, 2, SWITCH_US)
+    read = lake.read(sink_table(schema(lake), "audit"))
+    streams = [{bytes(stream) for stream in each.ids} for each in sets]
+    assert [len(each) for each in streams] == [2, 4]
+    for stream, when in zip(read["cdc$stream_id"].to_pylist(), read[WRITTEN_AT].cast("int64").to_pylist(), strict=True):
+        assert stream in streams[when >= SWITCH_US]
+    assert sorted(read[WRITTEN_AT].cast("int64").to_pylist()) == times
+
+
+@pytest.mark.spark
+def test_changes_come_in_the_order_of_generations(home: Path, spark: SparkSession) -> None:
+    """The same rows as one DataFrame: half open at its start, nothing younger than the safety window."""
+    lake = Lake(home / "lake")
+    table = schema(lake)
+
+    def read(since_us: int, until_us: int) -> list[int]:
+        rows = read_changes(spark, lake, table, since_us, until_us, now_us=NOW_US)
+        return [row[0] for row in rows.selectExpr(f"unix_micros(`{WRITTEN_AT}`)").collect()]
+
+    assert read(0, NOW_US * 2) == READABLE
+    assert read(START_US, SWITCH_US) == READABLE[1:4]
+    assert read(NOW_US, NOW_US * 2) == []

@@ -1,0 +1,58 @@
+"""Windows of reading: every time in exactly one, none over the end of a generation, none ahead of the horizon."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.errors import StateError
+from cdc_platform.log.windows import Sets, Window, next_window
+
+times = st.integers(1, 60)
+
+
+@given(st.sets(times, min_size=1, max_size=5), st.lists(times, min_size=1, max_size=8), st.none() | st.integers(1, 9))
+def test_every_time_is_in_one_window_of_its_generation(
+    begins: set[int], horizons: list[int], longest: int | None
+) -> None:
+    """However often the reader comes back, and however far the clock has moved since."""
+    sets, position, number = Sets(sorted(begins)), 0, 0
+    read: list[int] = []
+    for horizon in sorted(horizons):
+        while (window := next_window(sets, position, number, horizon, longest_us=longest)) is not None:
+            number += 1
+            assert window.number == number
+            assert window.after_us >= position
+            assert window.until_us <= horizon
+            covered = range(window.after_us + 1, window.until_us + 1)
+            assert {max(begin for begin in begins if begin <= time) for time in covered} == {window.set_us}
+            assert longest is None or len(covered) <= longest
+            read += covered
+            position = window.until_us
+    assert read == list(range(min(begins), max(horizons) + 1))
+
+
+def test_a_generation_is_half_open() -> None:
+    """Its last microsecond is its own, the next one's first is not."""
+    sets = Sets([10, 20])
+    assert next_window(sets, 0, 0, 100) == Window(1, 10, 9, 19)
+    assert next_window(sets, 19, 1, 100) == Window(2, 20, 19, 100)
+    assert next_window(sets, 19, 1, 19) is None
+    assert next_window(sets, 5, 0, 9) is None
+    assert next_window(Sets([]), 0, 0, 100) is None
+
+
+def test_a_generation_that_is_seen_late_still_cuts() -> None:
+    """One that appears behind the position changes nothing that was read, and everything that comes."""
+    assert next_window(Sets([10]), 9, 0, 30) == Window(1, 10, 9, 30)
+    assert next_window(Sets([10, 40]), 30, 1, 50) == Window(2, 10, 30, 39)
+
+
+def test_a_removed_generation_is_no_silent_jump() -> None:
+    """Not while it is next, nor when the reader is in its middle; once it is read it no longer matters."""
+    sets = Sets([20, 30], [10])
+    for position in (0, 9, 15, 18):
+        with pytest.raises(StateError, match="has been removed"):
+            next_window(sets, position, 3, 100)
+    assert next_window(sets, 19, 3, 100) == Window(4, 20, 19, 29)
