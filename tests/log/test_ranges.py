@@ -96,10 +96,7 @@ def _told(schema: TableSchema, *ranges: RangeTombstone) -> list[tuple[Any, ...]]
     ],
 )
 def test_a_range_is_one_row_a_bound_that_is_given(start: Bound | None, end: Bound | None, rows: list) -> None:
-    """Operations 5 to 8; a side that only follows from equal columns has no row, an empty range none at all.
-
-    Where a side is open beyond the equal columns, which only a relation of tuples can say, both sides are told.
-    """
+    """Operations 5 to 8; a side that follows from equal columns alone has no row; an open tuple relation tells both."""
     assert _told(_schema(False, False, False), RangeTombstone(start, end, 7)) == rows
 
 
