@@ -1,22 +1,38 @@
-"""The demo as a newcomer runs it: from nothing to three published generations, and again without anything to do."""
+"""The demo as a newcomer runs it: from nothing to three published generations and the acts behind them, and again
+without anything to do.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_line import run
 
-from cdc_platform.clock import Clock
+from cdc_platform import failpoints
+from cdc_platform.clock import Clock, from_datetime, parse_time_us
+from cdc_platform.commands import demo_life
 from cdc_platform.commands.demo import SNAPSHOTS, demo_joins
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLES,
+)
+from cdc_platform.lifecycle import inbox, reading, tablet_sets
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import log_table
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
 if TYPE_CHECKING:
@@ -28,6 +44,12 @@ NOW = "2026-01-31T12:00:00Z"
 def arguments(home: Path, *options: str) -> list[str]:
     """The demo on a home, with its clock stopped."""
     return ["--home", str(home), "--clock", NOW, "demo", *options]
+
+
+def versions(home: Path) -> dict[str, int | None]:
+    """The Delta version of every table, in the demo's home and in the old cluster's."""
+    lakes = {name: Lake(open_home(home / name).lake) for name in ("", "old_cluster")}
+    return {f"{name} {table}": lake.version(TABLES[table]) for name, lake in lakes.items() for table in TABLES}
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +109,148 @@ def test_the_report_says_where_writes_go(home: Path) -> None:
 
 
 @pytest.mark.spark
+def test_log_rows_lie_in_two_generations(home: Path) -> None:
+    """Rows from before the second switch are in streams of the first generation, later ones in those of the second."""
+    lake = Lake(open_home(home).lake)
+    first, second, _ = reading.known_generations(lake)
+    rows = lake.read(log_table(schema_of(lake, "demo", "carts"))).to_pylist()
+    for generation, operations in ((first, [2, 2]), (second, [0, 0, 1, 2, 3])):
+        assert generation.id is not None
+        streams = {stream.tobytes() for stream in reading.read_description(lake, generation.id).streams}
+        inside = [row for row in rows if row["cdc$stream_id"] in streams]
+        assert sorted(row["cdc$operation"] for row in inside) == operations
+        after = {from_datetime(row["cdc$timestamp"]) // 1000 >= second.time_ms for row in inside}
+        assert after == {generation is second}
+    assert len(rows) == 7
+
+
+@pytest.mark.spark
+def test_the_report_shows_the_log_and_what_it_amounts_to(home: Path) -> None:
+    """Two inserts before the switch, three writes after it, and the two rows that are left: bob's was deleted."""
+    told = (home / "told").read_text(encoding="utf-8")
+    assert len(re.findall(r"2 insert .* of join 1", told)) == 2
+    assert len(re.findall(r"(0 pre-image|1 update|3 row-delete|2 insert) .* of join 2", told)) == 5
+    left = told[told.index("Rebuilt from") : told.index("An old cluster")]
+    assert sorted(re.findall(r"customer \w+, item \d, count \d", left)) == [
+        "customer alice, item 1, count 3",
+        "customer judy, item 4, count 1",
+    ]
+
+
+@pytest.mark.spark
+def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
+    """Of three V1 generations the oldest is too old to be rewritten; it and the second go, the newest operates."""
+    told = (home / "told").read_text(encoding="utf-8")
+    rewritten = told[told.index("An old cluster is upgraded") : told.index("The old cluster's generations")]
+    assert re.findall(r"Z   (skip-\S+|rewrite) ", rewritten) == ["skip-too-old", "rewrite", "rewrite"]
+    lake = Lake(open_home(home / "old_cluster").lake)
+    (left,) = reading.known_generations(lake)
+    assert (left.format, left.published) == ("v1", True)
+    assert len(reading.removed_generations(lake)) == 2
+    assert [lake.read(table, ["time"]).num_rows for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)] == [1, 1]
+    published = lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()
+    (old,) = lake.read(STREAMS_DESCRIPTIONS, ["streams"])["streams"].to_pylist()
+    assert {from_datetime(row["time"]) // 1000 for row in published} == {left.time_ms}
+    assert sorted(stream for row in published for stream in row["streams"]) == old
+    assert len(published) == 768
+
+
+@pytest.mark.spark
+def test_the_tablets_are_split(home: Path) -> None:
+    """The table with tablets has two stream sets, of which the second has nothing of the first."""
+    lake = Lake(open_home(home).lake)
+    made, split = tablet_sets.changes(lake, "demo", "sessions")
+    assert [len(each.current) for each in (made, split)] == [2, 4]
+    assert (len(split.closed), len(split.opened)) == (2, 4)
+
+
+@pytest.mark.spark
+def test_what_to_try_next_works(home: Path) -> None:
+    """Every command of the report's last list answers yes and shows something; `up`, which stays, has its own tests."""
+    told = (home / "told").read_text(encoding="utf-8")
+    tried = [line.strip() for line in told[told.index("What to try next") :].splitlines()[1:]]
+    commands = [shlex.split(re.split(r"   +", line)[0])[1:] for line in tried]
+    for words in commands:
+        assert words[0] == "--home"
+        if words[2] != "up":
+            ran = run("--clock", NOW, *words)
+            assert ran.exit_code == 0, f"{words}\n{ran.stdout}{ran.stderr}"
+            assert ran.stdout.count("\n") > 3, words
+    names = {words[2] for words in commands}
+    assert names >= {"explain", "generations", "check", "expire", "tablets", "log", "sql", "up", "--help", "rewrite"}
+
+
+@pytest.mark.spark
+def test_the_old_cluster_passes_its_checks(home: Path) -> None:
+    """What is left of the old cluster breaks no invariant, those of the rewrite and of expiry among them."""
+    ran = run("--home", home / "old_cluster", "--clock", NOW, "check", "--json")
+    assert ran.exit_code == 0, ran.stdout
+    assert {"live_generations_rewritten", "none_half_removed"} <= {line["invariant"] for line in ran.json}
+
+
+@pytest.mark.spark
 def test_the_second_run_needs_no_java(home: Path, tmp_path: Path) -> None:
-    """What is finished is left as it is: run again at once, without JVM or network, the report is the same."""
+    """What is finished is left as it is: run again at once, without JVM or network, the same is told of it."""
+    before = versions(home)
     command = [sys.executable, "-m", "cdc_platform", *arguments(home)]
     env = {**os.environ, "JAVA_HOME": str(tmp_path)}
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 0, ran.stderr
+    assert versions(home) == before
     assert ran.stdout.count("finished before") == 3
-    switches = ran.stdout[ran.stdout.index("Where writes") :]
-    assert switches in (home / "told").read_text(encoding="utf-8")
+    told = (home / "told").read_text(encoding="utf-8")
+    again = ran.stdout[ran.stdout.index("Where writes") :]
+    assert [part for part in again.split("\n\n") if part not in told] == []
+
+
+ACTS = """
+import sys
+from test_demo import play_acts
+play_acts(sys.argv[1])
+"""
+
+
+def play_acts(folder: str | Path) -> None:
+    """The acts that need no Spark, in a home in which the joins are queued."""
+    home = open_home(folder)
+    lake = Lake(home.lake)
+    events = [inbox.queue(lake, Clock(parse_time_us(NOW)), request) for request in demo_joins()]
+    demo_life.play_old_cluster(home, events)
+    demo_life.play_tablets(lake, home.settings, events)
+
+
+def left(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Every row that the acts have left, but for the inbox, whose generations are drawn at random."""
+    lakes = {name: Lake(folder / name / "lake") for name in ("", "old_cluster")}
+    return {
+        f"{name} {table.full_name}": lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+        for name, lake in lakes.items()
+        for table in TABLES.values()
+        if table is not BOOTSTRAP_EVENTS
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What the acts leave that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    play_acts(folder)
+    return left(folder)
+
+
+@pytest.mark.parametrize(
+    "point", [failpoints.AFTER_REWRITTEN_STREAMS, failpoints.AFTER_TIMESTAMP_REMOVAL, failpoints.AFTER_TABLET_DECISION]
+)
+def test_acts_that_were_killed_are_gone_on_with(
+    tmp_path: Path, undisturbed: dict[str, list[dict[str, Any]]], point: str
+) -> None:
+    """A demo that dies in the middle of an act leaves what the next one ends as if nothing had been."""
+    env = {**os.environ, failpoints.VARIABLE: point, "PYTHONPATH": str(Path(__file__).parent)}
+    died = subprocess.run([sys.executable, "-c", ACTS, str(tmp_path)], env=env, timeout=120, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert left(tmp_path) != undisturbed
+    play_acts(tmp_path)
+    assert left(tmp_path) == undisturbed
 
 
 @pytest.mark.spark

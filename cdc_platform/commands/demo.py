@@ -1,6 +1,7 @@
 """`cdc-platform demo`: the main job on the real ring that ships with the project, through Dagster, in one process.
 
-It knows the order of the story; every step is an asset's, what is shown at the end is `demo_report`'s.
+It knows the order of the story; every step of a join is an asset's. What else a generation lives through is
+`demo_life`'s, what is written around a switch `demo_log`'s, and what is shown at the end `demo_report`'s.
 """
 
 from __future__ import annotations
@@ -51,21 +52,31 @@ def demo(session: Session, again: bool) -> None:
     """Let three real nodes join, one after the other; then show what came of it.
 
     Each join's generation is described, audited for colocation, inserted, given its timestamp and published, as assets
-    in Dagster. Joins that an earlier run has finished are left as they are.
+    in Dagster. Then a table is written before and after a switch, the generations of an old cluster are rewritten and
+    expire, and tablets are split. What an earlier run has finished is left as it is.
 
     \b
     Example:
       cdc-platform demo
       cdc-platform --home /tmp/rehearsal demo --again
     """
-    from cdc_platform.commands import demo_report
+    from cdc_platform.commands import demo_life, demo_log, demo_report
     from cdc_platform.lake.lake import Lake
 
     home = session.open_home(create=True)
     lake, requests = Lake(home.lake), demo_joins()
     _refuse_other_content(lake, requests)
-    joins = _run(home, lake, requests, session.clock, again)
-    demo_report.write(lake, home.settings, joins, session.home)
+    with _progress() as progress:
+        joins = _run(home, lake, requests, session.clock, again, progress)
+        events = [join.event for join in joins]
+        bar = progress.add_task("a table is written", total=3)
+        demo_log.play(lake, home.settings, demo_report.log_switch_us(lake, joins))
+        progress.update(bar, description="an old cluster is upgraded", advance=1)
+        old = demo_life.play_old_cluster(home, events)
+        progress.update(bar, description="tablets are split", advance=1)
+        demo_life.play_tablets(lake, home.settings, events)
+        progress.update(bar, description="all done", advance=1)
+    demo_report.write(lake, home.settings, joins, old, session.home)
 
 
 def demo_joins() -> list[JoinRequest]:
@@ -99,7 +110,9 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
         raise InputError(f"{lake.root.parent} holds another ring; give the demo a home of its own: --home DIR demo")
 
 
-def _run(home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool) -> list[Join]:
+def _run(
+    home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
+) -> list[Join]:
     """Queue the joins, five minutes apart with the last some minutes ago, and run those that are not finished."""
     from cdc_platform.lifecycle import inbox
 
@@ -111,7 +124,7 @@ def _run(home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, 
     if not due:
         return [Join(event) for event in events]
     done: dict[str, Join] = {}
-    with _dagster(home) as instance, _progress() as progress:
+    with _dagster(home) as instance:
         bar = progress.add_task("starting Spark", total=len(due))
         _start_spark()
         _report_inbox(instance, home)
@@ -165,7 +178,9 @@ def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, a
     if not result.success or failed:
         told = f"checks that failed: {', '.join(failed)}" if failed else _first_failure(result.all_events)
         raise StateError(f"the join of {event.node.address} did not succeed ({told}); look at it with: cdc-platform up")
-    checks = {evaluation.check_name: _population(evaluation.metadata) for evaluation in evaluations}
+    # Checks of what this home has nothing of say no number.
+    told = {each.check_name: _population(each.metadata) for each in evaluations if "population" in each.metadata}
+    checks = {name: population for name, population in told.items() if population}
     return Join(event, time.perf_counter() - start, checks)
 
 

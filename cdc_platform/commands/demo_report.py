@@ -1,21 +1,26 @@
-"""What the demo shows at its end: the joins, what was audited, where writes go around each switch, what to try next."""
+"""What the demo shows at its end: the joins, what was audited, where writes go around each switch, what became of the
+other acts, what to try next.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.commands.output import write_table
 from cdc_platform.commands.program import NAME
 from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
     from cdc_platform.commands.demo import Join
+    from cdc_platform.commands.demo_life import OldCluster
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.explain import Explanation
     from cdc_platform.settings import Settings
@@ -32,12 +37,21 @@ _MOMENTS = (
 """What is shown of a switch: the moment, the coordinator's clock and the write's timestamp, both from the switch on."""
 
 
-def write(lake: Lake, settings: Settings, joins: Sequence[Join], home: str | None) -> None:
+def write(lake: Lake, settings: Settings, joins: Sequence[Join], old: OldCluster, home: str | None) -> None:
     """Print the report. `home` is the option as it was given, so that the commands to try are the right ones."""
     _joins(lake, joins)
     _audits(joins)
     _switches(lake, settings, joins)
+    _log(lake, settings, joins)
+    _rewrite(old)
+    _expiry(old)
+    _tablets(lake)
     _next(home)
+
+
+def log_switch_us(lake: Lake, joins: Sequence[Join]) -> int:
+    """The switch (µs) around which the demo writes to a table: the one that takes keys to the second node."""
+    return time_ms_of(lake, joins[1]) * 1000
 
 
 def time_ms_of(lake: Lake, join: Join) -> int:
@@ -113,29 +127,145 @@ def _place(answer: Explanation, addresses: dict[str, str]) -> str:
     if place is None or place.stream_id is None:
         return answer.reason
     owner = addresses.get(place.owner or "", place.owner)
-    stream = place.stream_id.hex()
-    return f"{owner} shard {place.shard}\n0x{stream[:8]}…{stream[-8:]}"
+    return f"{owner} shard {place.shard}\n{_short(place.stream_id)}"
+
+
+def _log(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
+    """The log rows around a switch as the lake has them, and whether they amount to the base table."""
+    from cdc_platform.commands import demo_log
+    from cdc_platform.lifecycle import reading
+    from cdc_platform.log.rows import Operation
+
+    told = demo_log.logged(lake, settings, log_switch_us(lake, joins))
+    if told is None:
+        click.echo(f"The table {demo_log.CARTS} was dropped since; make it anew in another --home.\n")
+        return
+    streams = {
+        stream.tobytes(): number
+        for number, join in enumerate(joins, 1)
+        for stream in reading.read_description(lake, join.event.generation_id).streams
+    }
+    rows, before = [], None
+    for row in told.rows:
+        number, operation = streams.get(row.stream_id), Operation(row.operation)
+        statement = row.statement if row.statement != before else ""
+        shown = f"{operation.value} {operation.name.lower().replace('_', '-')}"
+        rows.append((statement, shown, _short(row.stream_id), f"of join {number}" if number else "unknown"))
+        before = row.statement
+    title = f"The CDC log of {demo_log.CARTS}: two writes half a minute before switch 2, three half a minute after it"
+    write_table(title, ("statement", "cdc$operation", "cdc$stream_id", "generation"), rows)
+    if told.replayed != told.base:
+        raise StateError(f"the log of {demo_log.CARTS} does not amount to its base table; look at: cdc-platform check")
+    click.echo(
+        "Whoever reads the log takes the streams of one generation to their end, then those of the next. Rebuilt from\n"
+        "these rows alone the table has the rows that its statements have left:"
+    )
+    for row in told.base:
+        click.echo(f"  {', '.join(f'{name} {value}' for name, value in row.items())}")
+    click.echo()
+
+
+def _rewrite(old: OldCluster) -> None:
+    if not old.decided:
+        return
+    rows = [(format_ms(decision.time_ms), decision.action, decision.reason) for decision in old.decided]
+    columns = ("generation", "action", "reason")
+    write_table("An old cluster is upgraded: the rewrite of the generations in its V1 tables", columns, rows)
+    click.echo(
+        "In a home of its own: the same nodes, which had joined in the first format, where clients of today do not\n"
+        "look. What a log can still hold rows of goes to the new tables, range by range, its timestamp last.\n"
+    )
+
+
+def _expiry(old: OldCluster) -> None:
+    """What became of the old cluster's generations: those that are gone, and for the others what keeps them."""
+    from cdc_platform.lake.tables import REMOVED_GENERATIONS
+    from cdc_platform.lifecycle import expiry_plan
+
+    gone = old.lake.read(REMOVED_GENERATIONS, ["time", "expired", "rows"]).sort_by("time").to_pylist()
+    rows: list[tuple[str | None, ...]] = [
+        (_time(row["time"]), _time(row["expired"]), "removed", f"{row['rows']:,} rows are gone from all tables")
+        for row in gone
+    ]
+    for each in expiry_plan.plan(old.lake, old.clock, old.home.settings):
+        expired = None if each.expired_ms is None else format_ms(each.expired_ms)
+        rows.append((format_ms(each.time_ms), expired, each.action.value, "; ".join(each.reasons)))
+    title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after a run of expiry"
+    write_table(title, ("generation", "expired", "action", "why"), rows)
+    click.echo(
+        "A generation expires when no CDC log can hold a row of it: after the next one has started, and the longest\n"
+        "TTL has passed. An hour later it is removed, its timestamp first, so that no reader sees half of it.\n"
+    )
+
+
+def _tablets(lake: Lake) -> None:
+    from cdc_platform.commands import demo_life
+    from cdc_platform.generations.tablets import streams_for
+    from cdc_platform.lifecycle import tablet_sets
+    from cdc_platform.ring import tokens_of_keys
+
+    name, keys = ".".join(demo_life.SESSIONS), KEYS[:2]
+    if not tablet_sets.is_tablet_based(lake, *demo_life.SESSIONS):
+        click.echo(f"The table {name} was dropped since; make it anew with: tablets create {name}\n")
+        return
+    sets = tablet_sets.stream_sets(lake, *demo_life.SESSIONS)
+    tokens = tokens_of_keys([key.encode() for key in keys])
+    rows = []
+    for each, change in zip(sets, tablet_sets.changes(lake, *demo_life.SESSIONS), strict=True):
+        streams = streams_for(sets, [each.timestamp_ms * 1000] * len(tokens), tokens)[0]
+        places = (_short(stream.tobytes(), 12) for stream in streams)
+        counts = (len(change.current), len(change.closed), len(change.opened))
+        rows.append((format_ms(each.timestamp_ms), *counts, *places))
+    columns = ("stream set from", ">tablets", ">closed", ">opened", *(f"stream of {key}" for key in keys))
+    write_table(f"A table with tablets, {name}: made with two of them, which are split", columns, rows)
+    click.echo(
+        "Such a table has streams of its own, one a tablet, and no generation has a part in it. A split closes all of\n"
+        "them and opens new ones.\n"
+    )
+
+
+def _time(moment: datetime) -> str:
+    return format_ms(from_datetime(moment) // 1000)
+
+
+def _short(stream: bytes, last: int = 8) -> str:
+    digits = stream.hex()
+    return f"0x{digits[:8]}…{digits[-last:]}"
 
 
 def _next(home: str | None) -> None:
-    program = _as_typed(sys.argv[0]) + (f" --home {home}" if home else "")
-    key = KEYS[0].encode().hex()
+    from cdc_platform.commands import demo_life, demo_log
+    from cdc_platform.home import DEFAULT, VARIABLE
+
+    bare = _as_typed(sys.argv[0])
+    program = bare + (f" --home {home}" if home else "")
+    old = Path(home or os.environ.get(VARIABLE) or DEFAULT) / demo_life.OLD_HOME
+    tried = (
+        (f"{program} explain --key 0x{KEYS[0].encode().hex()}", f"where a write of {KEYS[0]} goes now"),
+        (f"{program} generations", "the generations, newest first"),
+        (f"{program} check", "every invariant over every table"),
+        (f"{program} expire --dry-run", "when they can go, and what keeps them"),
+        (f"{program} tablets show {'.'.join(demo_life.SESSIONS)}", "the stream sets of the table with tablets"),
+        (f"{program} log {_from_here(demo_log.script(demo_log.SCRIPTS[1]))}", "the same writes as they would go now"),
+        (f"{bare} --home {old} rewrite --again --dry-run", "what is left of the old cluster"),
+        (f'{program} sql "SELECT time FROM system_distributed.cdc_generation_timestamps"', ""),
+        (f"{program} up", "all of this in the Dagster UI"),
+        (f"{program} --help", "everything else"),
+    )
+    width = max(len(command) for command, what in tried if what)
     click.echo(
-        f"""What to try next:
-  {program} explain --key 0x{key}          where a write of {KEYS[0]} goes now
-  {program} generations                          the generations, newest first
-  {program} check                                every invariant over every table
-  {program} sql "SELECT time FROM system_distributed.cdc_generation_timestamps"
-  {program} up                                   all of this in the Dagster UI
-  {program} --help                               everything else"""
+        "\n".join(["What to try next:", *(f"  {command:<{width}}   {what}".rstrip() for command, what in tried)])
     )
 
 
 def _as_typed(program: str) -> str:
     """The program as one would type it here."""
     path = Path(program)
-    if path.name != NAME:
-        return NAME
+    return NAME if path.name != NAME else _from_here(path)
+
+
+def _from_here(path: Path) -> str:
+    """The path as one would type it here."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:

@@ -1,0 +1,124 @@
+"""Two acts of the demo beside its joins: an old cluster's generations to their end, and a tablet-based table.
+
+It knows when each step happens, on clocks that stand; what the steps do is `lifecycle`'s. No Spark. The old cluster has
+a home of its own, inside of the demo's: its generations would otherwise come before the first join's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cdc_platform.clock import Clock, format_ms, to_datetime
+
+if TYPE_CHECKING:
+    from cdc_platform.generations import TopologyDescription
+    from cdc_platform.home import Home
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.inbox import BootstrapEvent
+    from cdc_platform.lifecycle.rewrite import Decision
+    from cdc_platform.ring import Node
+    from cdc_platform.settings import Settings
+
+OLD_HOME = "old_cluster"
+"""The folder of the old cluster's home, in the home of the demo."""
+ORDERS = ("demo", "orders")
+"""The old cluster's table with CDC."""
+ORDERS_TTL_SECONDS = 86_400
+SESSIONS = ("demo", "sessions")
+"""The tablet-based table."""
+FIRST_TABLETS, LATER_TABLETS = 2, 4
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+# With a TTL of a day: the first was superseded long before the upgrade, the second a few hours before it.
+_JOINED_AGO_MS = (30 * _DAY_MS, 9 * _DAY_MS, 2 * _DAY_MS)
+_UPGRADED_AFTER_MS = 4 * _HOUR_MS
+_SPLIT_AFTER_US = 60_000_000
+
+
+@dataclass(frozen=True)
+class OldCluster:
+    """The old cluster as it is at the end. `decided`: what the rewrite did, empty where an earlier run has done it."""
+
+    home: Home
+    lake: Lake
+    clock: Clock
+    decided: Sequence[Decision] = ()
+
+
+def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster:
+    """Let the demo's nodes have joined in the first format, be upgraded, rewrite, and lose what has expired.
+
+    All times follow from when the demo was first run, so that a run that died is gone on with.
+    """
+    from cdc_platform.home import open_home
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle import expiry, rewrite
+
+    old = open_home(home.path / OLD_HOME)
+    lake, settings = Lake(old.lake), old.settings
+    now_ms = events[0].created_at_us // 1000
+    times = [now_ms - ago for ago in _JOINED_AGO_MS]
+    decided: Sequence[Decision] = ()
+    if not rewrite.marked_nodes(lake):
+        _write_first_format(lake, events, times)
+        upgraded = Clock((times[-1] + _UPGRADED_AFTER_MS) * 1000)
+        decided = rewrite.rewrite(lake, upgraded, settings).decisions
+    clock = Clock(now_ms * 1000)
+    if _is_to_expire(lake, times[0]):
+        expiry.expire(lake, clock, settings)
+    return OldCluster(old, lake, clock, decided)
+
+
+def play_tablets(lake: Lake, settings: Settings, events: Sequence[BootstrapEvent]) -> None:
+    """Make the tablet-based table and split its tablets a minute later; what was made of it since stays."""
+    from cdc_platform.generations.tablets import uniform_ends
+    from cdc_platform.lifecycle import tablet_ledger, tablets
+
+    made_us = events[0].created_at_us
+    newest = tablet_ledger.newest_layout(lake, *SESSIONS)
+    if newest is None:
+        tablets.create(lake, Clock(made_us), settings, *SESSIONS, uniform_ends(FIRST_TABLETS))
+    if newest is None or newest.kind == tablet_ledger.CREATED:
+        tablets.split(lake, Clock(made_us + _SPLIT_AFTER_US), settings, *SESSIONS, LATER_TABLETS)
+    tablets.finish(lake, Clock(made_us + _SPLIT_AFTER_US), *SESSIONS)
+
+
+def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Sequence[int]) -> None:
+    """What the old servers have left: a generation a join in both V1 tables, the nodes, their newest generation."""
+    import pyarrow as pa
+
+    from cdc_platform.generations import RingLayout, generate, limit_streams_for_v1
+    from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, NODES, STREAMS_DESCRIPTIONS
+    from cdc_platform.lifecycle import cdc_tables, generation_data, inbox
+    from cdc_platform.ring import Ring
+
+    nodes: list[Node] = [replace(event.node, status=inbox.NORMAL) for event in events]
+    cdc_tables.add(lake, Clock(times[0] * 1000), *ORDERS, ttl_seconds=ORDERS_TTL_SECONDS, created_at_ms=times[0])
+    for count, time_ms in enumerate(times, 1):
+        layout = limit_streams_for_v1(RingLayout.of(Ring.of(nodes[:count])))
+        description = generate(layout, uuid.uuid5(nodes[count - 1].host_id, format_ms(time_ms)))
+        lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(time_ms, description), update=False)
+        row = {"time": to_datetime(time_ms * 1000), "streams": _as_a_set(description), "expired": None}
+        rows = pa.Table.from_pylist([row], schema=STREAMS_DESCRIPTIONS.schema)
+        lake.merge(STREAMS_DESCRIPTIONS, rows, update=False)
+    newest = to_datetime(times[-1] * 1000)
+    known = [
+        {"host_id": str(node.host_id), "key": "cdc_local", "streams_timestamp": newest, "uuid": None} for node in nodes
+    ]
+    lake.merge(CDC_LOCAL, pa.Table.from_pylist(known, schema=CDC_LOCAL.schema), update=False)
+    lake.merge(NODES, inbox.node_rows(nodes), update=False)
+
+
+def _as_a_set(description: TopologyDescription) -> list[bytes]:
+    """All streams as CQL shows a set of blobs: sorted as bytes, so that ranges and shards cannot be told any more."""
+    return sorted(stream.tobytes() for stream in description.streams)
+
+
+def _is_to_expire(lake: Lake, oldest_ms: int) -> bool:
+    """Whether the demo's removal was not made, or not to its end."""
+    from cdc_platform.lifecycle import expiry, reading
+
+    return oldest_ms not in reading.begun_removals(lake) or bool(expiry.unfinished(lake))
