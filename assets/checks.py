@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from warnings import catch_warnings, simplefilter
 
-from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, DynamicPartitionsDefinition, PreviewWarning
+from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, PartitionsDefinition, PreviewWarning
 
 from assets.declared import key
 from assets.partitions import GENERATIONS
@@ -43,11 +43,19 @@ MEANINGS: Mapping[str, str] = {
     invariants.EXPIRED_NOT_HELD: "No generation that is marked as expired is needed by a table, a reader or a node.",
     invariants.NONE_HALF_REMOVED: "No generation that readers see lacks its streams; of a removed one nothing is left.",
     invariants.NODE_GENERATION_NOT_REMOVED: "No node's `cdc_local` names a generation that was removed.",
+    invariants.LOG_TIME_IN_BOUNDS: "Every row's `cdc$time` is a timeuuid of a time at which a stream set operates.",
+    invariants.LOG_TIMESTAMP_IS_TIME: "`cdc$timestamp`, by which readers skip files, is the time in `cdc$time`.",
+    invariants.LOG_STREAM_OPERATES: "Every row is in a stream of the generation or tablet set of its `cdc$time`.",
+    invariants.LOG_ROW_COLOCATED: "Every row is in the stream that the rule gives its base row's partition key.",
+    invariants.LOG_BATCH_COMPLETE: "The rows of a batch are numbered from 0 on: none is missing, none comes twice.",
+    invariants.LOG_BATCH_ENDED: "Exactly the last row of a batch says that it is the last.",
+    invariants.HOURS_HOLD_THE_LOG: "The hourly sink has the rows that the log has in the hour, and no others.",
+    invariants.HOURS_HOLD_ROWS_ONCE: "No row of the hour is in the hourly sink twice.",
 }
 
 
 def invariant_specs(
-    table: Table, names: Sequence[str], partitions: DynamicPartitionsDefinition = GENERATIONS
+    table: Table, names: Sequence[str], partitions: PartitionsDefinition = GENERATIONS
 ) -> list[AssetCheckSpec]:
     """The specs of these invariants as checks of a table, one a partition; a violation stops what comes after."""
     with catch_warnings():

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from dagster import (
+    AssetDep,
     AssetKey,
     AssetsDefinition,
     PartitionsDefinition,
@@ -46,7 +47,7 @@ def table_asset(
     group: str,
     description: str,
     spark: bool,
-    deps: Sequence[AssetsDefinition] = (),
+    deps: Sequence[AssetsDefinition | AssetDep] = (),
     partitions: PartitionsDefinition | None = None,
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
     """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session."""

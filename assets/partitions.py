@@ -13,3 +13,7 @@ GENERATIONS = DynamicPartitionsDefinition(name=NAME)
 TABLES_NAME = "tablet_table"
 TABLET_TABLES = DynamicPartitionsDefinition(name=TABLES_NAME)
 """The tablet-based tables: one partition a table, its key `keyspace.table`."""
+
+LOGS_NAME = "cdc_log"
+CDC_LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
+"""The tables that have a CDC log: one partition a table, its key `keyspace.table`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dagster import Definitions, in_process_executor
 
 from assets.bootstrap_events import bootstrap_events, waiting_joins
+from assets.cdc_log import audit_cdc_log, cdc_log, changed_logs, check_logs
+from assets.consumers import audit_consumed_hours, consume_hours, consumed_hours, hourly_logs
 from assets.expiry import (
     audit_removed_generations,
     expire,
@@ -48,6 +50,8 @@ defs = Definitions(
         cdc_streams_descriptions,
         *TABLET_ASSETS,
         removed_generations,
+        cdc_log,
+        consumed_hours,
     ],
     asset_checks=[
         audit_topology_descriptions,
@@ -60,6 +64,8 @@ defs = Definitions(
         audit_cdc_streams,
         audit_cdc_timestamps,
         audit_removed_generations,
+        audit_cdc_log,
+        audit_consumed_hours,
     ],
     jobs=[
         join,
@@ -71,6 +77,8 @@ defs = Definitions(
         collect_tablets,
         plan_expiry,
         expire,
+        check_logs,
+        consume_hours,
     ],
     sensors=[
         waiting_joins,
@@ -79,8 +87,9 @@ defs = Definitions(
         v1_leftovers,
         unfinished_tablets,
         collectable_stream_sets,
+        changed_logs,
     ],
-    schedules=[hourly_rewrite, hourly_expiry_plan, hourly_expiry],
+    schedules=[hourly_rewrite, hourly_expiry_plan, hourly_expiry, hourly_logs],
     resources={"spark": SparkResource(), "home": HomeResource(), "clock": ClockResource()},
     executor=in_process_executor,
 )

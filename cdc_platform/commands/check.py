@@ -33,6 +33,8 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
     from cdc_platform.lifecycle import reading
+    from cdc_platform.log.checking import audit_logs
+    from cdc_platform.log.hourly_audit import audit_hours
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
     if name is not None and generation is not None:
@@ -45,6 +47,8 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
         settings = session.open_home().settings
         beside = [*audit_live_generations(lake, session.clock, settings), *sets, *audit_switches(lake)]
         beside += audit_expiry(lake, session.clock, settings)
+        beside += audit_logs(lake, spark_session)
+        beside += audit_hours(lake)
         judgements += judge(beside, [line.invariant for line in beside])
     if as_json:
         write_json(

@@ -14,9 +14,11 @@ from cdc_platform.errors import InputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.tables import Table
 
 _SHOWN = 100
+_LOG_SUFFIX = "_scylla_cdc_log"
 
 
 @click.command()
@@ -25,11 +27,12 @@ _SHOWN = 100
 @json_option
 @pass_session
 def sql(session: Session, query: str, limit: int | None, as_json: bool) -> None:
-    """Run a QUERY over the tables, which have ScyllaDB's own names.
+    """Run a QUERY over the tables, which have ScyllaDB's own names; CDC logs are among them.
 
     \b
     Example:
       cdc-platform sql "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2026-01-31'"
+      cdc-platform sql 'SELECT `cdc$operation`, count(*) FROM shop.carts_scylla_cdc_log GROUP BY 1'
     """
     if not query.strip():
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
@@ -40,7 +43,7 @@ def sql(session: Session, query: str, limit: int | None, as_json: bool) -> None:
 
     spark = spark_session()
     _quieten_query_errors()
-    frames.register(spark, lake, _named(query))
+    frames.register(spark, lake, _named(lake, query))
     with translated("the query"):
         result = spark.sql(query)
         if not as_json and limit is None:
@@ -51,15 +54,24 @@ def sql(session: Session, query: str, limit: int | None, as_json: bool) -> None:
     _write(rows, limit, as_json)
 
 
-def _named(query: str) -> list[Table] | None:
-    """The tables that the query can mean; None for all, where it names none, as SHOW TABLES does.
+def _named(lake: Lake, query: str) -> list[Table]:
+    """The tables that the query can mean; all of them where it names none, as SHOW TABLES does.
 
     Naming a table in the catalog costs Spark a tenth of a second, and all of them more than most queries.
     """
     from cdc_platform.lake.tables import TABLES
 
     text = query.lower()
-    return [table for table in TABLES.values() if table.name in text] or None
+    declared = list(TABLES.values())
+    named = [table for table in declared if table.name in text]
+    if named and _LOG_SUFFIX not in text:
+        return named
+    from cdc_platform.log.checking import logged_tables
+    from cdc_platform.log.log_table import log_table
+
+    logs = [log_table(schema) for schema in logged_tables(lake)]
+    named += [table for table in logs if table.name.lower() in text]
+    return named or [*declared, *logs]
 
 
 def _quieten_query_errors() -> None:

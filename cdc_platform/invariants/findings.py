@@ -73,6 +73,27 @@ NODE_GENERATION_NOT_REMOVED = "node_generation_not_removed"
 EXPIRY_INVARIANTS = (EXPIRED_NOT_HELD, NONE_HALF_REMOVED, NODE_GENERATION_NOT_REMOVED)
 """What is asked of generations that expire; of nodes only where one keeps a generation's ID."""
 
+LOG_TIME_IN_BOUNDS = "log_time_in_bounds"
+LOG_TIMESTAMP_IS_TIME = "log_timestamp_is_time"
+LOG_STREAM_OPERATES = "log_stream_operates"
+LOG_ROW_COLOCATED = "log_row_colocated"
+LOG_BATCH_COMPLETE = "log_batch_complete"
+LOG_BATCH_ENDED = "log_batch_ended"
+LOG_INVARIANTS = (
+    LOG_TIME_IN_BOUNDS,
+    LOG_TIMESTAMP_IS_TIME,
+    LOG_STREAM_OPERATES,
+    LOG_ROW_COLOCATED,
+    LOG_BATCH_COMPLETE,
+    LOG_BATCH_ENDED,
+)
+"""What is asked of the rows of CDC logs; only where there are any."""
+
+HOURS_HOLD_THE_LOG = "hours_hold_the_log"
+HOURS_HOLD_ROWS_ONCE = "hours_hold_rows_once"
+HOUR_INVARIANTS = (HOURS_HOLD_THE_LOG, HOURS_HOLD_ROWS_ONCE)
+"""What is asked of logs that are copied hour by hour; only where there are any."""
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+import deltalake
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
@@ -108,6 +109,44 @@ class Lake:
                 f"{table.full_name} at {self.path(table)} has columns {', '.join(columns) or 'none'} where this "
                 f"version expects {', '.join(table.schema.names)}; use the version that wrote it, or another --home"
             )
+
+    def columns(self, table: Table) -> list[str]:
+        """The columns that the table has here, in its order; none where it does not exist."""
+        opened = self._open(table)
+        return [] if opened is None else [column.name for column in opened.schema().fields]
+
+    def widen(self, table: Table) -> Table:
+        """Create the table, or give it the columns that it lacks; answers with the table as it stands then.
+
+        New columns come behind those that are there, null in all rows. What `table` does not have stays where it is.
+
+        Raises:
+            StateError: a column is there with another type, or a folder that is no table is in its place.
+        """
+        if not self.exists(table):
+            self.ensure(table)
+
+        def change(opened: DeltaTable) -> Table:
+            declared = {column.name: column for column in deltalake.Schema.from_arrow(pa.schema(table.schema)).fields}
+            stored = {column.name: column for column in opened.schema().fields}
+            kinds = pa.schema(opened.schema())
+            for name in declared.keys() & stored.keys():
+                if declared[name].type != stored[name].type:
+                    raise StateError(
+                        f"{table.full_name}.{name} holds {kinds.field(name).type} where {table.schema.field(name).type}"
+                        " is to go in; a column was dropped and made anew: move the table away, or write under another"
+                        " name"
+                    )
+            missing = [declared[name] for name in declared if name not in stored]
+            if missing:
+                opened.alter.add_columns(missing)
+            fields = [
+                table.schema.field(name) if name in declared else kinds.field(name)
+                for name in [*stored, *(column.name for column in missing)]
+            ]
+            return replace(table, schema=pa.schema(fields))
+
+        return self._write(table, change)
 
     def read(
         self, table: Table, columns: Sequence[str] | None = None, filters: Sequence[Filter] | None = None
@@ -235,6 +274,38 @@ class Lake:
             if opened.transaction_version(first) != expected:
                 return False
             write_deltalake(opened, source, mode="append", commit_properties=marks, writer_properties=WRITER_PROPERTIES)
+            return True
+
+        return self._write(table, change)
+
+    def replace_once(self, table: Table, rows: pa.Table, filters: Sequence[Filter], version: int | None) -> bool:
+        """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
+
+        It is only made as the version after `version`, of which the rows were thought out.
+
+        Raises:
+            InputError: there is no filter, or the rows don't fit the table.
+            StateError: the table is append-only.
+        """
+        if not filters:
+            raise InputError(f"replacing rows of {table.full_name} needs a filter")
+        _refuse_append_only(table)
+        source = conform(table, rows)
+        predicate = " AND ".join(_sql(*part) for part in _normal(table, filters))
+        # Without retries of its own deltalake commits the version after the one it has read, or none.
+        alone = CommitProperties(max_commit_retries=0)
+
+        def change(opened: DeltaTable) -> bool:
+            if opened.version() != version:
+                return False
+            write_deltalake(
+                opened,
+                source,
+                mode="overwrite",
+                predicate=predicate,
+                commit_properties=alone,
+                writer_properties=WRITER_PROPERTIES,
+            )
             return True
 
         return self._write(table, change)

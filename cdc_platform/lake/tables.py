@@ -215,6 +215,22 @@ CONSUMERS = Table(
     constraints={"window_not_negative": "window_number >= 0"},
 )
 
+CONSUMED_HOURS = Table(
+    "platform",
+    "consumed_hours",
+    pa.schema(
+        [
+            column("keyspace_name", pa.string(), "keyspace of the base table whose log was read"),
+            column("table_name", pa.string(), "name of that base table"),
+            column("hour", TIMESTAMP, "start of the hour; it ends just before the next one"),
+            column("rows", pa.int64(), "rows of the log in that hour, all of which are in the hourly sink"),
+        ]
+    ),
+    keys=("keyspace_name", "table_name", "hour"),
+    comment="The hours of CDC logs that are whole in their hourly sinks",
+    constraints={"rows_not_negative": "rows >= 0", "whole_hours": "date_trunc('hour', hour) = hour"},
+)
+
 REMOVED_GENERATIONS = Table(
     "platform",
     "removed_generations",
@@ -502,6 +518,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             CDC_TABLES,
             CDC_TABLE_CHANGES,
             CONSUMERS,
+            CONSUMED_HOURS,
             KEPT_SCRIPTS,
             REMOVED_GENERATIONS,
             TOPOLOGY_DESCRIPTIONS,

@@ -14,9 +14,9 @@ import pyarrow as pa
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
-from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.lake import Lake, conform
 from cdc_platform.lake.tables import Table
-from cdc_platform.lifecycle import consumers, reading, tablet_sets
+from cdc_platform.lifecycle import consumers, reading, tablet_ledger, tablet_sets
 from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.schema import TableSchema
@@ -29,6 +29,8 @@ SAFETY_US = 30_000_000
 """How far behind the clock a reader stays: what is younger may still be on its way."""
 ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
+BY_HOUR = "hourly"
+"""The name of the consumer that copies logs hour by hour; see `hourly`."""
 _NAME = re.compile(r"[A-Za-z0-9_]{1,48}")
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
@@ -36,10 +38,22 @@ _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 def stream_sets(lake: Lake, schema: TableSchema) -> Sets:
     """The stream sets of a tablet-based table, else the generations that readers have been shown."""
     if (schema.keyspace, schema.name) in tablet_sets.tables(lake):
-        return Sets([each.timestamp_ms * 1000 for each in tablet_sets.stream_sets(lake, schema.keyspace, schema.name)])
+        return _tablet_sets(lake, schema)
     known = reading.timeline(lake)
     seen = [each.time_ms * 1000 for each in known if each.published and each.removed_ms is None]
     return Sets(seen, [each.time_ms * 1000 for each in known if each.removed_ms is not None])
+
+
+def _tablet_sets(lake: Lake, schema: TableSchema) -> Sets:
+    """Those that are there; what was before the first of them, back to the table's creation, was removed."""
+    name = (schema.keyspace, schema.name)
+    seen = [each.timestamp_ms * 1000 for each in tablet_sets.stream_sets(lake, *name)]
+    created = [
+        each.timestamp_ms * 1000
+        for each in tablet_ledger.layouts(lake, *name)
+        if each.kind == tablet_ledger.CREATED and each.timestamp_ms is not None
+    ]
+    return Sets(seen, [each for each in created[-1:] if each < min(seen, default=each)])
 
 
 def read_changes(
@@ -56,8 +70,8 @@ def read_changes(
     """
     from pyspark.sql import functions as F
 
-    table = _log_of(lake, schema)
-    read = list(_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US)))
+    table = log_of(lake, schema)
+    read = list(whole_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US)))
     rows = spark.read.format("delta").load(lake.path(table))
     if not read:
         return rows.limit(0)
@@ -66,7 +80,7 @@ def read_changes(
     return rows.where(inside).orderBy(*(f"`{name}`" for name in _ORDER))
 
 
-def _windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) -> Iterator[Window]:
+def whole_windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) -> Iterator[Window]:
     """The windows from a position to a horizon, each of a whole generation; none is left out."""
     sets, position, number = stream_sets(lake, schema), after_us, 0
     while (window := next_window(sets, position, number, horizon_us)) is not None:
@@ -78,7 +92,11 @@ def _windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) ->
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
     """The rows of a window, sorted by time, stream and place in the batch; without a JVM."""
     low, high = to_datetime(window.after_us), to_datetime(window.until_us)
-    rows = lake.read(_log_of(lake, schema), filters=[(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)])
+    log = log_of(lake, schema)
+    # A column that ALTER TABLE added is in the log from the first rows on that have it.
+    stored = set(lake.columns(log))
+    names = [name for name in log.schema.names if name in stored]
+    rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
     return rows.sort_by([(name, "ascending") for name in _ORDER])
 
 
@@ -110,13 +128,18 @@ def consume(
     number in one commit, and the position moves after it: whoever is killed in between finds the window there, and
     does not read it again. Nothing newer than the clock less the safety window is read, nor after `until_us` (µs).
 
+    A column that ALTER TABLE added comes into the sink with the first window after it; one that it dropped stays.
+
     Raises:
         StateError: what comes next was in a generation that has been removed, or whose streams are not complete.
+        InputError: the name is none, or taken.
         ConflictError: another process reads under the same name.
         NotFound: the table has no log here.
     """
     sink = sink_table(schema, name)
-    _log_of(lake, schema)
+    if name == BY_HOUR:
+        raise InputError(f"{name!r} is the consumer that copies logs hour by hour; give this one another name")
+    log_of(lake, schema)
     first = min(stream_sets(lake, schema).seen, default=1)
     consumer = consumers.register(lake, clock, name, schema.keyspace, schema.name, position_us=first - 1)
     consumer = _caught_up(lake, clock, schema, sink, consumer)
@@ -125,12 +148,13 @@ def consume(
     while True:
         sets = stream_sets(lake, schema)
         _assert_not_lost(sets, consumer)
-        longest = _longest(lake, schema, consumer.position_us)
-        window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=longest)
+        at_most = longest(lake, schema, consumer.position_us)
+        window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=at_most)
         if window is None:
             return consumer, count
         _assert_complete(lake, schema, window)
         rows = read_window(lake, schema, window)
+        sink = lake.widen(sink)
         failpoints.reached(failpoints.BEFORE_SINK)
         marks = {name: window.number, _position_of(name): window.until_us}
         if not lake.append_once(sink, rows, marks, _last_number(consumer)):
@@ -145,7 +169,7 @@ def _last_number(consumer: Consumer) -> int | None:
     return consumer.window_number or None
 
 
-def _longest(lake: Lake, schema: TableSchema, after_us: int) -> int | None:
+def longest(lake: Lake, schema: TableSchema, after_us: int) -> int | None:
     """How long (µs) a window may be for the rows of its files to fit into memory; None for as long as it likes."""
     bounds = lake.file_bounds(log_table(schema), WRITTEN_AT)
     ahead = sorted((from_datetime(high), rows) for _, high, rows in bounds if from_datetime(high) > after_us)
@@ -224,7 +248,12 @@ def _assert_complete(lake: Lake, schema: TableSchema, window: Window) -> None:
         )
 
 
-def _log_of(lake: Lake, schema: TableSchema) -> Table:
+def log_of(lake: Lake, schema: TableSchema) -> Table:
+    """The table of the log.
+
+    Raises:
+        NotFound: there is none.
+    """
     table = log_table(schema)
     if not lake.exists(table):
         raise NotFound(f"{schema.full_name} has no log here; write to it with: cdc-platform log FILE.cql --keep")

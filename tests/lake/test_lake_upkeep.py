@@ -19,6 +19,9 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
+    Table,
+    array_of,
+    column,
 )
 
 TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
@@ -132,3 +135,36 @@ def test_the_vacuum_takes_only_what_no_version_of_the_week_needs(lake: Lake) -> 
     os.utime(stray, (old, old))
     assert lake.vacuum(GENERATION_TIMESTAMPS) == 1
     assert (stray.exists(), removed.exists()) == (False, True)
+
+
+def test_rows_are_replaced_in_the_version_that_was_looked_at(lake: Lake) -> None:
+    """What passes the filters gives way to the new rows, the rest stays; from another version nothing is done."""
+    for name in ("a", "b"):
+        lake.merge(CONSUMERS, consumer(0, name=name), update=False)
+    version = lake.version(CONSUMERS)
+    assert not lake.replace_once(CONSUMERS, consumer(7, name="a"), [("name", "=", "a")], version and version - 1)
+    assert lake.version(CONSUMERS) == version
+    assert lake.replace_once(CONSUMERS, consumer(7, name="a"), [("name", "=", "a")], version)
+    rows = lake.read(CONSUMERS).sort_by("name").to_pylist()
+    assert [(row["name"], row["window_number"]) for row in rows] == [("a", 7), ("b", 0)]
+    with pytest.raises(InputError, match="needs a filter"):
+        lake.replace_once(CONSUMERS, consumer(7, name="a"), [], version)
+
+
+def test_a_table_is_widened_behind_its_columns(lake: Lake) -> None:
+    """New columns are null in old rows, old ones stay, and nothing to do is no commit; another type is refused."""
+
+    def shaped(**columns: pa.DataType) -> Table:
+        fields = [column(name, kind, name, null=name != "k") for name, kind in columns.items()]
+        return Table("ks", "wide", pa.schema(fields), ("k",), "A table that grows")
+
+    first = lake.widen(shaped(k=pa.int32(), old=pa.string()))
+    lake.merge(first, pa.table({"k": pa.array([1], pa.int32()), "old": ["x"]}), update=False)
+    wide = lake.widen(shaped(new=array_of(pa.string()), k=pa.int32()))
+    assert lake.columns(wide) == wide.schema.names == ["k", "old", "new"]
+    assert lake.read(wide).to_pylist() == [{"k": 1, "old": "x", "new": None}]
+    version = lake.version(wide)
+    assert lake.widen(shaped(new=array_of(pa.string()), k=pa.int32())).schema.equals(wide.schema)
+    assert lake.version(wide) == version
+    with pytest.raises(StateError, match=r"ks\.wide\.old holds string where int64 is to go in"):
+        lake.widen(shaped(k=pa.int32(), old=pa.int64()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from command_line import run
 from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
@@ -67,8 +69,6 @@ def schema(lake: Lake) -> TableSchema:
 
 def write(lake: Lake, number: int, times_us: list[int]) -> None:
     """Log writes at these times."""
-    import pyarrow as pa
-
     typed = [
         {"operation": 2, "timestamp": when, "p": place, "k": number, "v": when % 1000}
         for place, when in enumerate(times_us)
@@ -197,6 +197,36 @@ def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
     consumers.forget(lake, "audit", "ks", "t")
     with pytest.raises(StateError, match="it was forgotten"):
         consume(lake, Clock(NOW_US), table, "audit")
+
+
+def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
+    """ALTER TABLE added a column and dropped another: the consumer reads on; what it has of the old one stays."""
+    lake = Lake(home / "lake")
+    consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US - 1)
+    cdc_tables.alter(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "w text"))
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US)[1] == 1
+    stored = lake.widen(log_table(schema(lake)))
+    typed = [{"operation": 2, "timestamp": SWITCH_US + 2, "p": 1, "k": 9, "w": "new"}]
+    batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(schema(lake)))
+    rows = log_batch(schema(lake), batch, table_streams(lake, schema(lake)))
+    assert lake.append_once(stored, pa.Table.from_batches([rows]), {"other": 1}, None)
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 3
+    read = lake.read(lake.widen(sink_table(schema(lake), "audit"))).sort_by(WRITTEN_AT).to_pylist()
+    assert [row["v"] for row in read] == [when % 1000 for when in READABLE[:3]] + [None] * 4
+    assert [row["w"] for row in read] == [None] * 5 + ["new", None]
+
+
+def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) -> None:
+    """Dropped and made anew: the sink says what to do, and takes nothing in."""
+    lake = Lake(home / "lake")
+    before, _ = consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US - 1)
+    lake.widen(sink_table(schema(lake), "audit"))
+    shutil.rmtree(lake.path(log_table(schema(lake))))
+    cdc_tables.alter(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "v text"))
+    lake.ensure(log_table(schema(lake)))
+    with pytest.raises(StateError, match="holds int32 where string is to go in"):
+        consume(lake, Clock(NOW_US), schema(lake), "audit")
+    assert consumers.find(lake, "audit", "ks", "t") == before
 
 
 def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:

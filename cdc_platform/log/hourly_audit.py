@@ -1,0 +1,72 @@
+"""Whether the hours that are noted as copied hold what the logs have in them, row by row; `hourly` copies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_platform.clock import format_us, from_datetime, to_datetime
+from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG, Finding
+from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.tables import CONSUMED_HOURS
+from cdc_platform.log.hourly import HOUR_US, keys_of, logs, within
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.reading import BY_HOUR, ROWS_AT_ONCE, sink_table
+from cdc_platform.log.schema import TableSchema
+
+
+def audit_hours(lake: Lake, hour_us: int | None = None) -> list[Finding]:
+    """Compare hours that are noted, all or this one (µs), with the log, key by key; nothing where none is noted.
+
+    Counts hours of tables. A table that is no longer known is left out, and so are rows of a log that was dropped.
+    """
+    where: list[Filter] = [] if hour_us is None else [("hour", "=", to_datetime(hour_us))]
+    noted: dict[str, dict[int, int]] = {}
+    for row in lake.read(CONSUMED_HOURS, filters=where).to_pylist():
+        hours = noted.setdefault(f"{row['keyspace_name']}.{row['table_name']}", {})
+        hours[from_datetime(row["hour"])] = row["rows"]
+    known = [schema for schema in logs(lake) if schema.full_name in noted]
+    told = [each for schema in known for each in _judged(lake, schema, noted[schema.full_name])]
+    if not told:
+        return []
+    return [
+        Finding(name, len(told), sum(map(bool, several)), next(filter(None, several), ""))
+        for name, several in zip((HOURS_HOLD_THE_LOG, HOURS_HOLD_ROWS_ONCE), zip(*told, strict=True), strict=True)
+    ]
+
+
+def _judged(lake: Lake, schema: TableSchema, rows: dict[int, int]) -> Iterator[tuple[str, str]]:
+    """What is wrong with each hour (start, µs, and its rows), in words; hours without a gap are looked at together."""
+    hours = sorted(rows)
+    while hours:
+        together, count = 1, rows[hours[0]]
+        while together < len(hours) and hours[together] == hours[0] + together * HOUR_US and count <= ROWS_AT_ONCE:
+            count += rows[hours[together]]
+            together += 1
+        if together > 1 and not any(_compared(lake, schema, hours[0], together)):
+            yield from [("", "")] * together
+        else:
+            yield from (_compared(lake, schema, hour) for hour in hours[:together])
+        hours = hours[together:]
+
+
+def _compared(lake: Lake, schema: TableSchema, hour_us: int, hours: int = 1) -> tuple[str, str]:
+    """What is wrong with hours that follow each other: rows that are not the log's, and rows that are there twice."""
+    log, sink = log_table(schema), sink_table(schema, BY_HOUR)
+    keys, inside = list(log.keys), within(hour_us - 1, hour_us + hours * HOUR_US - 1)
+    order = [(name, "ascending") for name in keys]
+    wanted, found = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
+    if found.equals(wanted) and found.group_by(keys).aggregate([]).num_rows == found.num_rows:
+        return "", ""
+    # What is older than the table was in the log of one that was dropped.
+    created = to_datetime(schema.created_at_us)
+    there = dict(zip(keys_of(found), found[WRITTEN_AT].to_pylist(), strict=True))
+    due = set(keys_of(wanted))
+    missing = len(due - there.keys())
+    foreign = sum(key not in due and when >= created for key, when in there.items())
+    twice = found.num_rows - len(there)
+    head, mend = f"{schema.full_name}, the hour from {format_us(hour_us)}:", "materialise the hour again"
+    rows = f"{missing} of {len(due)} rows of the log are not in {sink.full_name}, {foreign} others are"
+    return (
+        f"{head} {rows}; {mend}" if missing or foreign else "",
+        f"{head} {twice} of {found.num_rows} rows of {sink.full_name} are there again; {mend}" if twice else "",
+    )

@@ -1,0 +1,83 @@
+"""The CDC logs in Dagster, a partition a table: counted, checked row by row, looked at again when they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dagster import ExecuteInProcessResult
+from log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
+from rehearsal import QUIET, Rehearsal
+
+from assets.cdc_log import LOGS_JOB, next_logs
+from assets.partitions import LOGS_NAME
+from cdc_platform.clock import format_us
+from cdc_platform.definitions import defs
+from cdc_platform.invariants.findings import LOG_BATCH_COMPLETE, LOG_INVARIANTS
+
+
+@pytest.fixture(autouse=True)
+def log(rehearsal: Rehearsal) -> None:
+    """One log, of a tablet-based table."""
+    split(rehearsal.lake)
+    rehearsal.instance.add_dynamic_partitions(LOGS_NAME, ["ks.tabs", "ks.none"])
+
+
+def run(rehearsal: Rehearsal, partition: str = "ks.tabs") -> ExecuteInProcessResult:
+    """Look at one log."""
+    return defs.resolve_job_def(LOGS_JOB).execute_in_process(
+        run_config=QUIET, instance=rehearsal.instance, partition_key=partition, raise_on_error=False
+    )
+
+
+def table(value: Any) -> list[dict[str, Any]]:
+    """The rows of a table in metadata."""
+    return [record.data for record in value.records]
+
+
+def test_a_log_is_counted_and_checked(rehearsal: Rehearsal) -> None:
+    """Rows by operation and by stream set; every invariant is a check, without Spark where the log is small."""
+    result = run(rehearsal)
+    assert result.success
+    told = result.asset_materializations_for_node("platform__cdc_log")[0].metadata
+    assert told["dagster/row_count"].value == ROWS
+    operations, sets = (table(told[name].value) for name in ("operations", "generations"))
+    assert operations == [
+        {"operation": "update", "rows": str(BATCHES // 2)},
+        {"operation": "insert", "rows": str(BATCHES)},
+    ]
+    assert sets == [{"since": format_us(each), "rows": str(ROWS // 2)} for each in (SWITCH_US, START_US)]
+    checks = result.get_asset_check_evaluations()
+    assert {check.check_name: check.passed for check in checks} == dict.fromkeys(LOG_INVARIANTS, True)
+
+
+def test_a_damaged_log_fails_one_check(rehearsal: Rehearsal) -> None:
+    """The others still pass; an empty log fails none."""
+    rows = rows_of(rehearsal.lake, "tabs")
+    rows.remove(three(rows)[1])
+    put(rehearsal.lake, rows, "tabs")
+    checks = run(rehearsal).get_asset_check_evaluations()
+    assert [check.check_name for check in checks if not check.passed] == [LOG_BATCH_COMPLETE]
+    put(rehearsal.lake, [], "tabs")
+    checks = run(rehearsal).get_asset_check_evaluations()
+    assert {check.description for check in checks if check.passed} == {"there are no rows"}
+    assert len(checks) == len(LOG_INVARIANTS)
+
+
+def test_a_partition_without_a_log_is_refused(rehearsal: Rehearsal) -> None:
+    """Partitions can be typed by hand."""
+    assert not run(rehearsal, "ks.none").success
+
+
+def test_a_tick_asks_for_what_has_changed(rehearsal: Rehearsal) -> None:
+    """A partition for a new log, one look at each of its states, none where nothing has changed."""
+    rehearsal.instance.delete_dynamic_partition(LOGS_NAME, "ks.tabs")
+    first = next_logs(rehearsal.lake, rehearsal.instance, None)
+    (added,) = first.dynamic_partitions_requests or []
+    (request,) = first.run_requests or []
+    assert (list(added.partition_keys), request.partition_key) == (["ks.tabs"], "ks.tabs")
+    again = next_logs(rehearsal.lake, rehearsal.instance, first.cursor)
+    assert (again.run_requests, again.cursor) == ([], first.cursor)
+    put(rehearsal.lake, rows_of(rehearsal.lake, "tabs"), "tabs")
+    (other,) = next_logs(rehearsal.lake, rehearsal.instance, first.cursor).run_requests or []
+    assert other.run_key != request.run_key

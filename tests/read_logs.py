@@ -1,0 +1,74 @@
+"""A home with two generations and a table whose log tests write to at the times that they want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from command_line import run
+from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.schema import TableSchema
+from cdc_platform.log.volume import table_streams
+
+START_US = parse_time_us("2026-01-31T12:10:00Z")
+SWITCH_US = parse_time_us("2026-01-31T13:30:00Z")
+
+
+def ddl(*columns: str, table: str = "t") -> str:
+    """A table with these regular columns of type int."""
+    regular = "".join(f"{name} int, " for name in columns)
+    return f"CREATE TABLE ks.{table} (p int, k int, {regular}PRIMARY KEY (p, k)) WITH cdc = {{'enabled': 'true'}};"
+
+
+def home_with_log(folder: Path) -> Path:
+    """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
+    one, other = generation(), generation(OTHER_ID)
+    times = (START_US // 1000, SWITCH_US // 1000)
+    files = {
+        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
+        "streams.csv": streams_csv(dict(zip(times, (one, other), strict=True))),
+        "times.csv": timestamps_csv(dict.fromkeys(times)),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+    answer = run("--home", folder / "home", "import", *(folder / name for name in files))
+    assert answer.exit_code == 0, answer.stderr
+    add_table(Lake(folder / "home" / "lake"), "t")
+    return folder / "home"
+
+
+def add_table(lake: Lake, table: str) -> None:
+    """Make `ks.<table> (p, k, v)` with an empty log, at the start of the first generation."""
+    cdc_tables.add(lake, Clock(START_US), "ks", table, ttl_seconds=86_400, ddl=ddl("v", table=table))
+    lake.ensure(log_table(schema(lake, table)))
+
+
+def schema(lake: Lake, table: str = "t") -> TableSchema:
+    """What the platform knows of the table now."""
+    return schema_of(lake, "ks", table)
+
+
+def write(lake: Lake, times_us: Sequence[int], *, table: str = "t", value: str = "v") -> None:
+    """Log inserts at these times (µs), in one commit; the value of each is the second in its hour."""
+    known = schema(lake, table)
+    number = lake.transaction(log_table(known), "writer") or 0
+    typed = [
+        {"operation": 2, "timestamp": when, "p": place, "k": number, value: when // 1_000_000 % 3600}
+        for place, when in enumerate(times_us)
+    ]
+    batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(known))
+    rows = pa.Table.from_batches([log_batch(known, batch, table_streams(lake, known))])
+    assert lake.append_once(log_table(known), rows, {"writer": number + 1}, number or None)
+
+
+def times_of(rows: pa.Table) -> list[int]:
+    """When rows of a log were written (µs), sorted."""
+    return sorted(rows[WRITTEN_AT].cast("int64").to_pylist())
