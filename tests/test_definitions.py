@@ -125,8 +125,10 @@ def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What Dagster sees of the code location, for each way of loading it, on a machine that has no Java."""
-    home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
+    # A home each: two processes that make one home's databases at once get in each other's way.
+    homes = {name: tmp_path_factory.mktemp("dagster") for name in LOADERS}
+    for home in homes.values():
+        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
     bare = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}
     runs = {
         name: subprocess.Popen(
@@ -138,10 +140,10 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
                 "-t",
                 _QUERY,
                 "-o",
-                str(home / name),
+                str(homes[name] / "answer"),
             ],
-            cwd=home,
-            env=bare | {"DAGSTER_HOME": str(home), "PATH": "/nowhere"},
+            cwd=homes[name],
+            env=bare | {"DAGSTER_HOME": str(homes[name]), "PATH": "/nowhere"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -152,7 +154,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, run in runs.items():
         _, error = run.communicate(timeout=120)
         assert run.returncode == 0, error
-        found[name] = json.loads((home / name).read_text(encoding="utf-8"))["data"]["repositoriesOrError"]
+        found[name] = json.loads((homes[name] / "answer").read_text(encoding="utf-8"))["data"]["repositoriesOrError"]
     return found
 
 
