@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from cdc_platform.clock import format_ms, parse_time_ms, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     ALLOWED_FEATURES,
     BOOTSTRAP_EVENTS,

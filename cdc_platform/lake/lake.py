@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from operator import eq, ge, gt, le, lt, ne
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -21,16 +20,11 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, W
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake.filters import PASSES, Filter, filter_sql, normal_filters, quoted
+from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-
-Filter = tuple[str, str, Any]
-"""(column, operator, value); operators `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`.
-
-Times are datetimes, UUIDs are UUIDs or text. A null passes no filter.
-"""
 
 # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 % of
 # the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same (session.sql_conf).
@@ -39,17 +33,6 @@ ATTEMPTS = 40
 PATIENCE_SECONDS = 60
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
-_PASSES: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": eq,
-    "==": eq,
-    "!=": ne,
-    "<": lt,
-    "<=": le,
-    ">": gt,
-    ">=": ge,
-    "in": lambda value, several: value in several,
-    "not in": lambda value, several: value not in several,
-}
 _Result = TypeVar("_Result")
 
 
@@ -156,7 +139,7 @@ class Lake:
         Filters on partition columns and on columns with statistics leave whole files unread.
         """
         schema = table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
-        where = " AND ".join(_sql(*part) for part in _normal(table, filters or ()))
+        where = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters or ()))
         opened = self._open(table)
         if opened is None:
             return schema.empty_table()
@@ -182,7 +165,7 @@ class Lake:
         if update:
             _refuse_append_only(table)
         source = conform(table, rows)
-        _refuse_repeated_keys(table, source)
+        refuse_repeated_keys(table, source)
         self.ensure(table)
         return self._write(table, lambda opened: _merge(opened, table, source, update))
 
@@ -196,7 +179,7 @@ class Lake:
         if not filters:
             raise InputError(f"deleting from {table.full_name} needs a filter")
         _refuse_append_only(table)
-        predicate = " AND ".join(_sql(*part) for part in _normal(table, filters))
+        predicate = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
         if not self.exists(table):
             return 0
         return self._write(table, lambda opened: int(opened.delete(predicate)["num_deleted_rows"]))
@@ -215,8 +198,8 @@ class Lake:
         if source.num_rows != 1:
             raise InputError(f"{table.full_name}: compare and set takes one row, not {source.num_rows}")
         self.ensure(table)
-        [(name, operator, value)] = _normal(table, [(expected[0], "=", expected[1])])
-        while_so = f"t.{_sql(name, operator, value)}"
+        [(name, operator, value)] = normal_filters(table, [(expected[0], "=", expected[1])])
+        while_so = f"t.{filter_sql(name, operator, value)}"
         return self._write(table, lambda opened: _merge(opened, table, source, True, only=while_so)).updated == 1
 
     def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
@@ -245,10 +228,10 @@ class Lake:
         """
         _refuse_append_only(table)
         source = conform(table, rows)
-        _refuse_repeated_keys(table, source)
+        refuse_repeated_keys(table, source)
         if not self.exists(table):
             return 0
-        grows = f"t.{_name(name)} IS NULL OR t.{_name(name)} < s.{_name(name)}"
+        grows = f"t.{quoted(name)} IS NULL OR t.{quoted(name)} < s.{quoted(name)}"
         return self._write(table, lambda opened: _merge(opened, table, source, True, only=grows)).updated
 
     def transaction(self, table: Table, application: str) -> int | None:
@@ -291,7 +274,7 @@ class Lake:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
         _refuse_append_only(table)
         source = conform(table, rows)
-        predicate = " AND ".join(_sql(*part) for part in _normal(table, filters))
+        predicate = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
         # Without retries of its own deltalake commits the version after the one it has read, or none.
         alone = CommitProperties(max_commit_retries=0)
 
@@ -377,14 +360,14 @@ class Lake:
 
         For a reader that wants one slice's Parquet files and not Delta's whole log.
         """
-        deciding = [part for part in _normal(table, filters) if part[0] in table.partition_by]
+        deciding = [part for part in normal_filters(table, filters) if part[0] in table.partition_by]
         opened = self._open(table)
         if opened is None:
             return []
         added = pa.table(opened.get_add_actions(flatten=True))
         kept = [True] * added.num_rows
         for name, operator, value in deciding:
-            passes = _PASSES[operator]
+            passes = PASSES[operator]
             kept = [so_far and passes(each, value) for so_far, each in zip(kept, _partition(added, name), strict=True)]
         # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
         paths = [unquote(path) for path, keep in zip(added["path"].to_pylist(), kept, strict=True) if keep]
@@ -434,37 +417,6 @@ class Lake:
         raise AssertionError("unreachable: the last attempt raises")
 
 
-def conform(table: Table, rows: pa.Table) -> pa.Table:
-    """The rows with the table's columns in order and its types; columns that are missing and may be null are null.
-
-    Raises:
-        InputError: an unknown column, a value that the type cannot hold, a null where none may be.
-    """
-    unknown = set(rows.schema.names) - set(table.schema.names)
-    if unknown:
-        raise InputError(
-            f"{table.full_name} has no column {', '.join(sorted(unknown))}; it has {', '.join(table.schema.names)}"
-        )
-    return pa.table([_column(table, rows, declared) for declared in table.schema], schema=table.schema)
-
-
-def _column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.ChunkedArray:
-    name = f"{table.full_name}.{declared.name}"
-    if declared.name in rows.schema.names:
-        try:
-            values = rows[declared.name].cast(declared.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise InputError(f"{name} takes {declared.type}, not {rows[declared.name].type}: {error}") from None
-    else:
-        values = pa.chunked_array([pa.nulls(rows.num_rows, declared.type)])
-    nulls = values.null_count if not declared.nullable else 0
-    if pa.types.is_list(declared.type):
-        nulls += sum(chunk.flatten().null_count for chunk in values.chunks)
-    if nulls:
-        raise InputError(f"{name} may not be null, and is in {nulls} of {rows.num_rows} rows")
-    return values
-
-
 def _partition(added: pa.Table, name: str) -> list[Any]:
     """A partition column's value of each file."""
     return added[f"partition.{name}"].to_pylist()
@@ -475,19 +427,9 @@ def _refuse_append_only(table: Table) -> None:
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
 
 
-def _refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
-    keys = rows.select(list(table.keys))
-    counted = keys.group_by(list(table.keys)).aggregate([([], "count_all")])
-    if counted.num_rows == rows.num_rows:
-        return
-    first = counted.sort_by([("count_all", "descending")]).slice(0, 1).to_pylist()[0]
-    count = first.pop("count_all")
-    raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
-
-
 def _rows(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
     # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
-    query = f"SELECT {', '.join(map(_name, schema.names))} FROM t WHERE {where or 'true'}"
+    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {where or 'true'}"
     return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 
@@ -496,7 +438,7 @@ def _transact(opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Ta
     if made is None:
         return
     source = conform(table, made)
-    _refuse_repeated_keys(table, source)
+    refuse_repeated_keys(table, source)
     # Without retries of its own deltalake commits the version after the one it has read, or none.
     _merge(opened, table, source, True, properties=CommitProperties(max_commit_retries=0))
 
@@ -512,7 +454,7 @@ def _merge(
     """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted."""
     if not rows.num_rows:
         return Merged(0, 0, opened.version())
-    on_keys = " AND ".join(f"t.{_name(key)} = s.{_name(key)}" for key in table.keys)
+    on_keys = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in table.keys)
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
     merger = opened.merge(
         rows,
@@ -528,7 +470,7 @@ def _merge(
         metrics = merger.when_matched_update_all(predicate=only).execute()
         return Merged(0, metrics["num_target_rows_updated"], opened.version())
     if update and others:
-        differs = " OR ".join(f"(t.{_name(name)} IS DISTINCT FROM s.{_name(name)})" for name in others)
+        differs = " OR ".join(f"(t.{quoted(name)} IS DISTINCT FROM s.{quoted(name)})" for name in others)
         merger = merger.when_matched_update_all(predicate=differs)
     metrics = merger.when_not_matched_insert_all().execute()
     return Merged(metrics["num_target_rows_inserted"], metrics["num_target_rows_updated"], opened.version())
@@ -541,47 +483,3 @@ def _move(draft: Path, target: Path) -> None:
     except OSError:
         if not DeltaTable.is_deltatable(str(target)):
             raise StateError(f"{target} is in the way of a table and is none itself; move it elsewhere") from None
-
-
-def _normal(table: Table, filters: Iterable[Filter]) -> list[Filter]:
-    """The filters with values as Arrow and SQL want them: aware datetimes in UTC, UUIDs as lower-case text."""
-    normal: list[Filter] = []
-    for name, operator, value in filters:
-        if name not in table.schema.names:
-            raise InputError(f"{table.full_name} has no column {name}; it has {', '.join(table.schema.names)}")
-        if operator not in _PASSES:
-            raise InputError(f"no filter operator {operator!r}; there are {', '.join(sorted(_PASSES))}")
-        several = operator in ("in", "not in")
-        normal.append((name, operator, [_value(each) for each in value] if several else _value(value)))
-    return normal
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, uuid.UUID):
-        return str(value)
-    if isinstance(value, datetime):
-        return to_datetime(from_datetime(value))
-    return value
-
-
-def _sql(name: str, operator: str, value: Any) -> str:
-    if operator in ("in", "not in"):
-        inside = ", ".join(_literal(each) for each in value)
-        return f"{_name(name)} {operator.upper()} ({inside})" if inside else str(operator == "not in").lower()
-    return f"{_name(name)} {'=' if operator == '==' else operator} {_literal(value)}"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, bytes):
-        return f"X'{value.hex()}'"
-    if isinstance(value, datetime):
-        return f"arrow_cast('{value.isoformat(timespec='microseconds')}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    return "'" + str(value).replace("'", "''") + "'"
-
-
-def _name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

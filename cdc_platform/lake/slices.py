@@ -31,7 +31,8 @@ from cdc_platform import errors
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError, PlatformError
 from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.lake import Lake, conform
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
 from cdc_platform.lake.volume import Batches, TaskRows

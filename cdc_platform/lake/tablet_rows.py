@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, stream_ids
-from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS
 
 CURRENT, CLOSED, OPENED = 0, 1, 2

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
-from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMERS
 
 

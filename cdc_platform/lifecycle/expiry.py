@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
-from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,

@@ -16,7 +16,9 @@ import pyarrow as pa
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, parse_time_us, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
-from cdc_platform.lake.lake import Filter, Lake, conform
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import CONSUMED_HOURS, Table
 from cdc_platform.lifecycle import cdc_tables, consumers
 from cdc_platform.lifecycle.consumers import Consumer

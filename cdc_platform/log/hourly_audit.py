@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from cdc_platform.clock import format_us, from_datetime, to_datetime
 from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG, Finding
-from cdc_platform.lake.lake import Filter, Lake
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS
 from cdc_platform.log.hourly import HOUR_US, keys_of, logs, within
 from cdc_platform.log.log_table import WRITTEN_AT, log_table

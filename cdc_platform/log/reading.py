@@ -14,7 +14,8 @@ import pyarrow as pa
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
-from cdc_platform.lake.lake import Lake, conform
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle import consumers, reading, tablet_ledger, tablet_sets
 from cdc_platform.lifecycle.consumers import Consumer

@@ -1,0 +1,54 @@
+"""Rows on their way into a table: made to fit its columns and types, and refused where they cannot."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from cdc_platform.errors import InputError
+from cdc_platform.lake.tables import Table
+
+
+def conform(table: Table, rows: pa.Table) -> pa.Table:
+    """The rows with the table's columns in order and its types; columns that are missing and may be null are null.
+
+    Raises:
+        InputError: an unknown column, a value that the type cannot hold, a null where none may be.
+    """
+    unknown = set(rows.schema.names) - set(table.schema.names)
+    if unknown:
+        raise InputError(
+            f"{table.full_name} has no column {', '.join(sorted(unknown))}; it has {', '.join(table.schema.names)}"
+        )
+    return pa.table([_column(table, rows, declared) for declared in table.schema], schema=table.schema)
+
+
+def _column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.ChunkedArray:
+    name = f"{table.full_name}.{declared.name}"
+    if declared.name in rows.schema.names:
+        try:
+            values = rows[declared.name].cast(declared.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise InputError(f"{name} takes {declared.type}, not {rows[declared.name].type}: {error}") from None
+    else:
+        values = pa.chunked_array([pa.nulls(rows.num_rows, declared.type)])
+    nulls = values.null_count if not declared.nullable else 0
+    if pa.types.is_list(declared.type):
+        nulls += sum(chunk.flatten().null_count for chunk in values.chunks)
+    if nulls:
+        raise InputError(f"{name} may not be null, and is in {nulls} of {rows.num_rows} rows")
+    return values
+
+
+def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
+    """Refuse rows of which two have one key.
+
+    Raises:
+        InputError: names the key that comes most often.
+    """
+    keys = rows.select(list(table.keys))
+    counted = keys.group_by(list(table.keys)).aggregate([([], "count_all")])
+    if counted.num_rows == rows.num_rows:
+        return
+    first = counted.sort_by([("count_all", "descending")]).slice(0, 1).to_pylist()[0]
+    count = first.pop("count_all")
+    raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
