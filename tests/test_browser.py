@@ -26,7 +26,7 @@ SECOND = 1000
 """In milliseconds, as the browser counts."""
 expect.set_options(timeout=60 * SECOND)
 
-pytestmark = [pytest.mark.spark, pytest.mark.browser]
+pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
 FLAGS = [
     "--no-sandbox",
