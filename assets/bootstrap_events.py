@@ -12,7 +12,6 @@ from dagster import (
     Config,
     DagsterInstance,
     DagsterRun,
-    DagsterRunStatus,
     DefaultSensorStatus,
     MaterializeResult,
     RunRequest,
@@ -26,6 +25,7 @@ from pydantic import Field
 from assets.declared import table_asset
 from assets.failures import in_one_line
 from assets.partitions import GENERATIONS, NAME
+from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS, PARTITION_TAG
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
@@ -37,14 +37,9 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 
 JOIN_JOB = "join"
-MOST_ATTEMPTS = 3
-"""Runs that the sensor asks for before it leaves a join that does not succeed to people."""
 MOST_NEW_PARTITIONS = 1000
 """Partitions that one tick adds: a tick stays short however many events wait."""
 
-_PARTITION_TAG = "dagster/partition"
-_MAX_RETRIES_TAG = "dagster/max_retries"
-_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
 _EXAMPLE = """\
 ops:
@@ -154,8 +149,8 @@ def _missing_partitions(instance: DagsterInstance, waiting: Sequence[WaitingJoin
 
 def _request(instance: DagsterInstance, join: WaitingJoin) -> RunRequest | str:
     """The run that this join needs now, or why none is asked for."""
-    runs = instance.get_runs(RunsFilter(tags={_PARTITION_TAG: join.generation_id}))
-    active = next((run for run in runs if run.status not in _FINISHED), None)
+    runs = instance.get_runs(RunsFilter(tags={PARTITION_TAG: join.generation_id}))
+    active = next((run for run in runs if run.status not in FINISHED), None)
     if active is not None:
         return f"generation {join.generation_id} is being joined by run {active.run_id}"
     ended = [run for run in runs if run.job_name == JOIN_JOB]
@@ -166,7 +161,7 @@ def _request(instance: DagsterInstance, join: WaitingJoin) -> RunRequest | str:
     return RunRequest(
         run_key=f"{join.generation_id}/{len(ended) + 1}",
         partition_key=join.generation_id,
-        tags={_MAX_RETRIES_TAG: "0", "cdc_platform/event_id": join.event_id},
+        tags={MAX_RETRIES_TAG: "0", "cdc_platform/event_id": join.event_id},
     )
 
 

@@ -69,9 +69,16 @@ def invariant_specs(
 
 
 def invariant_results(
-    table: Table, asked: Collection[AssetCheckKey], findings: Sequence[Finding]
+    table: Table, asked: Collection[AssetCheckKey], findings: Sequence[Finding], *, nothing: str = ""
 ) -> Iterator[AssetCheckResult]:
-    """Judge an audit of a table: one result for each check that is asked for. Other findings are left out."""
+    """Judge an audit of a table: one result for each check that is asked for. Other findings are left out.
+
+    An audit that found nothing to look at has failed, unless `nothing` says why that is well.
+    """
+    if nothing and not findings:
+        for check in asked:
+            yield AssetCheckResult(passed=True, asset_key=key(table), check_name=check.name, description=nothing)
+        return
     names = [name for name in MEANINGS if AssetCheckKey(key(table), name) in asked]
     for judged in judge([line for line in findings if line.invariant in names], names):
         yield AssetCheckResult(
@@ -84,6 +91,23 @@ def invariant_results(
                 "violations": judged.violations,
                 **({"sample": judged.sample} if judged.sample else {}),
             },
+        )
+
+
+def results_of_those_there(
+    table: Table, names: Sequence[str], asked: Collection[AssetCheckKey], findings: Sequence[Finding]
+) -> Iterator[AssetCheckResult]:
+    """Judge an audit that leaves out an invariant where there is nothing that it could be held against: it passes."""
+    by_name = {line.invariant: line for line in findings}
+    for name in (name for name in names if AssetCheckKey(key(table), name) in asked):
+        found = by_name.get(name)
+        judged = judge([found], [name])[0] if found else None
+        yield AssetCheckResult(
+            passed=judged is None or judged.passed,
+            asset_key=key(table),
+            check_name=name,
+            description="there is nothing of it" if judged is None else judged.sample or f"{judged.population} checked",
+            metadata={} if judged is None else {"population": judged.population, "violations": judged.violations},
         )
 
 

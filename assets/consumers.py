@@ -25,7 +25,6 @@ from dagster import (
     AssetSelection,
     Config,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     HourlyPartitionsDefinition,
     MaterializeResult,
@@ -42,9 +41,10 @@ from pydantic import Field
 
 from assets.cdc_log import cdc_log
 from assets.checks import invariant_results, invariant_specs
-from assets.declared import Sources, key, pool, table_asset
+from assets.declared import Sources, pool, table_asset
 from assets.failures import in_one_line
 from assets.generation_timestamps import cdc_generation_timestamps
+from assets.runs import MAX_RETRIES_TAG, PARTITION_TAG, WAITING_OR_RUNNING
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.invariants.findings import HOUR_INVARIANTS
@@ -59,14 +59,6 @@ HOURS_JOB = "consume_hours"
 MOST_REQUESTS = 24
 """Hours that one tick of the schedule asks for, the oldest first."""
 _FORMAT = "%Y-%m-%d-%H:%M"
-_PARTITION_TAG = "dagster/partition"
-_MAX_RETRIES_TAG = "dagster/max_retries"
-_ACTIVE = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-]
 _SOURCES: Sources = {name: [(CDC_TABLES, name)] for name in ("keyspace_name", "table_name")}
 
 HOURS = HourlyPartitionsDefinition(datetime.fromisoformat(hourly.FIRST_HOUR), fmt=_FORMAT, timezone="UTC")
@@ -121,13 +113,8 @@ def audit_consumed_hours(context: AssetCheckExecutionContext, home: HomeResource
     hour_us = _hour(context.partition_key) if context.has_partition_key else None
     with in_one_line():
         findings = audit_hours(home.lake(), hour_us)
-    if findings:
-        yield from invariant_results(CONSUMED_HOURS, context.selected_asset_check_keys, findings)
-        return
-    for check in context.selected_asset_check_keys:
-        yield AssetCheckResult(
-            passed=True, asset_key=key(CONSUMED_HOURS), check_name=check.name, description="no log was copied"
-        )
+    asked = context.selected_asset_check_keys
+    yield from invariant_results(CONSUMED_HOURS, asked, findings, nothing="no log was copied")
 
 
 consume_hours = define_asset_job(
@@ -148,10 +135,10 @@ def scheduled_hours(
     due = [_partition(hour_us) for hour_us in hourly.due_hours(lake, clock, MOST_REQUESTS)]
     if not due:
         return SkipReason("every hour that can be read is copied")
-    active = instance.get_runs(RunsFilter(job_name=HOURS_JOB, statuses=_ACTIVE))
-    running = {run.tags.get(_PARTITION_TAG): run.run_id for run in active}
+    active = instance.get_runs(RunsFilter(job_name=HOURS_JOB, statuses=WAITING_OR_RUNNING))
+    running = {run.tags.get(PARTITION_TAG): run.run_id for run in active}
     requests = [
-        RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={_MAX_RETRIES_TAG: "0"})
+        RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={MAX_RETRIES_TAG: "0"})
         for hour in due
         if hour not in running
     ]

@@ -14,7 +14,6 @@ from dagster import (
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     In,
     MaterializeResult,
@@ -33,16 +32,16 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import MEANINGS
+from assets.checks import MEANINGS, results_of_those_there
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import RETRIES, in_one_line
 from assets.generation_timestamps import cdc_generation_timestamps
+from assets.runs import MAX_RETRIES_TAG, WAITING_OR_RUNNING
 from assets.told import Stopwatch, few_rows, materialized, picture
 from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.invariants.expiry import audit_expiry
 from cdc_platform.invariants.findings import EXPIRY_INVARIANTS
-from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, Table
 from cdc_platform.lifecycle import expiry, expiry_plan, growth
@@ -59,13 +58,6 @@ FORECAST_NODES = 100
 FORECAST_EVERY_MS = 24 * 3_600_000
 # How long after a removal the vacuum has to run on: until the files of its rows are old enough, and once more.
 _VACUUM_TIME = RETENTION + timedelta(days=1)
-_ACTIVE = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-]
-_MAX_RETRIES_TAG = "dagster/max_retries"
 
 SOURCES: Sources = {
     "time": [(GENERATION_TIMESTAMPS, "time")],
@@ -158,18 +150,10 @@ def audit_removed_generations(
 ) -> Iterator[AssetCheckResult]:
     """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
     with in_one_line():
-        findings = {line.invariant: line for line in audit_expiry(home.lake(), clock.clock(), home.settings())}
-    asked = {check.name for check in context.selected_asset_check_keys}
-    for name in (name for name in EXPIRY_INVARIANTS if name in asked):
-        found = findings.get(name)
-        judged = judge([found], [name])[0] if found else None
-        yield AssetCheckResult(
-            passed=judged is None or judged.passed,
-            asset_key=key(REMOVED_GENERATIONS),
-            check_name=name,
-            description="there is nothing of it" if judged is None else judged.sample or f"{judged.population} checked",
-            metadata={} if judged is None else {"population": judged.population, "violations": judged.violations},
-        )
+        findings = audit_expiry(home.lake(), clock.clock(), home.settings())
+    yield from results_of_those_there(
+        REMOVED_GENERATIONS, EXPIRY_INVARIANTS, context.selected_asset_check_keys, findings
+    )
 
 
 plan_expiry = define_asset_job(
@@ -302,7 +286,7 @@ def hourly_expiry(
 
 
 def _request(instance: DagsterInstance, job_name: str, moment: datetime) -> RunRequest | SkipReason:
-    running = instance.get_runs(RunsFilter(job_name=job_name, statuses=_ACTIVE), limit=1)
+    running = instance.get_runs(RunsFilter(job_name=job_name, statuses=WAITING_OR_RUNNING), limit=1)
     if running:
         return SkipReason(f"run {running[0].run_id} is under way")
-    return RunRequest(run_key=moment.isoformat(), tags={_MAX_RETRIES_TAG: "0"})
+    return RunRequest(run_key=moment.isoformat(), tags={MAX_RETRIES_TAG: "0"})

@@ -12,7 +12,6 @@ from dagster import (
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultSensorStatus,
     MaterializeResult,
     RunRequest,
@@ -29,6 +28,7 @@ from assets.checks import MEANINGS, invariant_results
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.generation_descriptions import cdc_generation_descriptions_v2
+from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.generations.switch import Phase, due
@@ -42,16 +42,12 @@ from resources.home import HomeResource
 
 SWITCH_JOB = "drive_switches"
 BY = "the job drive_switches"
-MOST_ATTEMPTS = 3
-"""Runs that the sensor asks for on one state of a switch before it leaves it to its deadline, or to people."""
 
 SOURCES: Sources = {
     "generation_id": [(GENERATION_DESCRIPTIONS_V2, "id")],
     "initiator": [(BOOTSTRAP_EVENTS, "host_id")],
 }
 _STATE_TAG = "cdc_platform/switch_state"
-_MAX_RETRIES_TAG = "dagster/max_retries"
-_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
 
 @table_asset(
@@ -130,7 +126,7 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     switch = left[0]
     state = f"{switch.generation_id}/{due(switch, clock.now_ms())}/{len(switch.leases)}"
     runs = instance.get_runs(RunsFilter(job_name=SWITCH_JOB))
-    if any(run.status not in _FINISHED for run in runs):
+    if any(run.status not in FINISHED for run in runs):
         return SensorResult(skip_reason=f"the switch to generation {switch.generation_id} is being driven")
     attempts = sum(run.tags.get(_STATE_TAG) == state for run in runs)
     if attempts >= MOST_ATTEMPTS:
@@ -138,7 +134,7 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
             skip_reason=f"{attempts} runs have not moved the switch to generation {switch.generation_id}; look at the "
             f"last of them, and at: cdc-platform switch show {switch.generation_id}"
         )
-    request = RunRequest(run_key=f"{state}/{attempts + 1}", tags={_STATE_TAG: state, _MAX_RETRIES_TAG: "0"})
+    request = RunRequest(run_key=f"{state}/{attempts + 1}", tags={_STATE_TAG: state, MAX_RETRIES_TAG: "0"})
     return SensorResult(run_requests=[request])
 
 

@@ -8,7 +8,6 @@ from dagster import (
     AssetCheckSeverity,
     Config,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultSensorStatus,
     OpExecutionContext,
     RunRequest,
@@ -25,6 +24,7 @@ from pydantic import Field
 
 from assets.declared import key, pool
 from assets.failures import in_one_line
+from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
 from assets.told import few_rows
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
@@ -35,11 +35,8 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 
 REPAIR_JOB = "check_and_repair_streams"
-MOST_ATTEMPTS = 3
-"""Runs that the sensor asks for on one state of the tables before it leaves the repair to people."""
 
 _STATE_TAG = "cdc_platform/repair_state"
-_FINISHED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
 class Strictness(Config):
@@ -114,13 +111,13 @@ def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Se
     if checkup.blocked_by:
         return SensorResult(skip_reason=f"a repair is needed, but {checkup.blocked_by[0]}")
     runs = instance.get_runs(RunsFilter(job_name=REPAIR_JOB, tags={_STATE_TAG: state}))
-    if any(run.status not in _FINISHED for run in runs):
+    if any(run.status not in FINISHED for run in runs):
         return SensorResult(skip_reason="a repair is being asked for")
     if len(runs) >= MOST_ATTEMPTS:
         return SensorResult(
             skip_reason=f"{len(runs)} runs have asked for the repair; look at the last, and at `repair`"
         )
-    request = RunRequest(run_key=f"{state}/{len(runs) + 1}", tags={_STATE_TAG: state})
+    request = RunRequest(run_key=f"{state}/{len(runs) + 1}", tags={_STATE_TAG: state, MAX_RETRIES_TAG: "0"})
     return SensorResult(run_requests=[request])
 
 

@@ -15,7 +15,6 @@ from dagster import (
     Config,
     DagsterInstance,
     DagsterRun,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     DefaultSensorStatus,
     MaterializeResult,
@@ -33,13 +32,13 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import MEANINGS
+from assets.checks import MEANINGS, results_of_those_there
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
+from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.invariants.findings import V1_INVARIANTS
-from cdc_platform.invariants.judge import judge
 from cdc_platform.invariants.rewritten import audit_rewrite
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -57,13 +56,9 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 
 REWRITE_JOB = "rewrite"
-MOST_ATTEMPTS = 3
-"""Runs that the sensor asks for on one state of the tables before it leaves the rewrite to people."""
 HOURLY = "0 * * * *"
 
 _STATE_TAG = "cdc_platform/rewrite_state"
-_MAX_RETRIES_TAG = "dagster/max_retries"
-_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 _NO_SOURCES: Sources = {}
 
 
@@ -143,18 +138,8 @@ def audit_cdc_streams_descriptions(
 ) -> Iterator[AssetCheckResult]:
     """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
     with in_one_line():
-        findings = {line.invariant: line for line in audit_rewrite(home.lake(), clock.clock(), home.settings())}
-    asked = {check.name for check in context.selected_asset_check_keys}
-    for name in (name for name in V1_INVARIANTS if name in asked):
-        found = findings.get(name)
-        judged = judge([found], [name])[0] if found else None
-        yield AssetCheckResult(
-            passed=judged is None or judged.passed,
-            asset_key=key(STREAMS_DESCRIPTIONS),
-            check_name=name,
-            description="there is nothing of it" if judged is None else judged.sample or f"{judged.population} checked",
-            metadata={} if judged is None else {"population": judged.population, "violations": judged.violations},
-        )
+        findings = audit_rewrite(home.lake(), clock.clock(), home.settings())
+    yield from results_of_those_there(STREAMS_DESCRIPTIONS, V1_INVARIANTS, context.selected_asset_check_keys, findings)
 
 
 rewrite = define_asset_job(
@@ -195,7 +180,7 @@ def next_rewrite(
             f"{len(ended)} runs did not end the rewrite, the last is {ended[0].run_id}: mend what it names, and run"
         )
         return SensorResult(skip_reason=f"{reason}: cdc-platform rewrite")
-    tags = {_STATE_TAG: state, _MAX_RETRIES_TAG: "0"}
+    tags = {_STATE_TAG: state, MAX_RETRIES_TAG: "0"}
     return SensorResult(run_requests=[RunRequest(run_key=f"{state}/{len(ended) + 1}", tags=tags)])
 
 
@@ -217,7 +202,7 @@ def scheduled_rewrite(
 ) -> RunRequest | SkipReason:
     """What the schedule asks for at `moment`: a run, unless nothing is to be done or one is under way."""
     idle = _idle(lake, settings) or _active(instance.get_runs(RunsFilter(job_name=REWRITE_JOB)))
-    return SkipReason(idle) if idle else RunRequest(run_key=moment, tags={_MAX_RETRIES_TAG: "0"})
+    return SkipReason(idle) if idle else RunRequest(run_key=moment, tags={MAX_RETRIES_TAG: "0"})
 
 
 @schedule(
@@ -245,7 +230,7 @@ def _idle(lake: Lake, settings: Settings) -> str | None:
 
 
 def _active(runs: Sequence[DagsterRun]) -> str | None:
-    active = next((run for run in runs if run.status not in _FINISHED), None)
+    active = next((run for run in runs if run.status not in FINISHED), None)
     return None if active is None else f"run {active.run_id} is rewriting"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dagster import (
     AddDynamicPartitionsRequest,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultSensorStatus,
     OpExecutionContext,
     RunRequest,
@@ -25,6 +24,7 @@ from dagster import (
 from assets.declared import pool
 from assets.failures import RETRIES, in_one_line
 from assets.partitions import TABLES_NAME, TABLET_TABLES
+from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS, PARTITION_TAG
 from assets.tablets import TABLETS_JOB, table_name
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.lake.lake import Lake
@@ -34,15 +34,10 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 
 GC_JOB = "tablet_gc"
-MOST_ATTEMPTS = 3
-"""Runs that a sensor asks for before it leaves a table to people."""
 MOST_REQUESTS = 50
 """Runs that one tick asks for."""
 
-_PARTITION_TAG = "dagster/partition"
 _WHAT_TAG = "cdc_platform/tablets"
-_MAX_RETRIES_TAG = "dagster/max_retries"
-_FINISHED = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 
 
 @op(pool=pool(TABLET_STREAMS), retry_policy=RETRIES)
@@ -134,15 +129,15 @@ def _requests(
     requests: list[RunRequest] = []
     reasons: list[str] = []
     for table, what in wanted[:MOST_REQUESTS]:
-        runs = instance.get_runs(RunsFilter(job_name=job_name, tags={_PARTITION_TAG: table}))
+        runs = instance.get_runs(RunsFilter(job_name=job_name, tags={PARTITION_TAG: table}))
         ended = [run for run in runs if run.tags.get(_WHAT_TAG) == what]
-        active = next((run for run in runs if run.status not in _FINISHED), None)
+        active = next((run for run in runs if run.status not in FINISHED), None)
         if active is not None:
             reasons.append(f"{table}: run {active.run_id} is under way")
         elif len(ended) >= MOST_ATTEMPTS:
             reasons.append(f"{table}: {what} did not end in {len(ended)} runs, the last is {ended[0].run_id}")
         else:
-            tags = {_WHAT_TAG: what, _MAX_RETRIES_TAG: "0"}
+            tags = {_WHAT_TAG: what, MAX_RETRIES_TAG: "0"}
             run_key = f"{table}/{what}/{len(ended) + 1}"
             requests.append(RunRequest(run_key=run_key, partition_key=table, tags=tags))
     reason = None if requests else "; ".join(reasons)

@@ -20,7 +20,7 @@ from dagster import (
 from pydantic import Field
 
 from assets.checks import invariant_results, invariant_specs
-from assets.declared import Sources, key, pool, table_asset
+from assets.declared import Sources, pool, table_asset
 from assets.failures import in_one_line
 from assets.partitions import TABLET_TABLES
 from assets.told import Stopwatch, few_rows, materialized
@@ -181,13 +181,7 @@ def _judged(context: AssetCheckExecutionContext, lake: Lake, table: Table) -> It
             if context.has_partition_key
             else audit_tablets(lake)
         )
-    if findings:
-        yield from invariant_results(table, asked, findings)
-        return
-    for check in asked:
-        yield AssetCheckResult(
-            passed=True, asset_key=key(table), check_name=check.name, description="there are no stream sets"
-        )
+    yield from invariant_results(table, asked, findings, nothing="there are no stream sets")
 
 
 def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets) -> TabletChange:
