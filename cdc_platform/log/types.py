@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from cdc_platform.errors import InputError
 from cdc_platform.log.names import quoted
@@ -123,8 +123,10 @@ class _Collection(CqlType):
 
 
 @dataclass(frozen=True)
-class ListType(_Collection):
-    """`list<V>`; where it is not frozen, its cells are keyed by timeuuid."""
+class _OfElements(_Collection):
+    """What lists and sets have in common: elements of one type."""
+
+    _kind: ClassVar[str]
 
     element: CqlType
     is_frozen: bool = False
@@ -135,14 +137,24 @@ class ListType(_Collection):
 
     @property
     def _name(self) -> str:
-        return f"list<{self.element.cql}>"
+        return f"{self._kind}<{self.element.cql}>"
 
     @property
     def parts(self) -> tuple[CqlType, ...]:
         return (self.element,)
 
-    def frozen(self) -> ListType:
-        return ListType(self.element.frozen(), True)
+    def frozen(self) -> Self:
+        return replace(self, element=self.element.frozen(), is_frozen=True)
+
+    def replaced(self, new: UserType) -> Self:
+        return replace(self, element=self.element.replaced(new))
+
+
+@dataclass(frozen=True)
+class ListType(_OfElements):
+    """`list<V>`; where it is not frozen, its cells are keyed by timeuuid."""
+
+    _kind = "list"
 
     def canonical(self, value: Value) -> Value:
         return tuple(self.element.canonical(element) for element in _elements(self, value))
@@ -150,31 +162,12 @@ class ListType(_Collection):
     def json(self, value: Value) -> object:
         return None if value is None else [self.element.json(element) for element in value]
 
-    def replaced(self, new: UserType) -> ListType:
-        return replace(self, element=self.element.replaced(new))
-
 
 @dataclass(frozen=True)
-class SetType(_Collection):
+class SetType(_OfElements):
     """`set<K>`."""
 
-    element: CqlType
-    is_frozen: bool = False
-
-    @property
-    def multicell(self) -> bool:
-        return not self.is_frozen
-
-    @property
-    def _name(self) -> str:
-        return f"set<{self.element.cql}>"
-
-    @property
-    def parts(self) -> tuple[CqlType, ...]:
-        return (self.element,)
-
-    def frozen(self) -> SetType:
-        return SetType(self.element.frozen(), True)
+    _kind = "set"
 
     def canonical(self, value: Value) -> Value:
         elements = (self.element.canonical(element) for element in _elements(self, value))
@@ -185,9 +178,6 @@ class SetType(_Collection):
         if value is None:
             return None
         return [self.element.json(element) for element in sorted(value, key=self.element.sort_key)]
-
-    def replaced(self, new: UserType) -> SetType:
-        return replace(self, element=self.element.replaced(new))
 
 
 @dataclass(frozen=True)
