@@ -37,6 +37,19 @@ NODES = (
         features=("CDC_GENERATIONS_V2",),
     ),
 )
+SNAPSHOT = [
+    {
+        "host_id": str(node.host_id),
+        "address": node.address,
+        "datacenter": node.datacenter,
+        "rack": node.rack,
+        "tokens": list(node.tokens),
+        "shard_count": node.shard_count,
+        "ignore_msb": node.ignore_msb,
+    }
+    for node in NODES
+]
+"""The ring of these nodes as a ring snapshot has it."""
 NARROW_END = 101
 """The range end whose streams cannot be told apart once a client has sorted them."""
 

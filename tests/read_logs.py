@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from command_line import run
-from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+from imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.lake.lake import Lake
@@ -30,19 +29,9 @@ def ddl(*columns: str, table: str = "t") -> str:
 
 def home_with_log(folder: Path) -> Path:
     """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
-    one, other = generation(), generation(OTHER_ID)
-    times = (START_US // 1000, SWITCH_US // 1000)
-    files = {
-        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
-        "streams.csv": streams_csv(dict(zip(times, (one, other), strict=True))),
-        "times.csv": timestamps_csv(dict.fromkeys(times)),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="")
-    answer = run("--home", folder / "home", "import", *(folder / name for name in files))
-    assert answer.exit_code == 0, answer.stderr
-    add_table(Lake(folder / "home" / "lake"), "t")
-    return folder / "home"
+    home = home_with_generations(folder, START_US // 1000, SWITCH_US // 1000)
+    add_table(Lake(home / "lake"), "t")
+    return home
 
 
 def add_table(lake: Lake, table: str) -> None:

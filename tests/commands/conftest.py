@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 from command_line import Answer, Cli, run
-from export_files import ID, LATER_MS, NODES, OTHER_ID, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
+from export_files import (
+    ID,
+    LATER_MS,
+    OTHER_ID,
+    SNAPSHOT,
+    TIME_MS,
+    generation,
+    streams_csv,
+    timestamps_csv,
+    v2_csv,
+)
 
 JOINING = {
     "host_id": "33333333-3333-4333-8333-333333333333",
@@ -19,18 +29,6 @@ JOINING = {
     "shard_count": 4,
     "ignore_msb": 12,
 }
-SNAPSHOT = [
-    {
-        "host_id": str(node.host_id),
-        "address": node.address,
-        "datacenter": node.datacenter,
-        "rack": node.rack,
-        "tokens": list(node.tokens),
-        "shard_count": node.shard_count,
-        "ignore_msb": node.ignore_msb,
-    }
-    for node in NODES
-]
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from export_files import (
     LATER_MS,
     NODES,
     OTHER_ID,
+    SNAPSHOT,
     TIME_MS,
     generation,
     iso_time,
@@ -28,18 +29,6 @@ from cdc_platform.lifecycle.base_writes import stream_finder
 HOUR_MS = 3_600_000
 OLD_MS = TIME_MS - 48 * HOUR_MS
 HOST, OTHER_HOST = (str(node.host_id) for node in NODES)
-SNAPSHOT = [
-    {
-        "host_id": str(node.host_id),
-        "address": node.address,
-        "datacenter": node.datacenter,
-        "rack": node.rack,
-        "tokens": list(node.tokens),
-        "shard_count": node.shard_count,
-        "ignore_msb": node.ignore_msb,
-    }
-    for node in NODES
-]
 ONE, OTHER = generation(), generation(OTHER_ID)
 NOW = iso_time(TIME_MS + 25 * HOUR_MS)
 

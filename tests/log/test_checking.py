@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from command_line import run
 from deltalake import write_deltalake
-from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+from export_files import ID, generation, streams_csv, timestamps_csv
 from hypothesis import given
 from hypothesis import strategies as st
+from imported import home_with_generations
 from log_lake import (
     BATCHES,
     DDL,
@@ -70,17 +71,7 @@ def no_spark() -> SparkSession:
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two generations, a log over both, and one of a tablet-based table that was split at the same time."""
     tmp_path = tmp_path_factory.mktemp("healthy")
-    described = {ID: generation(), OTHER_ID: generation(OTHER_ID)}
-    times = (parse_time_ms(FIRST), parse_time_ms(SECOND))
-    files = {
-        "v2.csv": v2_csv(described),
-        "streams.csv": streams_csv(dict(zip(times, described.values(), strict=True))),
-        "times.csv": timestamps_csv(dict.fromkeys(times)),
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-    answer = run("--home", tmp_path / "home", "import", *(tmp_path / name for name in files))
-    assert answer.exit_code == 0, answer.stderr
+    home_with_generations(tmp_path, parse_time_ms(FIRST), parse_time_ms(SECOND))
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL.format("t"))
     write(lake, "t")

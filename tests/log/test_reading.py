@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from command_line import run
-from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+from imported import home_with_generations
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.clock import Clock, parse_time_us, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
@@ -44,17 +44,7 @@ DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
-    one, other = generation(), generation(OTHER_ID)
-    times = (parse_time_ms(FIRST), parse_time_ms(SECOND))
-    files = {
-        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
-        "streams.csv": streams_csv(dict(zip(times, (one, other), strict=True))),
-        "times.csv": timestamps_csv(dict.fromkeys(times)),
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-    answer = run("--home", tmp_path / "home", "import", *(tmp_path / name for name in files))
-    assert answer.exit_code == 0, answer.stderr
+    home_with_generations(tmp_path, START_US // 1000, SWITCH_US // 1000)
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
     write(lake, 0, [START_US, START_US + 1, SWITCH_US - 1])
