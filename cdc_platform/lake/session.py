@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-__all__ = ["delta_conf", "java_options", "java_version", "spark_session", "sql_conf", "work_folder"]
+__all__ = ["bounded_batches", "delta_conf", "java_options", "java_version", "spark_session", "sql_conf", "work_folder"]
 
 MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
 MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
@@ -38,11 +39,17 @@ LOG_VARIABLE = "CDC_PLATFORM_SPARK_LOG"
 """A file to keep what the JVM prints; unset, it is in a temporary folder and goes with the process."""
 
 # Between the JVM and Python. A call of numpy costs much the same for 2,048 short rows as for 32,768: giving writes
-# their streams takes half the time in the larger batches. Batches of long rows are bounded by their bytes.
+# their streams takes half the time in the larger batches. A bound of bytes is another matter: to keep it, Spark adds a
+# batch up anew for every row, a fifth of all that the JVM does. Where rows may be long, `bounded_batches` sets one.
 ROWS_PER_BATCH = 1 << 15
 BYTES_PER_BATCH = 1 << 23
+_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_BOUND = str(2**31 - 1)
 # Streams never pass through the JVM: a generation of 16 million takes no more of its memory than one of a thousand.
 MEMORY = "1536m"
+# What a path of a Unix domain socket may have everywhere, less what Spark puts behind the folder's (a dot, a UUID and
+# an ending).
+_LONGEST_SOCKET_FOLDER = 103 - 46
 
 
 def spark_session(
@@ -74,12 +81,22 @@ def sql_conf() -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(min(4, max(2, os.cpu_count() or 2))),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_PER_BATCH),
+        _BYTES_SETTING: _NO_BOUND,
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.databricks.delta.snapshotPartitions": "1",
         # Many Delta readers lack deletion vectors; Delta turns them on for tables that it creates.
         "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
     }
+
+
+@contextmanager
+def bounded_batches(session: SparkSession) -> Iterator[None]:
+    """Let no batch between the JVM and Python grow much beyond `BYTES_PER_BATCH` in what is run inside."""
+    session.conf.set(_BYTES_SETTING, str(BYTES_PER_BATCH))
+    try:
+        yield
+    finally:
+        session.conf.set(_BYTES_SETTING, _NO_BOUND)
 
 
 def delta_conf() -> dict[str, str]:
@@ -106,6 +123,9 @@ def local_conf(folder: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.artifact.isolation.enabled": "false",
+        # Between the JVM and its Python: over TCP a task waits 40 ms for an acknowledgement that is held back.
+        "spark.python.unix.domain.socket.enabled": str(len(str(folder)) <= _LONGEST_SOCKET_FOLDER).lower(),
+        "spark.python.unix.domain.socket.dir": str(folder),
     }
 
 

@@ -31,7 +31,8 @@ def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
     """Add `stream_id` (binary) to writes with a serialized partition `key` (binary) and a `timestamp` (bigint, µs).
 
     The stream is the one that the generation operating at the timestamp gives the key. It is null where the key or
-    the timestamp is null, where no generation operated yet, and where the one that did was removed since.
+    the timestamp is null, where no generation operated yet, and where the one that did was removed since. Writes of
+    which 32,768 don't fit into memory are run under `lake.session.bounded_batches`.
 
     Raises:
         InputError: a column is missing or has another type.

@@ -15,6 +15,7 @@ from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_type
 from cdc_platform.lake.translate import translated
 from cdc_platform.lifecycle import tablet_sets
@@ -106,7 +107,8 @@ def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple
     writer = rows.write.format("delta").mode("append")
     if transaction is not None:
         writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
-    with translated(f"appending to {table.full_name}"):
+    # A value may be a megabyte long.
+    with bounded_batches(rows.sparkSession), translated(f"appending to {table.full_name}"):
         writer.save(lake.path(table))
 
 

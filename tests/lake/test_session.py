@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.lake.session import java_options, local_conf, spark_session, work_folder
+from cdc_platform.lake.session import (
+    BYTES_PER_BATCH,
+    bounded_batches,
+    java_options,
+    local_conf,
+    spark_session,
+    work_folder,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +76,38 @@ def test_memory_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert local_conf(tmp_path)["spark.driver.memory"] == "1536m"
     monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "5g")
     assert local_conf(tmp_path)["spark.driver.memory"] == "5g"
+
+
+def test_sockets_are_files_where_their_paths_fit(tmp_path: Path) -> None:
+    """A path of a Unix domain socket has 103 bytes everywhere; beyond that JVM and Python meet over TCP."""
+    setting = "spark.python.unix.domain.socket.enabled"
+    assert local_conf(Path("/tmp/cdc-platform-12345678"))[setting] == "true"
+    assert local_conf(Path("/tmp") / ("a" * 60))[setting] == "false"
+    assert local_conf(tmp_path)["spark.python.unix.domain.socket.dir"] == str(tmp_path)
+
+
+def test_jvm_and_python_meet_at_a_socket_in_the_working_folder(spark: SparkSession) -> None:
+    """And not over TCP, where every task waits for an acknowledgement."""
+    assert spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id bigint").count() == 1
+    assert list(work_folder().glob("*.sock"))
+
+
+def test_long_rows_come_in_small_batches_where_that_is_asked_for(spark: SparkSession) -> None:
+    """Elsewhere batches are counted by rows alone."""
+    from pyspark.sql import functions as F
+
+    def rows_a_batch(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.record_batch([pa.array([batch.num_rows])], names=["rows"])
+
+    long = spark.range(0, 300, 1, 1).select(F.repeat(F.lit("x"), 1 << 18).alias("text"))
+    counted = long.mapInArrow(rows_a_batch, "rows bigint")
+    assert [row["rows"] for row in counted.collect()] == [300]
+    with bounded_batches(spark):
+        assert max(row["rows"] for row in counted.collect()) <= 2 * BYTES_PER_BATCH >> 18
+    assert [row["rows"] for row in counted.collect()] == [300]
 
 
 def test_only_short_commands_do_without_the_second_compiler(tmp_path: Path) -> None:
