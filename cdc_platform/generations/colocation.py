@@ -16,7 +16,7 @@ from cdc_platform.generations.comparison import compare
 from cdc_platform.generations.description import RingLayout, TopologyDescription, generate, generate_streams
 from cdc_platform.ring.ring import Ring
 from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of, shard_starts
-from cdc_platform.ring.tokens import Int64s, UInt64s, unbias
+from cdc_platform.ring.tokens import Int64s, UInt64s, distinct, unbias
 
 # Position 0 is no key's token.
 _TOKENS = 2**64 - 1
@@ -55,7 +55,7 @@ def colocation(layout: RingLayout, ring: Ring) -> Colocation:
     widths = unbias(layout.range_ends) - unbias(layout.range_starts)
     certain = _total(widths[whole]) - int(whole[0])  # range 0 goes across position 0
     in_vnode = on_shard = certain
-    cuts = np.union1d(layout.range_ends, ring.tokens)
+    cuts = distinct(layout.range_ends, ring.tokens)
     for rows, shards in _streams(layout, np.flatnonzero(~whole)):
         vnode_count, shard_count = _colocated(layout, ring, cuts, rows, shards)
         in_vnode, on_shard = in_vnode + vnode_count, on_shard + shard_count

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdc_platform.generations.description import TopologyDescription
-from cdc_platform.ring import LAST, MINIMUM, bias, range_starts, shard_starts, unbias
+from cdc_platform.ring import LAST, MINIMUM, bias, distinct, range_starts, shard_starts, unbias
 from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s
 
 _RING = 2**64
@@ -44,7 +44,7 @@ def _comparable(streams: UInt8s) -> np.ndarray:
 
 
 def _changed_share(old: TopologyDescription, new: TopologyDescription) -> float:
-    last_tokens = np.union1d(_boundaries(old), _boundaries(new))
+    last_tokens = distinct(_boundaries(old), _boundaries(new))
     widths = unbias(last_tokens) - unbias(range_starts(last_tokens))
     same = (old.streams_of(last_tokens) == new.streams_of(last_tokens)).all(axis=1)
     if last_tokens.size == 1:
@@ -60,7 +60,7 @@ def _boundaries(description: TopologyDescription) -> Int64s:
     for shard_count, ignore_msb in sharding.tolist():
         rows = np.flatnonzero((description.stream_counts == shard_count) & (description.ignore_msbs == ignore_msb))
         parts.append(_shard_ends(description, rows, shard_count, ignore_msb))
-    return np.unique(np.concatenate(parts))
+    return distinct(*parts)
 
 
 def _shard_ends(description: TopologyDescription, rows: Int64s, shard_count: int, ignore_msb: int) -> Int64s:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s
+from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s, distinct
 
 _PLACE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -37,7 +37,7 @@ def differing(one: Digests, other: Digests, *, with_msb: bool) -> tuple[int, Int
     The order of streams counts, unless one of the tables could not tell it. A range that one of them has twice is
     not the same.
     """
-    ends = np.union1d(one.range_ends, other.range_ends)
+    ends = distinct(one.range_ends, other.range_ends)
     same = np.ones(len(ends), dtype=bool)
     places = []
     for digests in (one, other):
@@ -47,7 +47,7 @@ def differing(one: Digests, other: Digests, *, with_msb: bool) -> tuple[int, Int
     if not len(one.range_ends) or not len(other.range_ends):
         return len(ends), ends
     here, there = places
-    open_order = np.isin(ends, np.union1d(one.unknown_order, other.unknown_order))
+    open_order = np.isin(ends, distinct(one.unknown_order, other.unknown_order))
     as_sets = one.unordered[here] == other.unordered[there]
     in_order = one.ordered[here] == other.ordered[there]
     same &= np.where(open_order, as_sets, in_order)

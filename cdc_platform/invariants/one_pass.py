@@ -23,7 +23,7 @@ from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, file_batches
-from cdc_platform.ring.tokens import Int64s, UInt8s
+from cdc_platform.ring.tokens import Int64s, UInt8s, distinct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,9 +42,8 @@ _TALLY = {
 }
 _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
 """What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
-# Bytes of files that a task reads, twice those whose rows it judges: fewer are not worth a task, which takes as long to
-# start as to read a megabyte.
-_WORK_A_TASK = 10 << 20
+# Bytes of files that a task reads, twice those whose rows it judges; fewer are not worth the start of a task.
+_WORK_A_TASK = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +157,7 @@ def _task(number: int, reading: Reading) -> _Task:
     return _Task(
         number,
         "ignore_msb" in held.table.schema.names,
-        RangeEnds(np.unique(held.range_ends)),
+        RangeEnds(distinct(held.range_ends)),
         held.unordered,
         reading.sharding,
         reading.judged,

@@ -13,7 +13,7 @@ from cdc_platform.generations import refines
 from cdc_platform.invariants.findings import REFINES_VNODES, RING_COVERED_ONCE, ROW_COUNT, Tally
 from cdc_platform.ring import MINIMUM
 from cdc_platform.ring import range_starts as starts_of
-from cdc_platform.ring.tokens import Int64s
+from cdc_platform.ring.tokens import Int64s, distinct
 
 
 def covered_once(range_ends: Int64s, range_starts: Int64s | None = None) -> Tally:
@@ -42,7 +42,7 @@ def covered_once(range_ends: Int64s, range_starts: Int64s | None = None) -> Tall
 
 def refined(range_ends: Int64s, tokens: Int64s) -> Tally:
     """Whether every token (int64[]) of the rings that a generation serves ends one of its ranges."""
-    due = np.unique(np.asarray(tokens, dtype=np.int64))
+    due = distinct(tokens)
     missing = refines(range_ends, due)
     if not len(missing):
         return Tally(REFINES_VNODES, len(due), 0)

