@@ -26,7 +26,7 @@ test: java .venv ## all checks and all tests
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## the tests that start no JVM and no browser

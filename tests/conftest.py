@@ -28,6 +28,46 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
+# Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
+# they begin, so that no worker is left with one of them at the end.
+LONG = {
+    "connect": ("test_kills.py", "test_repair_run.py"),
+    "up": ("test_browser.py", "test_up.py"),
+    "tour": ("test_readme.py",),
+    "demo": ("test_demo.py",),
+    "commands": ("test_spark_commands.py",),
+    "keeping": ("test_keeping.py",),
+    "server": ("test_connect.py",),
+}
+_TOGETHER = {file: group for group, files in LONG.items() for file in files}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long files, and end with those that start no JVM."""
+    long = list(LONG)
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        group = _TOGETHER.get(item.path.name)
+        return (len(long) if group is None else long.index(group), not any(item.iter_markers("spark")))
+
+    places: dict[Path, tuple[int, bool]] = {}
+    for item in items:  # a file stays together
+        places[item.path] = min(place(item), places.get(item.path, place(item)))
+    items.sort(key=lambda item: places[item.path])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, a file goes to one worker, which makes its fixtures once; files of a group go to the same one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return _TOGETHER.get(Path(file).name, file)
+
+    return ByFile(config, log)
+
+
 @pytest.fixture(scope="session")
 def vectors() -> dict[str, Any]:
     """Values that the rules have to give, by group."""

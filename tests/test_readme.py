@@ -63,7 +63,7 @@ def test_the_tour_runs_as_written(tmp_path: Path) -> None:
     from cdc_platform.lake.connect import ConnectServer
 
     clone(tmp_path)
-    with ConnectServer() as server:  # one warm Spark for all of them: the embedded one has tests of its own
+    with ConnectServer(heavy=False) as server:  # one warm Spark for all of them: the embedded one has tests of its own
         env = {**os.environ, "SPARK_REMOTE": server.remote}
         env.pop("CDC_PLATFORM_HOME", None)
         told = []

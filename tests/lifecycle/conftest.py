@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request
 
 Joining = Callable[..., JoinRequest]
@@ -27,6 +28,13 @@ def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: in
         "ignore_msb": ignore_msb,
     }
     return json.dumps(fields)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ConnectServer]:
+    """A warm Connect server, which spares each process the start of a JVM."""
+    with ConnectServer(heavy=False) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,6 @@ from cdc_platform.lake.tables import (
 
 # When a row was written is the one thing in which a second start may differ.
 BOOKKEEPING = {"created_at", "published_at"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ConnectServer]:
-    """A warm Connect server, which spares each process the start of a JVM."""
-    with ConnectServer() as server:
-        yield server
 
 
 def command(home: Path, file: Path, *options: str) -> list[str]:

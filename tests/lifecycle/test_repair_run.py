@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -59,13 +58,6 @@ def contents(home: Path) -> dict[str, list[dict[str, object]]]:
         columns = [column for column in table.schema.names if column not in BOOKKEEPING]
         found[name] = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
     return found
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ConnectServer]:
-    """A warm Connect server, which spares each process the start of a JVM."""
-    with ConnectServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
