@@ -5,6 +5,7 @@ It knows layouts of buffers and nothing of what the values mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as _compute
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import tokens_of_buffer
+from cdc_platform.ring import composite_keys, tokens_of_buffer
 
 STREAM_ID_BYTES = 16
 
@@ -70,13 +71,28 @@ def fixed_bytes(values: pa.Array) -> np.ndarray:
 
 def tokens_of_column(keys: pa.Array) -> np.ndarray:
     """Tokens (int64[n]) of serialized partition keys (binary); where the key is null the token means nothing."""
-    if len(keys) == 0:
-        return np.empty(0, dtype=np.int64)
-    _, offsets, data = keys.buffers()
-    kind = np.int64 if pa.types.is_large_binary(keys.type) else np.int32
-    bounds = np.frombuffer(offsets, dtype=kind)[keys.offset : keys.offset + len(keys) + 1]
-    values = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
-    return tokens_of_buffer(values, bounds)
+    return tokens_of_buffer(*_layout(keys))
+
+
+def composite_column(components: Sequence[pa.Array]) -> pa.Array:
+    """The serialized keys (binary) of several columns of components (binary), none null; see `ring.composite_keys`.
+
+    Raises:
+        InputError: a component is longer than 65,535 bytes.
+    """
+    values, offsets = composite_keys([_layout(component) for component in components])
+    ends = _buffer(offsets.astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, ends, _buffer(values)])
+
+
+def _layout(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes (uint8[]) and offsets (int[n + 1]) of a column of binaries; views of its buffers."""
+    _, offsets, data = values.buffers()
+    if len(values) == 0 or offsets is None:
+        return np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int32)
+    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    bounds = np.frombuffer(offsets, dtype=kind)[values.offset : values.offset + len(values) + 1]
+    return np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8), bounds
 
 
 def _buffer(array: np.ndarray) -> pa.Buffer:

@@ -1,4 +1,4 @@
-"""Partition keys of typed writes as the bytes that tokens are hashed from, column by column.
+"""Partition keys in Arrow as the bytes that tokens are hashed from, column by column where the types allow it.
 
 It knows how Arrow columns of key types lie in memory; `types` knows the same of single values.
 """
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.errors import InputError
-from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.arrow import composite_column
+from cdc_platform.log.log_values import canonical_values
 from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.ring import composite_key
 
 _BIG_ENDIAN = {"tinyint": ">i1", "smallint": ">i2", "int": ">i4", "bigint": ">i8", "time": ">i8", "float": ">f4"}
 _BIG_ENDIAN |= {"double": ">f8"}
@@ -29,10 +29,17 @@ def key_bytes(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
         InputError: the partition key has a type that typed writes cannot have.
     """
     components = [_component(column, values) for column, values in zip(schema.partition_key, columns, strict=True)]
-    if len(components) == 1:
-        return components[0]
-    rows = zip(*(component.to_pylist() for component in components), strict=True)
-    return pa.array([composite_key(row) for row in rows], pa.binary())
+    return components[0] if len(components) == 1 else composite_column(components)
+
+
+def canonical_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
+    """As `key_bytes`, value by value: for all types, and the same for every form that Arrow may have of a value.
+
+    Raises:
+        InputError: a text is none of a value of its column's type.
+    """
+    values = [canonical_values(column.type, each) for column, each in zip(schema.partition_key, columns, strict=True)]
+    return pa.array([schema.partition_bytes(key) for key in zip(*values, strict=True)], pa.binary())
 
 
 def _component(column: Column, values: pa.Array) -> pa.Array:
@@ -48,7 +55,7 @@ def _component(column: Column, values: pa.Array) -> pa.Array:
     if name == "date":
         return _fixed((values.cast(pa.int32()).to_numpy() + np.int64(_DATE_ZERO)).astype(">u4"))
     if name == "timestamp":
-        return _fixed(compute.divide(values.cast(pa.int64()), 1000).to_numpy().astype(">i8"))
+        return _fixed((values.cast(pa.int64()).to_numpy() // 1000).astype(">i8"))
     if name in _BIG_ENDIAN:
         return _fixed(values.to_numpy(zero_copy_only=False).astype(_BIG_ENDIAN[name]))
     raise InputError(

@@ -20,9 +20,8 @@ from cdc_platform.invariants.log_rows import NO_TIME, LogRows
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
-from cdc_platform.log.key_bytes import key_bytes
+from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.schema import TableSchema
 from cdc_platform.log.types import GREGORIAN
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
@@ -197,9 +196,8 @@ def _tokens(schema: TableSchema, batch: pa.RecordBatch) -> tuple[Int64s, Bools]:
 
 def _key_bytes(schema: TableSchema, batch: pa.RecordBatch) -> pa.Array:
     """Serialized keys, by column where the types have such a way, else row by row."""
-    names = [column.name for column in schema.partition_key]
+    columns = [batch.column(column.name) for column in schema.partition_key]
     try:
-        return key_bytes(schema, [batch.column(name) for name in names])
+        return key_bytes(schema, columns)
     except InputError:
-        rows = table_rows(schema, batch.select(names))
-        return pa.array([schema.partition_bytes([row[name] for name in names]) for row in rows], pa.binary())
+        return canonical_keys(schema, columns)

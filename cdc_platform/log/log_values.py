@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc_platform.errors import InputError
 from cdc_platform.lake.tables import TIMESTAMP
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.schema import LogColumn, TableSchema, log_columns
+from cdc_platform.log.schema import TableSchema, log_columns
 from cdc_platform.log.times import parse_duration
 from cdc_platform.log.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 
@@ -58,16 +58,25 @@ def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterato
     """The log rows of a log's Delta table, with values in canonical form; columns that it lacks are null."""
     columns = log_columns(schema)
     present = set(table.schema.names)
-    names = [each.name for each in columns if each.name in present]
-    lists = [_python(each, table.column(each.name)) if each.name in names else None for each in columns]
-    for row in range(table.num_rows):
-        yield {
-            each.name: None if values is None else canonical_value(each.type, values[row])
-            for each, values in zip(columns, lists, strict=True)
-        }
+    lists = [
+        canonical_values(each.type, table.column(each.name)) if each.name in present else [None] * table.num_rows
+        for each in columns
+    ]
+    names = [each.name for each in columns]
+    for values in zip(*lists, strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
-def _python(each: LogColumn, values: pa.ChunkedArray | pa.Array) -> list[Any]:
+def canonical_values(kind: CqlType, values: pa.ChunkedArray | pa.Array) -> list[Value | None]:
+    """The canonical forms of a column of `arrow_type(kind)`.
+
+    Raises:
+        InputError: a text is none of a value of the type.
+    """
+    return [None if value is None else canonical_value(kind, value) for value in _python(values)]
+
+
+def _python(values: pa.ChunkedArray | pa.Array) -> list[Any]:
     # Timestamps and dates that Python's datetime cannot hold are read as the integers that they are.
     if values.type == TIMESTAMP:
         return values.cast(pa.int64()).to_pylist()
@@ -126,7 +135,10 @@ def canonical_value(kind: CqlType, value: Any) -> Value | None:
 
 def _scalar_of(kind: Scalar, value: Any) -> Value:
     if kind.name in _FROM_TEXT:
-        return _FROM_TEXT[kind.name](value)
+        try:
+            return _FROM_TEXT[kind.name](value)
+        except (ValueError, ArithmeticError):
+            raise kind.refuse(value) from None
     if kind.name == "timestamp":
         return (
             value if isinstance(value, int) else int(np.datetime64(value.replace(tzinfo=None), "us").astype(int))

@@ -4,7 +4,7 @@ Streams and generations are built on it in `cdc_platform.generations`.
 """
 
 from cdc_platform.ring.lookup import RangeLookup
-from cdc_platform.ring.murmur3 import composite_key, hash128, tokens_of_buffer, tokens_of_keys
+from cdc_platform.ring.murmur3 import composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys
 from cdc_platform.ring.ring import MAX_RANGES, Node, Ring
 from cdc_platform.ring.sharding import (
     MAX_IGNORE_MSB,
@@ -38,6 +38,7 @@ __all__ = [
     "Ring",
     "bias",
     "composite_key",
+    "composite_keys",
     "distinct",
     "first_token_for_shard",
     "hash128",

@@ -63,12 +63,38 @@ def composite_key(components: Sequence[bytes]) -> bytes:
     Raises:
         InputError: a component is longer than 65,535 bytes.
     """
-    for component in components:
-        if len(component) > 0xFFFF:
-            raise InputError(
-                f"key component of {len(component)} bytes; a composite key's components have at most 65535"
-            )
+    _check_length(max(map(len, components), default=0))
     return b"".join(len(component).to_bytes(2, "big") + component + b"\x00" for component in components)
+
+
+def composite_keys(components: Sequence[tuple[UInt8s, ArrayLike]]) -> tuple[UInt8s, Int64s]:
+    """As `composite_key`, for columns: components and keys are laid out as for `tokens_of_buffer`.
+
+    Raises:
+        InputError: a component is longer than 65,535 bytes; offsets differ in number, fall or leave their buffer.
+    """
+    columns = [(values, np.asarray(offsets, dtype=np.int64)) for values, offsets in components]
+    for values, offsets in columns:
+        _check_layout(values, offsets)
+    if len({len(offsets) for _, offsets in columns}) != 1:
+        raise InputError("the components of composite keys have one value each for every key")
+    lengths = [np.diff(offsets) for _, offsets in columns]
+    _check_length(max(int(length.max(initial=0)) for length in lengths))
+    offsets = np.zeros(len(lengths[0]) + 1, dtype=np.int64)
+    np.cumsum(sum(lengths) + 3 * len(columns), out=offsets[1:])
+    keys = np.zeros(offsets[-1], dtype=np.uint8)
+    at = offsets[:-1]
+    for (values, bounds), length in zip(columns, lengths, strict=True):
+        keys[at], keys[at + 1] = length >> 8, length & 0xFF
+        taken = values[bounds[0] : bounds[-1]]
+        keys[np.repeat(at + 2 + bounds[0] - bounds[:-1], length) + np.arange(len(taken))] = taken
+        at = at + length + 3
+    return keys, offsets
+
+
+def _check_length(longest: int) -> None:
+    if longest > 0xFFFF:
+        raise InputError(f"key component of {longest} bytes; a composite key's components have at most 65535")
 
 
 def _check_layout(values: UInt8s, offsets: Int64s) -> None:

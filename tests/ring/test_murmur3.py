@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import LAST, composite_key, hash128, tokens_of_buffer, tokens_of_keys
+from cdc_platform.ring import LAST, composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys
 from cdc_platform.ring import murmur3 as implementation
 
 
@@ -82,6 +83,30 @@ def test_composite_keys(vectors: dict[str, Any]) -> None:
     assert composite_key([b"a", b"\0\0\0\1"]).hex() == by_name["composite (text 'a', int 1)"]["key_hex"]
     with pytest.raises(InputError, match="65535"):
         composite_key([b"x" * 65536])
+
+
+@given(st.integers(1, 3).flatmap(lambda count: st.lists(st.tuples(*[st.binary(max_size=9)] * count), min_size=1)))
+def test_columns_of_composite_keys(rows: list[tuple[bytes, ...]]) -> None:
+    """The same as row by row, also where a column is a part of its buffer."""
+    columns = [
+        (
+            np.frombuffer(b"before" + b"".join(column) + b"behind", dtype=np.uint8),
+            np.cumsum([6, *(len(component) for component in column)]),
+        )
+        for column in zip(*rows, strict=True)
+    ]
+    keys, offsets = composite_keys(columns)
+    found = [keys[low:high].tobytes() for low, high in pairwise(offsets)]
+    assert found == [composite_key(row) for row in rows]
+
+
+def test_composite_columns_that_cannot_be_are_refused() -> None:
+    """A component that is too long, and columns of which one has fewer rows."""
+    long, short = (np.zeros(70_000, dtype=np.uint8), [0, 65_536]), (np.zeros(4, dtype=np.uint8), [0, 2, 4])
+    with pytest.raises(InputError, match="key component of 65536 bytes"):
+        composite_keys([long])
+    with pytest.raises(InputError, match="one value each"):
+        composite_keys([long, short])
 
 
 @pytest.mark.parametrize("offsets", [[0, 5], [2, 1], [-1, 2], []])
