@@ -67,10 +67,14 @@ def assert_shape(table: Table, df: DataFrame) -> DataFrame:
 @cache
 def spark_schema(table: Table) -> StructType:
     """The table's columns as Spark has them."""
+    return spark_struct(table.schema)
+
+
+def spark_struct(schema: pa.Schema) -> StructType:
+    """What Spark has for the columns of an Arrow schema."""
     from pyspark.sql import types as T
 
-    fields = [T.StructField(field.name, spark_type(field.type), field.nullable) for field in table.schema]
-    return T.StructType(fields)
+    return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in schema])
 
 
 def spark_type(kind: pa.DataType) -> DataType:

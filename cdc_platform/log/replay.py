@@ -21,6 +21,7 @@ LogRow = Mapping[str, Value | None]
 _IMAGES = (Operation.PRE_IMAGE, Operation.POST_IMAGE)
 _STARTS = (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_START_EXCLUSIVE)
 _ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
+_OPERATIONS = frozenset(Operation)
 
 
 def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]:
@@ -33,14 +34,24 @@ def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]
         StateError: the log holds keys alone.
         InputError: a row is none of a log, or a batch is not complete.
     """
-    if schema.cdc.delta != "full":
-        raise StateError(
-            f"{schema.full_name} logs keys alone (delta 'keys'); only a log with full delta can be replayed"
-        )
+    assert_full_delta(schema)
     partitions: dict[bytes, list[Mutation]] = {}
     for mutation in mutations_of(schema, rows):
         partitions.setdefault(schema.partition_bytes(mutation.partition_key), []).append(mutation)
     return {key: merge(mutations) for key, mutations in partitions.items()}
+
+
+def assert_full_delta(schema: TableSchema) -> None:
+    """Hold that a table's log tells values, not keys alone; raises StateError."""
+    if schema.cdc.delta != "full":
+        raise StateError(
+            f"{schema.full_name} logs keys alone (delta 'keys'); only a log with full delta can be replayed"
+        )
+
+
+def lacking(name: str) -> InputError:
+    """The error for a log row in which a column is null that never is."""
+    return InputError(f"a log row has no {name}; every row of a CDC log has one")
 
 
 def mutations_of(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[Mutation]:
@@ -57,8 +68,17 @@ def _place(row: LogRow) -> tuple[Any, ...]:
 def _present(row: LogRow, name: str) -> Any:
     value = row.get(name)
     if value is None:
-        raise InputError(f"a log row has no {name}; every row of a CDC log has one")
+        raise lacking(name)
     return value
+
+
+def _operation(row: LogRow) -> Operation:
+    number = _present(row, "cdc$operation")
+    if number not in _OPERATIONS:
+        raise InputError(
+            f"operation {number} of a log row is out of bounds; operations that can be replayed are 0 to 9"
+        )
+    return Operation(number)
 
 
 def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
@@ -66,9 +86,9 @@ def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
     if numbers != list(range(len(batch))) or not batch[-1].get("cdc$end_of_batch"):
         raise InputError(f"the batch of {batch[0]['cdc$time']} in the log of {schema.full_name} is not complete")
     timestamp = timeuuid_us(_present(batch[0], "cdc$time"))
-    empty = Mutation(schema, _key(schema.partition_key, batch[0]))
+    empty = Mutation(schema, tuple(_present(batch[0], column.name) for column in schema.partition_key))
     parts = [empty]
-    told = [row for row in batch if Operation(_present(row, "cdc$operation")) not in _IMAGES]
+    told = [row for row in batch if _operation(row) not in _IMAGES]
     for row in told:
         operation = Operation(row["cdc$operation"])
         key = _key(schema.clustering_key, row)

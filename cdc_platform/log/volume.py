@@ -16,7 +16,7 @@ from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
-from cdc_platform.lake.shape import spark_type
+from cdc_platform.lake.shape import spark_struct
 from cdc_platform.lake.translate import translated
 from cdc_platform.lifecycle import tablet_sets
 from cdc_platform.lifecycle.base_writes import stream_finder
@@ -26,7 +26,6 @@ from cdc_platform.log.schema import TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 ROWS_A_FILE = 250_000
 """Of a log's files, each of which covers a time of its own: a reader of 1 % of 50 million rows reads two or three."""
@@ -54,7 +53,7 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
         for batch in batches:
             yield log_batch(schema, batch, streams_of)
 
-    return rows.mapInArrow(logged, _struct(log_table(schema).schema))
+    return rows.mapInArrow(logged, spark_struct(log_table(schema).schema))
 
 
 def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: int) -> DataFrame:
@@ -116,7 +115,7 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
     """The writes with all columns that typed writes can have, in order."""
     from pyspark.sql import functions as F
 
-    expected = _struct(writes_schema(schema))
+    expected = spark_struct(writes_schema(schema))
     unknown = sorted(set(writes.columns) - set(expected.names))
     if unknown:
         raise InputError(f"typed writes to {schema.full_name} have no column {', '.join(unknown)}")
@@ -130,12 +129,6 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
         for field in expected
     ]
     return writes.select(*columns)
-
-
-def _struct(schema: pa.Schema) -> StructType:
-    from pyspark.sql import types as T
-
-    return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in schema])
 
 
 def table_streams(lake: Lake, schema: TableSchema) -> StreamsOf:

@@ -1,0 +1,161 @@
+"""Replaying a log in volume: a DataFrame of log rows becomes the rows of the base table, partition by partition.
+
+It knows how the rows of a base partition meet; what they amount to is `replay`'s business and `live`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cdc_platform.errors import InputError
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.session import ROWS_PER_BATCH
+from cdc_platform.lake.shape import spark_struct
+from cdc_platform.log.key_bytes import canonical_keys
+from cdc_platform.log.live import Partition
+from cdc_platform.log.log_table import arrow_type, log_table
+from cdc_platform.log.log_values import arrow_value, table_rows
+from cdc_platform.log.replay import assert_full_delta, lacking, replay
+from cdc_platform.log.schema import TableSchema, log_columns
+from cdc_platform.log.types import Value
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+KEY = "cdc$partition_key"
+"""The column that is put beside those of the log on the way: the serialized partition key."""
+_LATER_ROLES = ("value", "deleted", "deleted_elements")
+"""What a log lacks of a column that the base table got later."""
+
+
+def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = None) -> DataFrame:
+    """The rows of `SELECT *` of the base table that the rows of its log, in any order, amount to: see `replay`.
+
+    Columns are those of `selected_schema`. Cells with a TTL are gone if they have expired by `now_us` (µs); None:
+    nothing expires. Rows of a base partition stand together, in clustering order. A task holds one base partition at
+    a time, and a batch; run the job under `lake.session.bounded_batches` where 32,768 log rows don't fit into memory.
+
+    Columns that `changes` lacks of those that the base table got later are null; others that it has are passed over.
+    A row that is none of the log, or a batch that is not complete, fails the job with an InputError: run it under
+    `lake.translate.translated`.
+
+    Raises:
+        StateError: the log holds keys alone.
+        InputError: a column of the log is missing, or has another type.
+    """
+    from pyspark.sql import functions as F
+
+    assert_full_delta(schema)
+    names = _columns(schema, changes)
+
+    def keys(*columns: pa.Array) -> pa.Array:
+        return partition_keys(schema, columns)
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return base_rows(schema, batches, now_us)
+
+    # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
+    arrow_udf: Any = F.arrow_udf
+    # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
+    key = arrow_udf(keys, "binary")(*(_quoted(column.name) for column in schema.partition_key))
+    keyed = changes.select(*map(_quoted, names)).withColumn(KEY, key)
+    grouped = keyed.repartition(F.col(_quoted(KEY))).sortWithinPartitions(_quoted(KEY))
+    return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
+
+
+def selected_schema(schema: TableSchema) -> pa.Schema:
+    """The columns of the base table in the order of `SELECT *`, with the types that values have in a log's table."""
+    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in schema.selected])
+
+
+def partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
+    """The serialized partition keys (binary) of log rows, from the columns of the partition key.
+
+    Raises:
+        InputError: a value is null, or none of its type.
+    """
+    for column, values in zip(schema.partition_key, columns, strict=True):
+        if values.null_count:
+            raise lacking(column.name)
+    return canonical_keys(schema, columns)
+
+
+def base_rows(
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], now_us: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the base table (`selected_schema`) that log rows amount to which come in the order of their `KEY`.
+
+    `batches` may be cut anywhere; of those read, what belongs to the last base partition is kept until its end.
+
+    Raises:
+        InputError: a row is none of a log, or a batch of the log is not complete.
+    """
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        keys = batch.column(KEY)
+        start = compute.index(keys, keys[-1]).as_py()
+        if start > 0:
+            held.append(batch.slice(0, start))
+        if held and held[-1].column(KEY)[-1] != keys[-1]:
+            yield from _replayed(schema, held, now_us)
+            held = []
+        held.append(batch.slice(start))
+    if held:
+        yield from _replayed(schema, held, now_us)
+
+
+def _replayed(schema: TableSchema, batches: list[pa.RecordBatch], now_us: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows of whole base partitions, in the order of their keys."""
+    states = replay(schema, table_rows(schema, pa.Table.from_batches(batches)))
+    rows = [row for key in sorted(states) for row in Partition(states[key], now_us).selected()]
+    for first in range(0, len(rows), ROWS_PER_BATCH):
+        yield _record_batch(schema, rows[first : first + ROWS_PER_BATCH])
+
+
+def _record_batch(schema: TableSchema, rows: list[dict[str, Value | None]]) -> pa.RecordBatch:
+    fields = selected_schema(schema)
+    arrays = [
+        pa.array([arrow_value(column.type, row[column.name]) for row in rows], field.type)
+        for column, field in zip(schema.selected, fields, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=fields)
+
+
+def _columns(schema: TableSchema, changes: DataFrame) -> list[str]:
+    """The names of the log's columns that the changes have; held to be enough, and of the types of the log."""
+    due = spark_struct(log_table(schema).schema)
+    found = {field.name: field.dataType for field in changes.schema}
+    for each in log_columns(schema):
+        if each.name not in found:
+            if each.role not in _LATER_ROLES:
+                raise InputError(f"the changes have no column {each.name}; every log of {schema.full_name} has it")
+        elif not _is_readable(found[each.name], due[each.name].dataType):
+            raise InputError(
+                f"column {each.name} of the changes is {found[each.name].simpleString()}; in a log of"
+                f" {schema.full_name} it is {due[each.name].dataType.simpleString()}"
+            )
+    return [each.name for each in log_columns(schema) if each.name in found]
+
+
+def _is_readable(found: DataType, due: DataType) -> bool:
+    """Whether values of one Spark type are ones of another, which may have fields that a user type got later."""
+    from pyspark.sql import types as T
+
+    if isinstance(found, T.StructType) and isinstance(due, T.StructType):
+        kinds = {field.name: field.dataType for field in due}
+        return all(each.name in kinds and _is_readable(each.dataType, kinds[each.name]) for each in found)
+    if isinstance(found, T.ArrayType) and isinstance(due, T.ArrayType):
+        return _is_readable(found.elementType, due.elementType)
+    if isinstance(found, T.MapType) and isinstance(due, T.MapType):
+        return _is_readable(found.keyType, due.keyType) and _is_readable(found.valueType, due.valueType)
+    return found.simpleString() == due.simpleString()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

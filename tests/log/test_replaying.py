@@ -1,0 +1,319 @@
+"""Replay in volume: the rows of the base table that one process rebuilds, however the log's rows are cut and mixed."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+from log_histories import EPOCH_US, USER_TYPE, histories, mutations
+
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake.translate import translated
+from cdc_platform.log.base_table import BaseTable
+from cdc_platform.log.log_values import canonical_values, rows_table
+from cdc_platform.log.mutation import Cell, Marker, Mutation, RowChange, merge
+from cdc_platform.log.replay import replay
+from cdc_platform.log.replaying import KEY, base_rows, partition_keys, replayed, selected_schema
+from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.schema import CdcOptions, Column, TableSchema
+from cdc_platform.log.types import INT, NAN, TEXT, CqlType, ListType, MapType, SetType, scalar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAM = bytes(16)
+ENABLED = CdcOptions(enabled=True)
+WIDE = TableSchema(
+    "ks",
+    "wide",
+    (
+        Column("p", INT, "partition"),
+        Column("q", TEXT, "partition"),
+        Column("k", INT, "clustering", descending=True),
+        Column("l", TEXT, "clustering"),
+        Column("s", INT, "static"),
+        Column("t", ListType(INT), "static"),
+        Column("a", TEXT),
+        Column("m", MapType(INT, TEXT)),
+        Column("e", SetType(INT)),
+        Column("i", ListType(INT)),
+        Column("u", USER_TYPE),
+        Column("f", USER_TYPE.frozen()),
+        Column("z", MapType(INT, INT, True)),
+    ),
+    ENABLED,
+)
+SHORT_TYPE = replace(USER_TYPE, fields=USER_TYPE.fields[:2])
+IMAGED = TableSchema(
+    "ks",
+    "imaged",
+    (
+        Column("p", INT, "partition"),
+        Column("w", SetType(TEXT, True)),
+        Column("x", MapType(INT, TEXT)),
+        Column("u", SHORT_TYPE),
+        Column("f", ListType(SHORT_TYPE.frozen(), True)),
+    ),
+    CdcOptions(enabled=True, preimage="full", postimage=True),
+)
+ALTERED = replace(
+    IMAGED,
+    columns=(
+        *(replace(column, type=column.type.replaced(USER_TYPE)) for column in IMAGED.columns),
+        Column("later", ListType(INT)),
+        Column("latest", USER_TYPE),
+    ),
+)
+PLAIN = TableSchema("ks", "plain", (Column("p", INT, "partition"), Column("v", INT)), ENABLED)
+ODD_TYPES: dict[str, CqlType] = {
+    "a": scalar("double"),
+    "b": scalar("decimal"),
+    "c": scalar("uuid"),
+    "d": scalar("timestamp"),
+    "e": MapType(INT, TEXT, True),
+    "f": scalar("date"),
+}
+ODD = TableSchema(
+    "ks",
+    "odd",
+    (*(Column(name, kind, "partition") for name, kind in ODD_TYPES.items()), Column("v", INT), Column("w", INT)),
+    ENABLED,
+)
+ONE_ID, OTHER_ID = UUID("abcdef00-0000-4000-8000-00000000000f"), UUID("abcdef00-0000-4000-8000-00000000000e")
+ODD_KEYS = [
+    (0.0, Decimal("1.0"), ONE_ID, -1, ((1, "a"), (2, "b")), 0),
+    (-0.0, Decimal("1.0"), ONE_ID, -1, ((1, "a"), (2, "b")), 0),
+    (0.0, Decimal("1.00"), ONE_ID, -1, ((1, "a"), (2, "b")), 0),
+    (0.0, Decimal("1.0"), OTHER_ID, -1, ((1, "a"), (2, "b")), 0),
+    (0.0, Decimal("1.0"), ONE_ID, -2, ((1, "a"), (2, "b")), 0),
+    (0.0, Decimal("1.0"), ONE_ID, -1, ((1, "a"), (2, "c")), 0),
+    (0.0, Decimal("1.0"), ONE_ID, -1, ((1, "a"), (2, "b")), -800_000),
+    (NAN, Decimal("1.0"), ONE_ID, -1, ((1, "a"), (2, "b")), 0),
+]
+NOW = st.none() | st.integers(EPOCH_US + 5_000_000, EPOCH_US + 9_000_010)
+
+
+def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
+    """The log rows of batches of writes, each of one partition."""
+    rows: list[dict[str, Any]] = []
+    states: dict[bytes, Mutation] = {}
+    for number, batch in enumerate(batches):
+        mutation = merge(batch)
+        key = mutation.schema.partition_bytes(mutation.partition_key)
+        for part in log_mutations(mutation, states.get(key), identity=number.to_bytes(4, "big")):
+            rows += part.in_stream(STREAM)
+        states[key] = merge([*([states[key]] if key in states else []), mutation])
+    return rows
+
+
+def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: int | None) -> list[str]:
+    """The rows of the replay in one process, by partition and, inside, in clustering order."""
+    base = BaseTable(schema, replay(schema, rows))
+    return _by_partition(schema, (base if now_us is None else base.without_expired(now_us)).rows())
+
+
+def _found(schema: TableSchema, table: pa.Table) -> list[str]:
+    columns = [
+        [column.type.json(value) for value in canonical_values(column.type, table.column(column.name))]
+        for column in schema.selected
+    ]
+    names = [column.name for column in schema.selected]
+    return _by_partition(schema, [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)])
+
+
+def _by_partition(schema: TableSchema, rows: list[dict[str, Any]]) -> list[str]:
+    """Rows as text, which tells -0.0 from 0.0; partitions in any order, rows of one as they come."""
+    names = [column.name for column in schema.partition_key]
+    return [str(row) for row in sorted(rows, key=lambda row: repr([row[name] for name in names]))]
+
+
+def _keyed(schema: TableSchema, rows: list[dict[str, Any]]) -> pa.Table:
+    table = rows_table(schema, rows)
+    columns = [table[column.name].combine_chunks() for column in schema.partition_key]
+    return table.append_column(KEY, partition_keys(schema, columns))
+
+
+def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
+    """The rows in batches that end at some places of theirs, some without rows."""
+    (whole,) = table.combine_chunks().to_batches()
+    ends = [0, *sorted(place % whole.num_rows for place in places), whole.num_rows]
+    return [whole.slice(start, end - start) for start, end in pairwise(ends)]
+
+
+@settings(max_examples=80)
+@given(histories(), NOW, st.lists(st.integers(0, 1000), max_size=12), st.randoms(use_true_random=False))
+def test_batches_may_be_cut_anywhere(
+    history: tuple[TableSchema, list[list[Mutation]]], now_us: int | None, places: list[int], order: random.Random
+) -> None:
+    """Rows that come by base partition, else in any order and any batches, come to what one process makes of them."""
+    schema, batches = history
+    rows = _logged(batches)
+    assume(rows)
+    order.shuffle(rows)
+    table = _keyed(schema, rows).sort_by(KEY)
+    found = pa.Table.from_batches(base_rows(schema, _cut(table, places), now_us), selected_schema(schema))
+    assert _found(schema, found) == _expected(schema, rows, now_us)
+
+
+def test_no_more_than_a_partition_is_held() -> None:
+    """The rows of a base partition are there as soon as a batch with a row of the next one has been read."""
+    batches = [[_insert(PLAIN, (number // 6,), number)] for number in range(24)]
+    table = _keyed(PLAIN, _logged(batches)).sort_by(KEY)
+    (whole,) = table.combine_chunks().to_batches()
+    read: list[int] = []
+
+    def told() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 24, 4):
+            read.append(start)
+            yield whole.slice(start, 4)
+
+    seen = [(answer.column("p").to_pylist(), read[-1]) for answer in base_rows(PLAIN, told())]
+    assert seen == [([0], 4), ([1], 12), ([2], 16), ([3], 20)]
+
+
+def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
+    """A null in the key, an unknown operation, a text that is no UUID and a batch in pieces: one line each."""
+    keys = [pa.array([1, None], pa.int32())]
+    with pytest.raises(InputError, match=r"^a log row has no p; every row of a CDC log has one$"):
+        partition_keys(PLAIN, keys)
+    row = _logged([[_insert(PLAIN, (1,), 1)]])[0]
+    for change, message in {
+        ("cdc$operation", 11): "operation 11 of a log row is out of bounds; operations that can be replayed are 0 to 9",
+        ("cdc$end_of_batch", None): f"the batch of {row['cdc$time']} in the log of ks.plain is not complete",
+    }.items():
+        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+            list(base_rows(PLAIN, _keyed(PLAIN, [row | dict([change])]).to_batches()))
+    table = _keyed(PLAIN, [row])
+    place = table.schema.get_field_index("cdc$time")
+    bad = table.set_column(place, "cdc$time", pa.array(["never"]))
+    with pytest.raises(InputError, match=r"^'never' is no value of type timeuuid$"):
+        list(base_rows(PLAIN, bad.to_batches()))
+
+
+def test_keys_are_told_apart_by_their_bytes() -> None:
+    """Every form that Arrow may have of a value gives one key, and two values two, whatever Spark thinks of them."""
+    rows = _logged([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
+    keys = _keyed(ODD, rows)[KEY].to_pylist()
+    assert keys == [ODD.partition_bytes(row) for row in ODD_KEYS]
+    assert len(set(keys)) == len(ODD_KEYS)
+    other = _in_other_forms(rows_table(ODD, rows))
+    assert not other.equals(rows_table(ODD, rows))
+    assert partition_keys(ODD, [other[name].combine_chunks() for name in ODD_TYPES]).to_pylist() == keys
+
+
+def test_a_log_of_keys_is_refused() -> None:
+    """A log of keys alone has nothing to be replayed; its rows are not even looked at."""
+    frame: Any = None
+    with pytest.raises(StateError, match=r"^ks\.plain logs keys alone \(delta 'keys'\)"):
+        replayed(replace(PLAIN, cdc=CdcOptions(enabled=True, delta="keys")), frame)
+
+
+@pytest.mark.spark
+def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
+    """Histories of many partitions, mixed, in batches smaller than a partition: statics, collections, ranges, TTLs."""
+    with _rows_a_batch(spark, 7):
+        rows = _logged(_drawn(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
+        assert {row["cdc$operation"] for row in rows} == set(range(1, 9))
+        assert max(Counter(row["p"] for row in rows).values()) > 20
+        assert _expected(WIDE, rows, None) != _expected(WIDE, rows, EPOCH_US + 5_000_005)
+        _assert_replayed(spark, WIDE, rows, rows_table(WIDE, rows), None)
+        _assert_replayed(spark, WIDE, rows, rows_table(WIDE, rows), EPOCH_US + 5_000_005)
+
+        # Images are passed over; the log has not yet seen what ALTER TABLE and ALTER TYPE have added.
+        rows = _logged(_drawn(IMAGED, [(number,) for number in range(20)], 12))
+        assert {row["cdc$operation"] for row in rows} == {0, 1, 2, 4, 9}
+        _assert_replayed(spark, ALTERED, rows, rows_table(IMAGED, rows), None)
+
+        rows = _logged(
+            [[write(ODD, key, number)] for write in (_insert, _update) for number, key in enumerate(ODD_KEYS)]
+        )
+        _assert_replayed(spark, ODD, rows, _in_other_forms(rows_table(ODD, rows)), None)
+
+
+@pytest.mark.spark
+def test_a_bad_log_fails_the_job_with_one_line(spark: SparkSession) -> None:
+    """A batch without its end, a row without a key: the error of the task; a wrong column: that of the call."""
+    from pyspark.sql import functions as F
+
+    rows = _logged([[_insert(PLAIN, (number,), number)] for number in range(3)])
+    table = rows_table(PLAIN, rows)
+    changes = spark.createDataFrame(table)
+    for bad, message in (
+        (
+            changes.withColumn("cdc$end_of_batch", F.lit(None).cast("boolean")),
+            r"the batch of \S+ in the log of ks\.plain is not complete",
+        ),
+        (changes.withColumn("p", F.lit(None).cast("int")), "a log row has no p; every row of a CDC log has one"),
+    ):
+        with pytest.raises(InputError, match=f"^replaying ks.plain: {message}$"), translated("replaying ks.plain"):
+            replayed(PLAIN, bad).collect()
+    with pytest.raises(InputError, match=r"^the changes have no column cdc\$ttl; every log of ks\.plain has it$"):
+        replayed(PLAIN, changes.drop("cdc$ttl"))
+    with pytest.raises(InputError, match=r"^column v of the changes is string; in a log of ks\.plain it is int$"):
+        replayed(PLAIN, changes.withColumn("v", F.col("v").cast("string")))
+
+
+def _assert_replayed(
+    spark: SparkSession, schema: TableSchema, rows: list[dict[str, Any]], table: pa.Table, now_us: int | None
+) -> None:
+    order = list(range(table.num_rows))
+    random.Random(0).shuffle(order)
+    found = replayed(schema, spark.createDataFrame(table.take(order)), now_us=now_us).toArrow()
+    expected = _expected(schema, rows, now_us)
+    assert _found(schema, found) == expected
+    assert len(expected) > 7
+
+
+def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], examples: int) -> list[list[Mutation]]:
+    """Batches of writes to partitions with these keys, as hypothesis draws them."""
+    batch = st.sampled_from(keys).flatmap(lambda key: st.lists(mutations(schema, key), min_size=1, max_size=4))
+    drawn: list[list[Mutation]] = []
+
+    @settings(max_examples=examples, phases=[Phase.generate], derandomize=True, deadline=None, database=None)
+    @given(st.lists(batch, min_size=4, max_size=8))
+    def draw(batches: list[list[Mutation]]) -> None:
+        drawn.extend(batches)
+
+    draw()
+    return drawn
+
+
+@contextmanager
+def _rows_a_batch(spark: SparkSession, rows: int) -> Iterator[None]:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name) or ""
+    spark.conf.set(name, str(rows))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _in_other_forms(table: pa.Table) -> pa.Table:
+    """The log of `ODD` with one in three UUIDs in capitals, and one in three times amid its millisecond."""
+    texts = [text.upper() if place % 3 == 0 else text for place, text in enumerate(table["c"].to_pylist())]
+    times = [time + 300 * (place % 3 == 1) for place, time in enumerate(table["d"].cast(pa.int64()).to_pylist())]
+    table = table.set_column(table.schema.get_field_index("c"), table.schema.field("c"), pa.array(texts))
+    kind = table.schema.field("d")
+    return table.set_column(table.schema.get_field_index("d"), kind, pa.array(times, kind.type))
+
+
+def _insert(schema: TableSchema, key: tuple[Any, ...], number: int) -> Mutation:
+    values = {"v": Cell(EPOCH_US + number, number)}
+    return Mutation(schema, key, rows={(): RowChange(Marker(EPOCH_US + number), values)})
+
+
+def _update(schema: TableSchema, key: tuple[Any, ...], number: int) -> Mutation:
+    return Mutation(schema, key, rows={(): RowChange(None, {"w": Cell(EPOCH_US + number + 1, -number)})})
