@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -124,6 +124,17 @@ def local_csv(rows: Mapping[str, tuple[int | None, str | None]], host_id: str | 
         time = "" if time_ms is None else cql_time(time_ms)
         lines.append(f"{key},{time},{uuid or ''}" + (f",{host_id}" if host_id else ""))
     return _file(lines)
+
+
+def tablet_streams_csv(rows: Iterable[tuple[int, int, str]], table: str = "t") -> str:
+    """An export of system.cdc_streams: rows (time in ms, stream_state, stream_id in hexadecimal) of a table of ks."""
+    lines = ["keyspace_name,table_name,timestamp,stream_state,stream_id"]
+    return _file([*lines, *(f"ks,{table},{cql_time(time)},{state},0x{stream}" for time, state, stream in rows)])
+
+
+def tablet_timestamps_csv(times: Iterable[int], table: str = "t") -> str:
+    """An export of system.cdc_timestamps: times in ms of a table of ks."""
+    return _file(["keyspace_name,table_name,timestamp", *(f"ks,{table},{cql_time(time)}" for time in times)])
 
 
 def blob_set(streams: object) -> str:

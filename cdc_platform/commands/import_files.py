@@ -34,14 +34,15 @@ def import_files(
 
     A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
     COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
-    cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, or of
-    a node's cdc_local.
+    cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
+    a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have.
 
     \b
     Example:
       cdc-platform import ring.json --shards 8 --ignore-msb 12
       cdc-platform import timestamps.csv streams.csv descriptions.csv
       cdc-platform import local.csv --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
+      cdc-platform import cdc_timestamps.csv cdc_streams.csv
     """
     from cdc_platform.lake.lake import Lake
     from cdc_platform.sources.importing import import_sources, read_sources
@@ -71,6 +72,17 @@ def _document(report: ImportReport) -> dict[str, object]:
             }
             for generation in report.generations
         ],
+        "stream_sets": [
+            {
+                "table": each.table,
+                "timestamp": time_of(each.time_ms),
+                "num_streams": each.streams,
+                "num_closed": each.closed,
+                "num_opened": each.opened,
+                "new": each.new,
+            }
+            for each in report.stream_sets
+        ],
         "rows_written": report.rows_written,
     }
 
@@ -94,4 +106,10 @@ def _show(report: ImportReport) -> None:
             for generation in report.generations
         ]
         write_table("Generations", columns, rows)
+    if report.stream_sets:
+        sets = [
+            (each.table, time_of(each.time_ms), each.streams, each.closed, each.opened, each.new)
+            for each in report.stream_sets
+        ]
+        write_table("Stream sets of tablets", ("table", "timestamp", ">streams", ">closed", ">opened", "new"), sets)
     write_facts([("rows written", report.rows_written)])

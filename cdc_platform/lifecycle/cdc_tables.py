@@ -121,7 +121,7 @@ def add(
     Raises:
         InputError: it is there with another TTL, creation or state; or the name, the TTL or the time is impossible.
     """
-    _check_name(keyspace, table)
+    check_name(keyspace, table)
     _check_ttl(ttl_seconds)
     if created_at_ms is not None and created_at_ms > clock.now_ms():
         raise InputError(
@@ -309,7 +309,12 @@ def _next_us(clock: Clock, last: TableChange) -> int:
     return max(clock.now_us(), last.changed_at_us + 1)
 
 
-def _check_name(keyspace: str, table: str) -> None:
+def check_name(keyspace: str, table: str) -> None:
+    """Hold that a base table can have this name.
+
+    Raises:
+        InputError: it cannot.
+    """
     for name in (keyspace, table):
         if not _NAME.fullmatch(name):
             raise InputError(f"{name!r} names no keyspace or table: a name has 1 to 48 letters, digits and underscores")

@@ -5,6 +5,7 @@ It knows what was decided and whether that is done; what a change writes is `tab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -155,18 +156,25 @@ def decide(lake: Lake, wanted: Layout) -> TabletChange:
 
 def note(lake: Lake, layout: Layout) -> bool:
     """Put a change into the ledger; whether it was not there, under its number, before."""
-    row = {
-        "keyspace_name": layout.keyspace,
-        "table_name": layout.table,
-        "number": layout.number,
-        "kind": layout.kind,
-        "table_id": str(layout.table_id),
-        "timestamp": None if layout.timestamp_ms is None else to_datetime(layout.timestamp_ms * 1000),
-        "last_tokens": pa.array(layout.last_tokens),
-        "decided_at": to_datetime(layout.decided_at_us),
-    }
-    rows = pa.Table.from_pylist([row], schema=TABLET_LAYOUTS.schema)
-    return lake.merge(TABLET_LAYOUTS, rows, update=False).inserted > 0
+    return lake.merge(TABLET_LAYOUTS, rows_of([layout]), update=False).inserted > 0
+
+
+def rows_of(changes: Sequence[Layout]) -> pa.Table:
+    """Changes as rows of the ledger."""
+    rows = [
+        {
+            "keyspace_name": layout.keyspace,
+            "table_name": layout.table,
+            "number": layout.number,
+            "kind": layout.kind,
+            "table_id": str(layout.table_id),
+            "timestamp": None if layout.timestamp_ms is None else to_datetime(layout.timestamp_ms * 1000),
+            "last_tokens": pa.array(layout.last_tokens),
+            "decided_at": to_datetime(layout.decided_at_us),
+        }
+        for layout in changes
+    ]
+    return pa.Table.from_pylist(rows, schema=TABLET_LAYOUTS.schema)
 
 
 def _let_go(lake: Lake, known: list[Layout]) -> set[tuple[str, str]]:

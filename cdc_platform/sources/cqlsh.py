@@ -19,6 +19,13 @@ from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
 from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES
+from cdc_platform.sources.cqlsh_tablets import (
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    TabletExports,
+    TabletFiles,
+    tablet_table,
+)
 from cdc_platform.sources.cqlsh_v1 import DESCRIPTIONS_V1, LOCAL, STREAMS_V1, V1Exports, collect_v1, v1_table
 from cdc_platform.sources.cqlsh_values import (
     HALF,
@@ -41,9 +48,16 @@ _COLUMNS = {
     STREAMS: {"time", "range_end", "streams"},
     TIMESTAMPS: {"key", "time", "expired"},
 }
-_READ = (V2, STREAMS, TIMESTAMPS, DESCRIPTIONS_V1, STREAMS_V1, LOCAL)
+_READ = (V2, STREAMS, TIMESTAMPS, DESCRIPTIONS_V1, STREAMS_V1, LOCAL, TABLET_TIMESTAMPS, TABLET_STREAMS)
+_OF_TABLETS = f"{TABLET_TIMESTAMPS} and {TABLET_STREAMS}"
+# What is not taken in, and what to export instead.
 _NOT_READ = {
-    frozenset({"key", "id", "range_end", "ignore_msb", "streams"}): "cdc_generations_v3",
+    frozenset({"key", "id", "range_end", "ignore_msb", "streams"}): ("cdc_generations_v3", f"{STREAMS} or {V2}"),
+    frozenset({"table_id", "last_token", "stream_id", "timestamp"}): ("cdc_streams_state", _OF_TABLETS),
+    frozenset({"table_id", "timestamp", "stream_state", "last_token", "stream_id"}): (
+        "cdc_streams_history",
+        _OF_TABLETS,
+    ),
 }
 _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 
@@ -83,13 +97,14 @@ class RangeRows:
 class Exports:
     """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
 
-    `v1` is what they hold of the first format, and of what nodes keep.
+    `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
     streams: Mapping[int, RangeRows] = field(default_factory=dict)
     timestamps: Mapping[int, int | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
+    tablets: TabletExports = field(default_factory=TabletExports)
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,7 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
     streams: _Partitions = {}
     timestamps: dict[int, int | None] = {}
     v1 = V1Exports()
+    tablets = TabletFiles()
     for source, text in files:
         table, rows = _table(source, text)
         if table == V2:
@@ -140,6 +156,8 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
             _collect(streams, source, _streams_rows(source, rows))
         elif table == TIMESTAMPS:
             _collect_timestamps(timestamps, source, rows)
+        elif table in (TABLET_TIMESTAMPS, TABLET_STREAMS):
+            tablets.add(table, source, rows)
         else:
             collect_v1(v1, table, source, rows)
     return Exports(
@@ -147,6 +165,7 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
         {int(time_ms): _streams_of(int(time_ms), rows) for time_ms, rows in sorted(streams.items())},
         dict(sorted(timestamps.items())),
         v1,
+        tablets.exports(),
     )
 
 
@@ -175,9 +194,11 @@ def _table_of(source: str, header: list[str]) -> str:
     if old is not None:
         return old
     if frozenset(columns) in _NOT_READ:
-        raise InputError(
-            f"{source} is {_NOT_READ[frozenset(columns)]}, which is not taken in; export {STREAMS} or {V2}"
-        )
+        name, instead = _NOT_READ[frozenset(columns)]
+        raise InputError(f"{source} is {name}, which is not taken in; export {instead}")
+    of_tablets = tablet_table(source, columns)
+    if of_tablets is not None:
+        return of_tablets
     for table in (V2, STREAMS):
         missing = _COLUMNS[table] - columns
         if columns and columns < _COLUMNS[table] and "range_end" in columns:

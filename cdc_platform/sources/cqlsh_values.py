@@ -46,6 +46,18 @@ def streams_of_set(place: str, text: str, most: int | None = MAX_SHARD_COUNT) ->
     return streams
 
 
+def read_stream_id(place: str, text: str) -> bytes:
+    """One stream ID, as cqlsh writes a blob."""
+    digits = _BLOB.fullmatch(text)
+    if digits is None:
+        raise InputError(f"{place}: stream_id {text[:60]!r} is no blob, as in 0x7fb9f781956cea080000000004000001")
+    if len(digits[1]) != 2 * STREAM_ID_BYTES:
+        raise InputError(
+            f"{place}: stream_id 0x{digits[1][:40]} is {len(digits[1]) / 2:g} bytes; a stream ID has {STREAM_ID_BYTES}"
+        )
+    return bytes.fromhex(digits[1])
+
+
 def stream_ids_of(streams: bytes) -> list[bytes]:
     """Stream IDs that are one after the other, each by itself."""
     return [streams[at : at + STREAM_ID_BYTES] for at in range(0, len(streams), STREAM_ID_BYTES)]

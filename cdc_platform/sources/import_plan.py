@@ -26,6 +26,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import Exports, RangeRows, in_byte_order
+from cdc_platform.sources.import_plan_tablets import ImportedSet, plan_tablets
 from cdc_platform.sources.import_plan_v1 import described_streams, plan_v1
 from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
 
@@ -43,6 +44,7 @@ class ImportPlan:
     rows: list[tuple[Table, pa.Table]] = field(default_factory=list)
     marks: list[pa.Table] = field(default_factory=list)
     unmarked: list[tuple[Table, str, list[int]]] = field(default_factory=list)
+    stream_sets: list[ImportedSet] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -54,7 +56,8 @@ def plan_import(
     `host_id` is the node whose `cdc_local` was exported, where the export does not say.
 
     Raises:
-        InputError: the export is half-written, or says something else than the lake about a generation.
+        InputError: the export is half-written, or says something else than the lake about a generation or a table.
+        StateError: the log of a tablet-based table was dropped after its stream sets began.
     """
     plan = ImportPlan(timestamps=dict(exports.timestamps))
     _check_times(lake, exports)
@@ -63,6 +66,9 @@ def plan_import(
     _plan_timestamps(plan, lake, exports)
     _plan_ledger(plan, lake, clock, exports)
     rows, warnings = plan_v1(lake, exports.v1, ring, host_id)
+    plan.rows += rows
+    plan.warnings += warnings
+    rows, plan.stream_sets, warnings = plan_tablets(lake, exports.tablets)
     plan.rows += rows
     plan.warnings += warnings
     return plan

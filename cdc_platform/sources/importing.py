@@ -24,6 +24,9 @@ from cdc_platform.lake.tables import (
     NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
+    TABLET_LAYOUTS,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
     UNORDERED_RANGES,
     Table,
 )
@@ -32,6 +35,7 @@ from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
 from cdc_platform.sources.cqlsh_v1 import V1Exports
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
+from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
@@ -46,7 +50,12 @@ _ORDER = (
     STREAMS_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     CDC_LOCAL,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    TABLET_LAYOUTS,
 )
+# A row of a ledger keeps the moment at which it was first entered, and a stream set never changes.
+_ENTERED_ONCE = (GENERATIONS, TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -77,12 +86,13 @@ class ImportSources:
 
 @dataclass
 class ImportReport:
-    """What an import did: hosts by what became of them, generations newest first, and what a person should know."""
+    """What an import did: hosts by what became of them, generations and stream sets newest first, and remarks."""
 
     nodes_added: list[str] = field(default_factory=list)
     nodes_changed: list[str] = field(default_factory=list)
     nodes_removed: list[str] = field(default_factory=list)
     generations: list[ImportedGeneration] = field(default_factory=list)
+    stream_sets: list[ImportedSet] = field(default_factory=list)
     rows_written: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -128,13 +138,14 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
 
     Raises:
         InputError: an export contradicts the lake or is half-written; nothing was written.
+        StateError: the log of a tablet-based table was dropped after its stream sets began; nothing was written.
     """
     nodes = sources.nodes
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = inbox.current_ring(lake) if nodes is None else Ring.of(nodes)
     plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id)
-    report = ImportReport(generations=_generations(plan, sources.exports.v1))
+    report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
     report.warnings += plan.warnings
     if nodes is not None:
@@ -219,8 +230,7 @@ def _write(lake: Lake, plan: ImportPlan) -> int:
     for table in _ORDER:
         batches = [rows for each, rows in plan.rows if each is table]
         if batches:
-            # A row of the ledger keeps the moment at which it was first entered.
-            written += _merge(lake, table, pa.concat_tables(batches), update=table is not GENERATIONS)
+            written += _merge(lake, table, pa.concat_tables(batches), update=table not in _ENTERED_ONCE)
     for table, name, ends in plan.unmarked:
         of_generation = [("table_name", "=", table.full_name), ("generation", "=", name)]
         written += lake.delete(UNORDERED_RANGES, [*of_generation, ("range_end", "in", ends)])

@@ -1,0 +1,204 @@
+"""What an import of stream sets of tablets would write, checked against the lake before any of it is written.
+
+The sets of a table are one history: an export goes on with what the lake has of it, or is refused. Reading files is
+left to `cqlsh_tablets`, writing to `importing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import format_ms, format_us, to_datetime
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
+from cdc_platform.lake import tablet_rows
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
+from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
+from cdc_platform.lifecycle import cdc_tables, tablet_ledger
+from cdc_platform.lifecycle.tablet_ledger import CREATED, DROPPED, RESIZED, Layout
+from cdc_platform.sources.cqlsh_tablets import ExportedSet, Name, TabletExports
+from cdc_platform.sources.cqlsh_values import HALF
+
+Rows = list[tuple[Table, pa.Table]]
+_STATES = (CURRENT, CLOSED, OPENED)
+_ELSEWHERE = "import it into another --home"
+
+
+@dataclass(frozen=True)
+class ImportedSet:
+    """One stream set of an import, and whether it was not in the lake before. Streams are counted."""
+
+    table: str
+    time_ms: int
+    streams: int
+    closed: int
+    opened: int
+    new: bool
+
+
+def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[ImportedSet], list[str]]:
+    """The rows to be written, every set that was exported, newest first, and what a person should know.
+
+    The same again: no rows.
+
+    Raises:
+        InputError: the export is half-written, or says something else than the lake about a table.
+        StateError: the log of a table was dropped after its sets began.
+    """
+    rows: Rows = []
+    found: list[ImportedSet] = []
+    warnings: list[str] = []
+    known = {(each.keyspace_name, each.table_name) for each in cdc_tables.cdc_tables(lake)} if exports.sets else set()
+    for name in sorted({*exports.sets, *exports.times}):
+        listed = tablet_rows.listed_times(lake, *name)
+        _check_times(name, exports, listed)
+        exported = exports.sets.get(name, [])
+        kept = [each for each in exported if not listed or each.time_ms >= listed[0]]
+        if len(kept) < len(exported):
+            warnings.append(
+                f"{len(exported) - len(kept)} stream sets of {_shown(name)} are older than the lake's oldest, "
+                f"{format_ms(listed[0])}, and were left out: what was collected stays so"
+            )
+        if kept:
+            there = tablet_rows.stream_rows(lake, *name)
+            new = _new_sets(name, kept, listed, there)
+            rows += _rows_of(name, new)
+            rows += _ledger_rows(lake, name, kept, sorted({*listed, *(each.time_ms for each in new)}))
+            found += [_imported(name, each, each in new) for each in reversed(kept)]
+        if exported and name not in known:
+            warnings.append(
+                f"the TTL of {_shown(name)} is not in an export, and without it no stream set is ever collected; tell "
+                f"of it with: cdc-platform tables add {_shown(name)} --ttl SECONDS"
+            )
+    return rows, found, warnings
+
+
+def _check_times(name: Name, exports: TabletExports, listed: Sequence[int]) -> None:
+    """A time that readers see has its streams, and streams have their time: in the export, or in the lake."""
+    times = exports.times.get(name, {})
+    sets = {each.time_ms: each for each in exports.sets.get(name, [])}
+    for time_ms, each in sets.items():
+        if time_ms not in times and time_ms not in listed:
+            raise InputError(
+                f"{each.source}: half-written export: streams of {_shown(name)} at {format_ms(time_ms)} without their "
+                "row in cdc_timestamps; export both tables once more and import both"
+            )
+    for time_ms, place in times.items():
+        if time_ms not in sets and time_ms not in listed and not _is_older(time_ms, listed):
+            raise InputError(
+                f"{place}: {HALF}: {_shown(name)} has a stream set at {format_ms(time_ms)} and its streams are "
+                "missing; export both tables once more and import both"
+            )
+
+
+def _is_older(time_ms: int, listed: Sequence[int]) -> bool:
+    """Whether a set lies before the oldest that the lake has: what was collected needs no streams."""
+    return bool(listed) and time_ms < listed[0]
+
+
+def _new_sets(name: Name, kept: list[ExportedSet], listed: Sequence[int], there: TabletRows) -> list[ExportedSet]:
+    """Those that the lake has not, all of which have to come after those that it has."""
+    base, last = kept[0].time_ms, kept[-1].time_ms
+    both = [time for time in listed if base <= time <= last]
+    shared = [each for each in kept if not listed or each.time_ms <= listed[-1]]
+    if listed and base > listed[-1]:
+        raise InputError(
+            f"{kept[0].source}: the export of {_shown(name)} begins at {format_ms(base)}, after the lake's newest "
+            f"stream set, {format_ms(listed[-1])}: with a gap between they do not add up; {_ELSEWHERE}"
+        )
+    if listed and [each.time_ms for each in shared] != both:
+        raise InputError(
+            f"{kept[0].source}: {_shown(name)} has stream sets up to {format_ms(listed[-1])} in the lake that are not "
+            f"the exported ones from {format_ms(base)} on; {_ELSEWHERE}"
+        )
+    for each in shared if listed else []:
+        if not np.array_equal(in_ring_order(there.of(each.time_ms, CURRENT)), each.current):
+            raise InputError(
+                f"{each.source}: {_shown(name)} at {format_ms(each.time_ms)} has other streams in the lake, and a "
+                f"stream set never changes; {_ELSEWHERE}"
+            )
+    new = [each for each in kept if not listed or each.time_ms > listed[-1]]
+    for each in new:
+        for state, ids in zip(_STATES, (each.current, each.closed, each.opened), strict=True):
+            if not among(there.of(each.time_ms, state), ids).all():
+                raise InputError(
+                    f"{each.source}: {_shown(name)} at {format_ms(each.time_ms)} has streams in the lake already, left "
+                    f"by another writer, that the export has not; {_ELSEWHERE}"
+                )
+    return new
+
+
+def _rows_of(name: Name, new: Sequence[ExportedSet]) -> Rows:
+    rows: Rows = []
+    for each in new:
+        states = list(zip(_STATES, (each.current, each.closed, each.opened), strict=True))
+        rows.append((TABLET_STREAMS, tablet_rows.rows_of_set(*name, each.time_ms, states)))
+    if new:
+        columns = {"keyspace_name": name[0], "table_name": name[1]}
+        times = [{**columns, "timestamp": to_datetime(each.time_ms * 1000)} for each in new]
+        rows.append((TABLET_TIMESTAMPS, pa.Table.from_pylist(times, schema=TABLET_TIMESTAMPS.schema)))
+    return rows
+
+
+def _ledger_rows(lake: Lake, name: Name, kept: Sequence[ExportedSet], times: Sequence[int]) -> Rows:
+    """Note the tablets of the sets that the ledger has not, so that changes made here go on from them.
+
+    `times` (ms, ascending) are those of all sets that there will be. Where one of them has been left by another
+    writer and is not in the export, none is noted: the newest set tells the tablets then.
+    """
+    known = tablet_ledger.layouts(lake, *name)
+    _check_ledger(lake, name, kept[0], known, times)
+    last = known[-1] if known and known[-1].kind != DROPPED else None
+    missing = [time for time in times if last is None or last.timestamp_ms is None or time > last.timestamp_ms]
+    by_time = {each.time_ms: each for each in kept}
+    if not missing or any(time not in by_time for time in missing):
+        return []
+    number = known[-1].number + 1 if known else 0
+    table_id = tablet_ledger.table_id_of(*name, number) if last is None else last.table_id
+    layouts = [
+        Layout(
+            *name,
+            number + place,
+            CREATED if last is None and place == 0 else RESIZED,
+            table_id,
+            time,
+            tokens_of(by_time[time].current),
+            time * 1000,
+        )
+        for place, time in enumerate(missing)
+    ]
+    return [(TABLET_LAYOUTS, tablet_ledger.rows_of(layouts))]
+
+
+def _check_ledger(lake: Lake, name: Name, oldest: ExportedSet, known: Sequence[Layout], times: Sequence[int]) -> None:
+    """Refuse sets of a log that was dropped, and those beside a change that was decided here."""
+    dropped = [each.decided_at_us for each in known if each.kind == DROPPED]
+    dropped += [
+        change.changed_at_us
+        for change in cdc_tables.changes(lake)
+        if (change.keyspace_name, change.table_name) == name and change.what == cdc_tables.DROPPED
+    ]
+    where = f"{oldest.source}: {_shown(name)}"
+    if dropped and max(dropped) >= times[0] * 1000:
+        raise StateError(
+            f"{where}: its log was dropped at {format_us(max(dropped))}, after its stream set of {format_ms(times[0])} "
+            f"began: export the table as it is now, or {_ELSEWHERE}"
+        )
+    decided = known[-1].timestamp_ms if known else None
+    if decided is not None and decided not in times:
+        raise StateError(
+            f"{where}: it gets other tablets here from {format_ms(decided)} on, which the export has not; {_ELSEWHERE}"
+        )
+
+
+def _imported(name: Name, each: ExportedSet, new: bool) -> ImportedSet:
+    return ImportedSet(_shown(name), each.time_ms, len(each.current), len(each.closed), len(each.opened), new)
+
+
+def _shown(name: Name) -> str:
+    return ".".join(name)
