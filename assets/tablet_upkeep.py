@@ -42,7 +42,7 @@ _WHAT_TAG = "cdc_platform/tablets"
 
 @op(pool=pool(TABLET_STREAMS), retry_policy=RETRIES)
 def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
-    """Remove the stream sets of one table of which no log can hold a row any more."""
+    """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
     with in_one_line():
         found = tablet_gc.collect(home.lake(), clock.clock(), *table_name(context.partition_key))
     context.log.info(
@@ -50,14 +50,16 @@ def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: 
     )
     for time_ms in found.at_risk_ms:
         context.log.warning(f"{found.full_name}: rows of {format_ms(time_ms)} were written under a larger TTL.")
+    for held in found.held_back:
+        context.log.info(f"{held}.")
 
 
 @job(
     name=GC_JOB,
     partitions_def=TABLET_TABLES,
     executor_def=in_process_executor,
-    description="Removes the stream sets of one table of which no log can hold a row any more: timestamps first, then "
-    "streams. Run again it finishes what a run that died has left.",
+    description="Removes the stream sets of one table of which no log can hold a row any more, and that every consumer "
+    "of it has read: timestamps first, then streams. Run again it finishes what a run that died has left.",
 )
 def collect_tablets() -> None:
     """The op, on one table."""
@@ -98,10 +100,15 @@ def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> 
 
 
 def next_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> SensorResult:
-    """What a tick asks for: a run for every table of which a stream set can go. Time alone decides: no cursor."""
-    due = [(each.full_name, f"base {each.base_ms}") for each in tablet_gc.due(lake, clock)]
+    """What a tick asks for: a run for every table of which a stream set can go. Time and readers decide: no cursor.
+
+    A table of which consumers hold back all that could go gets no run; a tick that asks for none names them.
+    """
+    found = tablet_gc.due(lake, clock)
+    due = [(each.full_name, f"base {each.base_ms}") for each in found if each.removed_ms]
     if not due:
-        return SensorResult(skip_reason="no stream set can go yet")
+        held = [str(one) for each in found for one in each.held_back]
+        return SensorResult(skip_reason="; ".join(["no stream set can go yet", *held[:MOST_REQUESTS]]))
     missing = sorted({name for name, _ in due} - set(instance.get_dynamic_partitions(TABLES_NAME)))
     added = [TABLET_TABLES.build_add_request(missing)] if missing else []
     return _requests(instance, GC_JOB, due, added)
@@ -112,7 +119,8 @@ def next_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> Sen
     job_name=GC_JOB,
     minimum_interval_seconds=60,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Every minute: asks for the removal of stream sets of which no log can hold a row any more.",
+    description="Every minute: asks for the removal of stream sets of which no log can hold a row any more; names the "
+    "consumers that hold back what could go but for them.",
 )
 def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`next_collections` on this home and this instance."""

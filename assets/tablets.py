@@ -5,6 +5,7 @@ No Spark: a set is as small as a table has tablets. The steps are `lifecycle.tab
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -32,7 +33,7 @@ from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
 from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
-from cdc_platform.lifecycle import tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle import tablet_gc, tablet_ledger, tablet_sets, tablets
 from cdc_platform.lifecycle.tablet_ledger import TabletChange
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
@@ -122,9 +123,10 @@ def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: Clock
     spark=False,
     deps=[cdc_streams],
     partitions=TABLET_TABLES,
-    description="Readers that see a timestamp rely on all of its streams; so it is written last.",
+    description="Readers that see a timestamp rely on all of its streams; so it is written last. The metadata names "
+    "the consumers that hold back sets which could go but for them.",
 )
-def cdc_timestamps(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
+def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
     """Publish the timestamp of one table's decided stream set."""
     watch, lake = Stopwatch(), home.lake()
     with in_one_line():
@@ -133,8 +135,12 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource) -> Materi
         if newest is not None:
             tablets.publish_timestamp(lake, newest)
         sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.is_tablet_based(lake, *name) else []
+        over = [each for each in tablet_gc.due(lake, clock.clock()) if (each.keyspace, each.table) == name]
     rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
-    told = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
+    told: dict[str, Any] = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
+    held_back = [str(held) for each in over for held in each.held_back]
+    if held_back:
+        told["held_back"] = "; ".join(held_back)
     version = lake.version(TABLET_TIMESTAMPS)
     return materialized(version, rows=len(sets), watch=watch, sources=_TIMESTAMP_SOURCES, told=told)
 

@@ -78,6 +78,19 @@ def base_after_gc(times_ms: list[int], now_ms: int, ttl_seconds: int) -> int:
     return base
 
 
+def base_for_readers(times_ms: list[int], now_ms: int, ttl_seconds: int, positions_us: list[int]) -> int:
+    """As `base_after_gc`, but a set is left behind only when every reader has come to the one after it."""
+    base = 0
+    while (
+        ttl_seconds
+        and base + 1 < len(times_ms)
+        and times_ms[base + 1] <= now_ms - ttl_seconds * 1000
+        and all(position >= times_ms[base + 1] * 1000 for position in positions_us)
+    ):
+        base += 1
+    return base
+
+
 def halved(ends: list[int]) -> list[int]:
     """Every tablet cut in the middle; the first begins with the first token."""
     cut = []

@@ -17,8 +17,8 @@ from cdc_platform.commands.session import Session, pass_session
 def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     """List the registered readers of CDC logs: the position of each, up to which every row is read.
 
-    A generation that a consumer has not read to its end is not removed. One that will never come back holds it for
-    ever: take it out with `consumers forget`.
+    A generation, or a stream set of tablets, that a consumer has not read to its end is not removed. One that will
+    never come back holds it for ever: take it out with `consumers forget`.
 
     \b
     Example:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import format_ms, format_us
 from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -158,7 +158,9 @@ def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> N
     """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
 
     A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
-    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it.
+    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it. A set that a consumer has
+    not read to its end stays, and that is said; a consumer that will never come back is taken out with
+    `consumers forget`.
 
     \b
     Example:
@@ -252,6 +254,14 @@ def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -
             "base": format_ms(each.base_ms),
             "removed": [format_ms(time) for time in each.removed_ms],
             "at_risk": [format_ms(time) for time in each.at_risk_ms],
+            "held_back": [
+                {
+                    "consumer": held.consumer.name,
+                    "position": format_us(held.consumer.position_us),
+                    "sets": [format_ms(time) for time in held.sets_ms],
+                }
+                for held in each.held_back
+            ],
         }
         for each in planned
     ]
@@ -261,6 +271,8 @@ def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -
                 f"{each.full_name}: rows of {len(each.at_risk_ms)} stream sets "
                 f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written"
             )
+        for held in each.held_back:
+            warn(str(held))
     if as_json:
         write_json(rows)
         return

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from cdc_platform.clock import format_ms, format_us
 from cdc_platform.errors import InputError
+from cdc_platform.generations.expiry import unread
 from cdc_platform.generations.metadata import LEEWAY_US, Decision, Verdict, operating_index
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, decode, encode, ordered_words, random_bits
 from cdc_platform.ring import LAST, MINIMUM, RangeLookup, bias, legal_tokens, unbias, uniform_last_tokens
@@ -205,6 +206,15 @@ def base_index_after_gc(times_ms: Sequence[int], now_ms: int, ttl_seconds: int) 
     if ttl_seconds == 0 or not times_ms:
         return 0
     return max(int(operating_index(times_ms, now_ms - ttl_seconds * 1000)), 0)
+
+
+def oldest_unread_index(times_ms: Sequence[int], position_us: int) -> int:
+    """The index of the oldest set that a reader is not done with, of sets that start at `times_ms` (ascending).
+
+    It is at `position_us` (everything at or before it is read), and done with a set when it has reached the next one:
+    the rule of generations.
+    """
+    return int(np.argmax(unread(np.asarray(times_ms, dtype=np.int64) * 1000, position_us))) if times_ms else 0
 
 
 def decide_write(set_times_ms: Sequence[int], write_ts_us: int, now_us: int, *, leeway_us: int = LEEWAY_US) -> Decision:

@@ -1,4 +1,4 @@
-"""What time removes of tablet-based tables: stream sets of which no log can hold a row any more.
+"""What time removes of tablet-based tables: stream sets of which no log can hold a row, and that every reader has read.
 
 The oldest set that stays becomes the base: its whole set is opened at its timestamp, and nothing is closed there.
 """
@@ -6,20 +6,39 @@ The oldest set that stays becomes the base: its whole set is opened at its times
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, format_us, to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import tablets
 from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
 from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, of_table
-from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.lifecycle import cdc_tables, consumers
+from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.lifecycle.tablet_ledger import RESIZED
 
 log = logging.getLogger(__name__)
+
+_Name = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """The sets (ms, oldest first) that could go but for a consumer that has not read them to their end."""
+
+    consumer: Consumer
+    sets_ms: tuple[int, ...]
+
+    def __str__(self) -> str:
+        count = len(self.sets_ms)
+        return (
+            f"{count} stream {'set is' if count == 1 else 'sets are'} held back by consumer {self.consumer.full_name}, "
+            f"which has read up to {format_us(self.consumer.position_us)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -27,7 +46,7 @@ class Collection:
     """What can go of one table: the sets of `removed_ms` (ms, oldest first); `base_ms` is the oldest that stays.
 
     `at_risk_ms` are those of them in which a row can still be, because it was written under a larger TTL than the
-    table has now.
+    table has now. `held_back` is what each consumer keeps of the sets that its TTL would let go.
     """
 
     keyspace: str
@@ -36,6 +55,7 @@ class Collection:
     base_ms: int
     removed_ms: tuple[int, ...]
     at_risk_ms: tuple[int, ...]
+    held_back: tuple[HeldBack, ...] = ()
 
     @property
     def full_name(self) -> str:
@@ -44,7 +64,7 @@ class Collection:
 
 
 def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
-    """What can go of a table by its TTL of now, as ScyllaDB decides it. Nothing is removed.
+    """What can go of a table by its TTL of now, as ScyllaDB decides it, and by its consumers. Nothing is removed.
 
     Raises:
         NotFound: the table has no stream sets, or is not known.
@@ -53,15 +73,8 @@ def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
     if not times:
         raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; list tables with: cdc-platform tables")
     ttl_seconds = cdc_tables.find(lake, keyspace, table).ttl_seconds
-    now_ms = clock.now_ms()
-    base = tablets.base_index_after_gc(times, now_ms, ttl_seconds)
-    removed = times[:base]
-    at_risk = [
-        time
-        for time, superseded in zip(removed, times[1 : base + 1], strict=True)
-        if _can_hold_rows(lake, keyspace, table, time, superseded, now_ms)
-    ]
-    return Collection(keyspace, table, ttl_seconds, times[base], tuple(removed), tuple(at_risk))
+    readers = [each for each in consumers.consumers(lake) if each.key[1:] == (keyspace, table)]
+    return _collection(lake, (keyspace, table), times, ttl_seconds, readers, clock.now_ms())
 
 
 def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
@@ -89,17 +102,44 @@ def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
 
 
 def due(lake: Lake, clock: Clock) -> list[Collection]:
-    """Every collection that would remove something now, by table. Reads no streams."""
+    """Every collection of which something could go now by the TTL, by table: what may, and what is held back.
+
+    Reads no streams.
+    """
     known = {(table.keyspace_name, table.table_name): table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
-    times: dict[tuple[str, str], list[int]] = {}
+    times: dict[_Name, list[int]] = {}
     for name, time in sorted(tablet_rows.listed_sets(lake)):
         times.setdefault(name, []).append(time)
     now_ms = clock.now_ms()
-    return [
-        plan(lake, clock, *name)
+    over = [
+        name
         for name, listed in times.items()
         if name in known and tablets.base_index_after_gc(listed, now_ms, known[name]) > 0
     ]
+    registered = consumers.consumers(lake) if over else []
+    readers = {name: [each for each in registered if each.key[1:] == name] for name in over}
+    return [_collection(lake, name, times[name], known[name], readers[name], now_ms) for name in over]
+
+
+def _collection(
+    lake: Lake, name: _Name, times: list[int], ttl_seconds: int, readers: Sequence[Consumer], now_ms: int
+) -> Collection:
+    """The collection of a table whose sets start at `times` (ms, ascending) and whose consumers are `readers`."""
+    by_ttl = tablets.base_index_after_gc(times, now_ms, ttl_seconds)
+    unread = [tablets.oldest_unread_index(times, each.position_us) for each in readers]
+    held_back = [
+        HeldBack(reader, tuple(times[oldest:by_ttl]))
+        for reader, oldest in zip(readers, unread, strict=True)
+        if oldest < by_ttl
+    ]
+    base = min([by_ttl, *unread])
+    removed = times[:base]
+    at_risk = [
+        time
+        for time, superseded in zip(removed, times[1 : base + 1], strict=True)
+        if _can_hold_rows(lake, *name, time, superseded, now_ms)
+    ]
+    return Collection(*name, ttl_seconds, times[base], tuple(removed), tuple(at_risk), tuple(held_back))
 
 
 def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:

@@ -227,7 +227,7 @@ def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake) -> N
 
 
 def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
-    """An hour over a split; when the first set was collected, its hours are refused and not taken for empty."""
+    """An hour over a split; the first set is held for hours that are missing, and where it is gone they are refused."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
     tablets.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=60)
@@ -238,7 +238,12 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     later = Clock(READABLE_US + 100 * HOUR)
     [copied] = hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert (copied.rows, len(copied.sets_us)) == (2, 2)
+    found = tablet_gc.collect(lake, later, "ks", "t")
+    (held,) = found.held_back
+    assert (found.removed_ms, held.consumer.name) == ((), "hourly")
+    consumers.forget(lake, "hourly", "ks", "t")
     assert len(tablet_gc.collect(lake, later, "ks", "t").removed_ms) == 1
+    consumers.register(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
     with pytest.raises(StateError, match="which has been removed"):
         hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert times_of(sink(lake)) == [SWITCH_US - 1, SWITCH_US]

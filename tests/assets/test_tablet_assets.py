@@ -19,7 +19,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.invariants.findings import TABLET_INVARIANTS
 from cdc_platform.lake.tables import TABLET_STREAMS
-from cdc_platform.lifecycle import cdc_tables, tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle import cdc_tables, consumers, tablet_ledger, tablet_sets, tablets
 from cdc_platform.settings import Settings
 
 NAME = ("ks", "t")
@@ -184,3 +184,37 @@ def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.Monkey
     assert run(rehearsal, job=GC_JOB).success
     assert counts(rehearsal) == [(4, 0, 4)]
     assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == []
+
+
+def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tick asks for a run in vain and the reader is named; a run removes what is read, and the next ticks rest."""
+    lake, instance = rehearsal.lake, rehearsal.instance
+    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    second = tablets.split(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
+    third = tablets.split(lake, clock("2026-01-01T14:00:00Z"), Settings(), *NAME, 8).layout.timestamp_ms
+    assert second is not None
+    assert third is not None
+    reader = consumers.register(lake, clock(NOON), "audit", *NAME, position_us=parse_time_us(NOON))
+    for _ in range(MOST_ATTEMPTS + 1):
+        quiet = next_collections(lake, clock(LATER), instance)
+        assert requests(quiet) == []
+        assert "2 stream sets are held back by consumer audit of ks.t, which has read up to" in str(quiet.skip_reason)
+    consumers.advance(
+        lake, clock(LATER), reader, position_us=second * 1000, set_timestamp_us=second * 1000, expected_window=0
+    )
+    assert requests(next_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {second}/1")]
+    monkeypatch.setenv(CLOCK_VARIABLE, LATER)
+    assert run(rehearsal, job=GC_JOB).success
+    assert [each.timestamp_ms for each in tablet_sets.changes(lake, *NAME)] == [second, third]
+    line = "1 stream set is held back by consumer audit of ks.t, which has read up to 2026-01-01T13:01:05.000Z"
+    for _ in range(2):
+        quiet = next_collections(lake, clock(LATER), instance)
+        assert requests(quiet) == []
+        assert line in str(quiet.skip_reason)
+    told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
+    assert told["held_back"].value == line
+    consumers.forget(lake, "audit", *NAME)
+    assert requests(next_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {third}/1")]
+    assert run(rehearsal, job=GC_JOB).success
+    told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
+    assert "held_back" not in told

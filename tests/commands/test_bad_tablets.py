@@ -42,6 +42,83 @@ def ends(name: str, says: str, text: str | bytes, command: str = "create", table
     return Case(f"ends: {name}", args, says, {"ends.json": text})
 
 
+HEADER = "keyspace_name,table_name,timestamp,stream_state,stream_id"
+AT = "ks,imported,2026-01-01 00:00:00.000+0000"
+OPEN, LAST_STREAM = "0xffffffffffffffff0000000004000001", "0x7fffffffffffffff0000000004000001"
+TIMES = f"keyspace_name,table_name,timestamp\r\n{AT}\r\n"
+WHOLE = [f"{AT},{state},{stream}" for state in (0, 2) for stream in (OPEN, LAST_STREAM)]
+
+
+def exported(name: str, says: str, *rows: str, times: str = TIMES, header: str = HEADER) -> Case:
+    """Exports of both tables, of which the one of streams has these rows."""
+    files = {"streams.csv": "".join(f"{row}\r\n" for row in (header, *rows)), "times.csv": times}
+    return Case(f"export: {name}", ("import", "{dir}/streams.csv", "{dir}/times.csv"), says, files)
+
+
+def changed(old: str, new: str) -> list[str]:
+    """The rows of a whole set, one text in them another."""
+    return [row.replace(old, new) for row in WHOLE]
+
+
+EXPORTS = [
+    exported("a state that is none", "invalid value '3' for stream state", *WHOLE, f"{AT},3,{OPEN}"),
+    exported("no state", "invalid value '' for stream state", f"{AT},,{OPEN}"),
+    exported("no blob", "stream_id 'x' is no blob", f"{AT},0,x"),
+    exported("a blob that is cut", "is 15 bytes; a stream ID has 16", f"{AT},0,{OPEN[:-2]}"),
+    exported("a blob that is too long", "is 17 bytes; a stream ID has 16", f"{AT},0,{OPEN}00"),
+    exported("another version", "has version 2 and index 0; a tablet's has 1 and 0", *changed("04000001", "04000002")),
+    exported("another index", "has version 1 and index 1; a tablet's has 1 and 0", *changed("04000001", "04000011")),
+    exported("no time", "timestamp: not a time: 'noon'", f"ks,imported,noon,0,{OPEN}"),
+    exported("a time that is too fine", "finer than a millisecond", f"{AT.replace('.000', '.000001')},0,{OPEN}"),
+    exported("no keyspace", "line 2: '' names no keyspace or table", f",imported,2026-01-01 00:00:00+0000,0,{OPEN}"),
+    exported("a log table", "is a CDC log", *changed("imported", "imported_scylla_cdc_log")),
+    exported("a row twice", "is there twice, first in line 2", *WHOLE, WHOLE[0]),
+    exported("a short row", "half-written export", *WHOLE[:3], f"{AT},2"),
+    exported("a cut row", "is 4 bytes", *WHOLE[:3], f"{AT},2,0x7fffffff"),
+    exported(
+        "no column of states",
+        "column stream_state of cdc_streams is missing",
+        header=HEADER.replace(",stream_state", ""),
+    ),
+    exported("no rows", "has a header and no rows"),
+    exported("no current streams", "no current streams (state 0): half-written export", *WHOLE[2:]),
+    exported("no last stream", "the ring ends at 9223372036854775807: half-written export", WHOLE[0], WHOLE[2]),
+    exported("two streams of a tablet", "two current streams have token -1", *WHOLE, f"{AT},0,{OPEN[:-7]}8000001"),
+    exported("a row is missing", "which are not its 2 current ones: half-written export", *WHOLE[:3]),
+    exported("a closed stream of nobody", "is closed but was not open before", *WHOLE, f"{AT},1,{OPEN}"),
+    exported(
+        "streams without their time", "without their row in cdc_timestamps", *WHOLE, times=TIMES.replace("-01 ", "-02 ")
+    ),
+    exported(
+        "a time without its streams",
+        "and its streams are missing",
+        *WHOLE,
+        times=f"{TIMES}{AT.replace('.000', '.001')}\r\n",
+    ),
+    exported(
+        "a time twice", "at 2026-01-01T00:00:00.000Z is there twice, first in line 2", *WHOLE, times=f"{TIMES}{AT}\r\n"
+    ),
+    exported(
+        "other sets than the lake's",
+        "begins at 2026-01-01T00:00:00.000Z, after the lake's newest stream set",
+        *changed("imported", "t"),
+        times=TIMES.replace("imported", "t"),
+    ),
+    Case("export: times alone", ("import", "{dir}/times.csv"), "and its streams are missing", {"times.csv": TIMES}),
+    Case(
+        "export: the inner table of the base",
+        ("import", "{dir}/state.csv"),
+        "is cdc_streams_state, which is not taken in; export cdc_timestamps and cdc_streams",
+        {"state.csv": "table_id,last_token,stream_id,timestamp\nx,1,0x,y\n"},
+    ),
+    Case(
+        "export: the inner table of changes",
+        ("import", "{dir}/history.csv"),
+        "is cdc_streams_history, which is not taken in; export cdc_timestamps and cdc_streams",
+        {"history.csv": "table_id,timestamp,stream_state,last_token,stream_id\nx,y,1,1,0x\n"},
+    ),
+]
+
 CASES = [
     refused("no table", "Missing argument 'TABLE'", "create", "--count", "2"),
     refused("a table without keyspace", "'t' is no table", "create", "t", "--count", "2"),
@@ -94,6 +171,7 @@ CASES = [
     ends("no UTF-8", "is not UTF-8", b"[\xff]"),
     ends("a resize to no tablets", "0 tablets", "[]", "resize", "ks.t"),
     ends("a resize of an unknown table", "ks.none has no tablets", f"[{LAST}]", "resize", "ks.none"),
+    *EXPORTS,
 ]
 
 

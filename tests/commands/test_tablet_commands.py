@@ -10,11 +10,13 @@ import oracle
 import pytest
 import tablet_oracle
 from command_line import Answer, run
+from export_files import tablet_streams_csv, tablet_timestamps_csv
+from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS
 
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import cdc_tables, tablet_sets
+from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets
 
 CREATED, SPLIT, LATER = "2025-09-09T14:41:41.977Z", "2025-09-09T14:43:42.820Z", "2025-09-11T00:00:00Z"
 FIRST_SET, SECOND_SET = "2025-09-09T14:41:36.977Z", "2025-09-09T14:44:47.820Z"
@@ -125,6 +127,7 @@ def test_gc_says_what_goes(home: Path) -> None:
     clock = "2025-09-09T15:00:01Z"
     dry = at(home, clock, "tablets", "gc", "--dry-run", "--json")
     row = {"table": "ks.t", "ttl_seconds": 60, "base": SECOND_SET, "removed": [FIRST_SET], "at_risk": [FIRST_SET]}
+    row |= {"held_back": []}
     assert dry.json == [row]
     assert "warning: ks.t: rows of 1 stream sets can be in the log still" in dry.stderr
     assert len(at(home, clock, "tablets", "show", "ks.t", "--json").json) == 2
@@ -134,6 +137,25 @@ def test_gc_says_what_goes(home: Path) -> None:
     again = at(home, clock, "tablets", "gc", "--json")
     assert again.json == [row | {"removed": [], "at_risk": []}]
     assert "ks.t" in at(home, clock, "tablets", "gc").stdout
+
+
+def test_gc_says_who_holds_a_set_back(home: Path) -> None:
+    """In one line, with the dry run and with the run, which removes nothing; a consumer that has read on lets go."""
+    lake, clock = Lake(home / "lake"), Clock(parse_time_us(SPLIT))
+    position = "2025-09-09T14:44:00.000Z"
+    consumers.register(lake, clock, "audit", "ks", "t", position_us=parse_time_us(position))
+    over = "2025-09-11T00:00:00Z"
+    held = [{"consumer": "audit", "position": position, "sets": [FIRST_SET]}]
+    row = {"table": "ks.t", "ttl_seconds": 86_400, "base": FIRST_SET, "removed": [], "at_risk": [], "held_back": held}
+    line = f"warning: 1 stream set is held back by consumer audit of ks.t, which has read up to {position}\n"
+    for command in (("gc", "--dry-run"), ("gc",), ("gc", "ks.t")):
+        answer = at(home, over, "tablets", *command, "--json")
+        assert (answer.exit_code, answer.json, answer.stderr) == (0, [row], line)
+    assert at(home, over, "tablets", "gc").stderr == line
+    assert len(at(home, over, "tablets", "show", "ks.t", "--json").json) == 2
+    assert at(home, over, "consumers", "forget", "audit", "ks.t").exit_code == 0
+    freed = at(home, over, "tablets", "gc", "--json")
+    assert (freed.json, freed.stderr) == ([row | {"base": SECOND_SET, "removed": [FIRST_SET], "held_back": []}], "")
 
 
 def test_gc_leaves_alone_what_it_does_not_know(home: Path) -> None:
@@ -177,13 +199,41 @@ def test_check_judges_tablets_alone_where_there_are_no_generations(home: Path) -
     assert all(line["passed"] and line["population"] for line in judged.json)
 
 
+def test_a_clusters_sets_are_imported(tmp_path: Path) -> None:
+    """Design document 002's rows, as cqlsh exports them: what was taken in is told, shown and goes on."""
+    (tmp_path / "streams.csv").write_text(tablet_streams_csv(SEED_ROWS), encoding="utf-8", newline="")
+    (tmp_path / "times.csv").write_text(tablet_timestamps_csv([SEED_SECOND_MS, SEED_FIRST_MS]), encoding="utf-8")
+    files = (tmp_path / "streams.csv", tmp_path / "times.csv")
+    answer = at(tmp_path / "home", LATER, "import", *files, "--json")
+    assert answer.exit_code == 0
+    assert "warning: the TTL of ks.t is not in an export" in answer.stderr
+    second = {"table": "ks.t", "timestamp": SECOND_SET, "num_streams": 4, "num_closed": 2, "num_opened": 4, "new": True}
+    first = {"table": "ks.t", "timestamp": FIRST_SET, "num_streams": 2, "num_closed": 0, "num_opened": 2, "new": True}
+    assert (answer.json["stream_sets"], answer.json["rows_written"]) == ([second, first], 18)
+    again = at(tmp_path / "home", LATER, "import", *files)
+    assert ["ks.t", SECOND_SET, "4", "2", "4", "no"] in [line.split() for line in again.stdout.splitlines()]
+    newest = at(tmp_path / "home", LATER, "tablets", "show", "ks.t", "--json").json[0]
+    assert newest["current"] == [f"0x{stream}" for stream in SEED_FOUR]
+    assert at(tmp_path / "home", LATER, "check", "--json").exit_code == 0
+    assert at(tmp_path / "home", LATER, "tables", "add", "ks.t", "--ttl", "86400").exit_code == 0
+    assert at(tmp_path / "home", LATER, "import", *files).stderr == ""
+    assert at(tmp_path / "home", LATER, "tablets", "gc", "--json").json[0]["removed"] == [FIRST_SET]
+
+
 def test_the_documented_example_is_real(tmp_path: Path) -> None:
-    """Every command of the page, in its order, prints what the page shows; `...` leaves lines out."""
+    """Every command of the page, in its order, prints what the page shows; `...` leaves lines out.
+
+    The consumer that the page has registered by then is registered here before the command that names it.
+    """
     page = (Path(__file__).resolve().parents[2] / "docs" / "tablets.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^    \$ cdc-platform (.*)\n((?:(?:    .*)?\n(?!    \$))*)", page, flags=re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for command, shown in blocks:
-        printed = run("--home", tmp_path / "home", *command.split()).stdout.split("\n")
+        if "tablets gc" in command:
+            lake, read = Lake(tmp_path / "home" / "lake"), parse_time_us("2025-09-09T14:44:00Z")
+            consumers.register(lake, Clock(read), "audit", "ks", "t", position_us=read)
+        answer = run("--home", tmp_path / "home", *command.split())
+        printed = (answer.stderr + answer.stdout).split("\n")
         expected = [line[4:] for line in shown.rstrip().split("\n")]
         until = expected.index("...") if "..." in expected else len(expected)
         expected = [line for line in expected[:until] if line]

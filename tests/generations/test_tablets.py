@@ -279,3 +279,25 @@ def test_gc_at_the_turning_points(ttl: int, base: int) -> None:
 def test_gc_is_the_oracles(times_ms: list[int], ttl: int) -> None:
     """Any history and TTL, sets of the future included: the oldest set that stays."""
     assert tablets.base_index_after_gc(times_ms, 150_000, ttl) == tablet_oracle.base_after_gc(times_ms, 150_000, ttl)
+
+
+@given(
+    st.lists(st.integers(0, 200_000), max_size=8, unique=True).map(sorted),
+    st.integers(0, 300),
+    st.lists(st.integers(-1, 200_001_000), max_size=3),
+    st.data(),
+)
+def test_readers_hold_sets_back_as_the_oracles_do(times_ms: list[int], ttl: int, some: list[int], data: Any) -> None:
+    """Any history, TTL and readers, also at the microseconds around a set's beginning: the oldest set that stays."""
+    around = [time * 1000 + by for time in times_ms for by in (-1, 0, 1)]
+    positions = some + (data.draw(st.lists(st.sampled_from(around), max_size=2)) if around else [])
+    unread = [tablets.oldest_unread_index(times_ms, position) for position in positions]
+    base = min([tablets.base_index_after_gc(times_ms, 150_000, ttl), *unread])
+    assert base == tablet_oracle.base_for_readers(times_ms, 150_000, ttl, positions)
+
+
+def test_a_reader_is_done_with_a_set_when_it_has_come_to_the_next() -> None:
+    """To the microsecond; the newest set it is never done with, and of no sets none is held."""
+    found = [tablets.oldest_unread_index([100, 200, 300], at) for at in (0, 199_999, 200_000, 299_999, 300_000, 10**9)]
+    assert found == [0, 0, 1, 1, 2, 2]
+    assert tablets.oldest_unread_index([], 5) == 0

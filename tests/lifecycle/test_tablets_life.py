@@ -18,7 +18,7 @@ from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import cdc_tables, tablet_gc, tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle import cdc_tables, consumers, tablet_gc, tablet_ledger, tablet_sets, tablets
 from cdc_platform.settings import Settings
 
 NAME = ("ks", "t")
@@ -277,6 +277,54 @@ def test_rows_that_never_expire_keep_their_sets(lake: Lake) -> None:
     tablets.split(lake, SPLIT, DEFAULTS, *NAME, 4)
     assert tablet_gc.collect(lake, later(SPLIT, 1e9), *NAME).removed_ms == ()
     assert tablet_gc.due(lake, later(SPLIT, 1e9)) == []
+
+
+def read_up_to(lake: Lake, name: str, position_us: int, table: str = "t") -> None:
+    """Register a consumer of the table with this position."""
+    consumers.register(lake, CREATION, name, "ks", table, position_us=position_us)
+
+
+def test_a_set_waits_for_those_who_read_it(lake: Lake) -> None:
+    """Past its TTL a set stays for each consumer of the table before the next set, who is named; then it goes."""
+    tablets.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2))
+    tablets.split(lake, SPLIT, DEFAULTS, *NAME, 4)
+    tablets.split(lake, later(SPLIT, 60), DEFAULTS, *NAME, 8)
+    third_ms = SEED_SECOND_MS + 60_000
+    over = Clock(third_ms * 1000 + DAY_US)
+    read_up_to(lake, "slow", SEED_SECOND_MS * 1000 - 1)
+    read_up_to(lake, "quick", third_ms * 1000 - 1)
+    read_up_to(lake, "elsewhere", 0, table="u")
+    versions = [lake.version(table) for table in (TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)]
+    for found in (tablet_gc.plan(lake, over, *NAME), tablet_gc.collect(lake, over, *NAME), *tablet_gc.due(lake, over)):
+        assert (found.base_ms, found.removed_ms, found.at_risk_ms) == (SEED_FIRST_MS, (), ())
+        held = {each.consumer.name: each.sets_ms for each in found.held_back}
+        assert held == {"slow": (SEED_FIRST_MS, SEED_SECOND_MS), "quick": (SEED_SECOND_MS,)}
+    assert [lake.version(table) for table in (TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)] == versions
+    slow = consumers.find(lake, "slow", *NAME)
+    moved = {"position_us": SEED_SECOND_MS * 1000, "set_timestamp_us": SEED_SECOND_MS * 1000}
+    consumers.advance(lake, CREATION, slow, **moved, expected_window=0)
+    (found,) = tablet_gc.due(lake, over)
+    assert (found.base_ms, found.removed_ms) == (SEED_SECOND_MS, (SEED_FIRST_MS,))
+    assert str(found.held_back[1]) == (
+        "1 stream set is held back by consumer slow of ks.t, which has read up to 2025-09-09T14:44:47.820Z"
+    )
+    tablet_gc.collect(lake, over, *NAME)
+    assert times(lake) == [third_ms, SEED_SECOND_MS]
+    for name in ("slow", "quick"):
+        consumers.forget(lake, name, *NAME)
+    assert tablet_gc.collect(lake, over, *NAME).removed_ms == (SEED_SECOND_MS,)
+    assert times(lake) == [third_ms]
+
+
+def test_a_consumer_holds_nothing_that_could_not_go(lake: Lake) -> None:
+    """Before the TTL is over, and with rows that never expire, nobody is named."""
+    tablets.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2), ttl_seconds=0)
+    tablets.split(lake, SPLIT, DEFAULTS, *NAME, 4)
+    read_up_to(lake, "slow", 0)
+    assert tablet_gc.plan(lake, later(SPLIT, 1e9), *NAME).held_back == ()
+    cdc_tables.alter(lake, SPLIT, *NAME, ttl_seconds=86_400)
+    assert tablet_gc.plan(lake, Clock(SEED_SECOND_MS * 1000 + DAY_US - 1000), *NAME).held_back == ()
+    assert tablet_gc.due(lake, Clock(SEED_SECOND_MS * 1000 + DAY_US - 1000)) == []
 
 
 def test_a_lowered_ttl_is_warned_of(lake: Lake) -> None:
