@@ -126,6 +126,7 @@ def local_conf(folder: Path) -> dict[str, str]:
         # Between the JVM and its Python: over TCP a task waits 40 ms for an acknowledgement that is held back.
         "spark.python.unix.domain.socket.enabled": str(len(str(folder)) <= _LONGEST_SOCKET_FOLDER).lower(),
         "spark.python.unix.domain.socket.dir": str(folder),
+        "spark.python.daemon.module": "cdc_platform.lake.worker_daemon",
     }
 
 

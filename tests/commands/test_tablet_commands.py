@@ -221,10 +221,7 @@ def test_a_clusters_sets_are_imported(tmp_path: Path) -> None:
 
 
 def test_the_documented_example_is_real(tmp_path: Path) -> None:
-    """Every command of the page, in its order, prints what the page shows; `...` leaves lines out.
-
-    The consumer that the page has registered by then is registered here before the command that names it.
-    """
+    """Every command of the page, in its order, prints what the page shows; `...` leaves lines out."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "tablets.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^    \$ cdc-platform (.*)\n((?:(?:    .*)?\n(?!    \$))*)", page, flags=re.MULTILINE)
     assert len(blocks) == 5

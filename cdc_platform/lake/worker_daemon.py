@@ -1,0 +1,56 @@
+"""The process that forks Spark's Python workers: pyspark's own, ready for the platform's tasks, and gone when idle.
+
+What tasks need is imported before the first fork, once for all workers. A Connect server starts such a process for
+every session that uses Python, and ends none of them: without workers it ends by itself, and Spark, which takes that
+for an accident, starts another if the session comes back. Run as a module by Spark, see `session.local_conf`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+from pyspark import daemon
+
+import cdc_platform.lake.slices  # noqa: F401 imported for the workers, with pyarrow and deltalake
+
+IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
+IDLE_SECONDS = 120.0
+"""How long the process waits for the next worker. Spark ends workers that have had no task for a minute."""
+
+
+class Idleness:
+    """Ends this process when it has had no child for `seconds`; asked again and again by a timer."""
+
+    def __init__(self, seconds: float) -> None:
+        self._looks = 4
+        self._left = self._looks
+        self._pause = seconds / self._looks
+
+    def start(self) -> None:
+        """Start the timer, which forks do not inherit."""
+        signal.signal(signal.SIGALRM, lambda *_: self._look())
+        signal.setitimer(signal.ITIMER_REAL, self._pause, self._pause)
+
+    def _look(self) -> None:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            self._left -= 1
+        else:
+            self._left = self._looks
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGTERM)  # pyspark's own end: it removes its socket
+
+
+def main() -> None:
+    """Serve workers until Spark ends, or until nobody wants one."""
+    gc.collect()
+    gc.freeze()
+    Idleness(float(os.environ.get(IDLE_VARIABLE) or IDLE_SECONDS)).start()
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
