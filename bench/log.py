@@ -18,7 +18,7 @@ from cdc_platform.lifecycle import reading
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.schema import CdcOptions, Column, TableSchema
 from cdc_platform.log.types import INT, TEXT, ListType, MapType, SetType, UserType
-from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows_by_time
+from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,20 +60,25 @@ _QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000)
 
 
 def log_volume(bench: Bench) -> list[Result]:
-    """Writes in no order over five generations; plain columns, collections, and ten times fewer of the plain ones."""
+    """Writes in no order over five generations: as log rows in no order either, and as the log has them, by time.
+
+    Plain columns, collections, and ten times fewer of the plain ones.
+    """
     sizes = _sizes(bench)
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
         plain = _against_rewriting(bench, lake, folder / "plain", PLAIN, sizes.writes)
         collections = _against_rewriting(bench, lake, folder / "collections", COLLECTIONS, sizes.collections)
-        small = _against_rewriting(bench, lake, folder / "small", PLAIN, sizes.small)
+        ordered = _against_rewriting(bench, lake, folder / "ordered", PLAIN, sizes.writes, ordered=True)
+        small = _against_rewriting(bench, lake, folder / "small", PLAIN, sizes.small, ordered=True)
     floor = "rewriting the finished log rows to the same sink"
-    grown = plain.seconds / small.seconds
-    at = f"{sizes.writes:,} writes against {sizes.small:,}"
+    grown = ordered.seconds / small.seconds
+    at = f"{sizes.writes:,} writes by time against {sizes.small:,}"
     return [
         _result("log-rows", sizes.writes, plain, floor, 0.4),
         _result("log-rows-collections", sizes.collections, collections, floor, 0.25),
-        Result("log-rows-growth", at, plain.seconds, "a tenth of the writes", small.seconds, grown, 11),
+        _result("log-rows-by-time", sizes.writes, ordered, f"{floor}, by time", 0.4),
+        Result("log-rows-growth", at, ordered.seconds, "a tenth of the writes", small.seconds, grown, 11),
     ]
 
 
@@ -107,18 +112,25 @@ def _result(row: str, count: int, pairs: Any, floor: str, target: float) -> Resu
     return Result(row, at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, target, True, details=details)
 
 
-def _against_rewriting(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Any:
+def _against_rewriting(
+    bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int, *, ordered: bool = False
+) -> Any:
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_A_FILE)
     start_us = reading.known_generations(lake)[0].time_ms * 1000
     read = bench.spark.read.format("delta")
+
+    def logged() -> DataFrame:
+        found = read.load(writes)
+        return log_rows_by_time(lake, schema, found, files) if ordered else log_rows(lake, schema, found)
+
+    def rewritten() -> DataFrame:
+        found = read.load(finished)
+        return by_time(found, files) if ordered else found
+
     _save(_writes(bench, start_us, GENERATIONS * HOUR_US, schema, count), writes)
-    _save(log_rows_by_time(lake, schema, read.load(writes), files), finished)
-    return paired(
-        lambda: _save(log_rows_by_time(lake, schema, read.load(writes), files), sink),
-        lambda: _save(by_time(read.load(finished), files), sink),
-        repeats=bench.sizes.repeats,
-    )
+    _save(logged(), finished)
+    return paired(lambda: _save(logged(), sink), lambda: _save(rewritten(), sink), repeats=bench.sizes.repeats)
 
 
 def _writes(bench: Bench, start_us: int, span_us: int, schema: TableSchema, count: int) -> DataFrame:
