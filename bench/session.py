@@ -18,7 +18,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import TaskRows
-from cdc_platform.lifecycle import bootstrap
+from cdc_platform.lifecycle import description_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,8 +119,8 @@ class Bench:
 def v2_rows(size: Size, generation_id: str) -> TaskRows:
     """The V2 descriptions of a generation as they are generated, nothing written yet."""
     ring = ring_of(size)
-    rows = bootstrap.description_rows(ring, generation_id)
-    return bootstrap.v2_rows(rows, generation_id, int(ring.tokens.size))
+    rows = description_rows.description_rows(ring, generation_id)
+    return description_rows.v2_rows(rows, generation_id, int(ring.tokens.size))
 
 
 def v2_frame(spark: SparkSession, size: Size) -> DataFrame:

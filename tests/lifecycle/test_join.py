@@ -28,7 +28,7 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
 )
 from cdc_platform.lake.volume import TaskRows
-from cdc_platform.lifecycle import bootstrap, inbox, publish, reading
+from cdc_platform.lifecycle import bootstrap, description_rows, inbox, publish, reading
 from cdc_platform.lifecycle import joining as whole
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import JoinRequest
@@ -188,11 +188,13 @@ def test_large_descriptions_are_cut_without_a_seam(spark: SparkSession, lake: La
     generation = inbox.queue(lake, NOON, request).generation_id
     ring = bootstrap.rings(lake, generation)[1]
     schema = spark_schema(TOPOLOGY_DESCRIPTIONS)
-    whole_frame = bootstrap.description_rows(ring, generation).frame(spark, schema).orderBy("range_end").toArrow()
+    whole_frame = (
+        description_rows.description_rows(ring, generation).frame(spark, schema).orderBy("range_end").toArrow()
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bootstrap, "_STREAMS_A_TASK", 50_000)
-        patch.setattr(bootstrap, "_STREAMS_A_BATCH", 7_000)
-        cut = bootstrap.description_rows(ring, generation)
+        patch.setattr(description_rows, "_STREAMS_A_TASK", 50_000)
+        patch.setattr(description_rows, "_STREAMS_A_BATCH", 7_000)
+        cut = description_rows.description_rows(ring, generation)
         assert cut.tasks == 4
         assert cut.frame(spark, schema).orderBy("range_end").toArrow() == whole_frame
     assert whole_frame["range_start"].to_pylist() == np.roll(whole_frame["range_end"].to_numpy(), 1).tolist()
