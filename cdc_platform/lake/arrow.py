@@ -31,10 +31,13 @@ def stream_lists(counts: np.ndarray, streams: np.ndarray) -> pa.ListArray:
 
 def stream_ids(streams: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
     """Stream IDs uint8[n, 16] as binaries; null where not `valid` (bool[n])."""
-    rows = streams.shape[0]
     bitmap = None if valid is None or valid.all() else _buffer(np.packbits(valid, bitorder="little"))
-    ends = np.arange(0, STREAM_ID_BYTES * rows + 1, STREAM_ID_BYTES, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [bitmap, _buffer(ends), _buffer(np.ascontiguousarray(streams))])
+    return _binaries(streams, STREAM_ID_BYTES * np.arange(len(streams) + 1), bitmap)
+
+
+def fixed_width(values: np.ndarray) -> pa.Array:
+    """Values of one width (any dtype [n]) as binaries, the bytes of each as they lie in memory."""
+    return _binaries(values, values.itemsize * np.arange(len(values) + 1))
 
 
 def flat_streams(lists: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,13 +63,8 @@ def flat_streams(lists: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
 
 def fixed_bytes(values: pa.Array) -> np.ndarray:
     """Binaries of 16 bytes each, none null, as uint8[n, 16]; a view of their buffer."""
-    _, offsets, data = values.buffers()
-    if len(values) == 0 or data is None:
-        return np.empty((0, STREAM_ID_BYTES), dtype=np.uint8)
-    kind = np.int64 if pa.types.is_large_binary(values.type) else np.int32
-    first = int(np.frombuffer(offsets, dtype=kind)[values.offset])
-    flat = np.frombuffer(data, dtype=np.uint8)[first : first + STREAM_ID_BYTES * len(values)]
-    return flat.reshape(-1, STREAM_ID_BYTES)
+    data, bounds = _layout(values)
+    return data[bounds[0] : bounds[0] + STREAM_ID_BYTES * len(values)].reshape(-1, STREAM_ID_BYTES)
 
 
 def tokens_of_column(keys: pa.Array) -> np.ndarray:
@@ -80,9 +78,13 @@ def composite_column(components: Sequence[pa.Array]) -> pa.Array:
     Raises:
         InputError: a component is longer than 65,535 bytes.
     """
-    values, offsets = composite_keys([_layout(component) for component in components])
-    ends = _buffer(offsets.astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, ends, _buffer(values)])
+    return _binaries(*composite_keys([_layout(component) for component in components]))
+
+
+def _binaries(values: np.ndarray, offsets: np.ndarray, bitmap: pa.Buffer | None = None) -> pa.Array:
+    """The bytes of `values`, cut at the offsets (int[n + 1]), as a column of binaries; the inverse of `_layout`."""
+    buffers = [bitmap, _buffer(offsets.astype(np.int32)), _buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def _layout(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:

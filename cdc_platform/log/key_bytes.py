@@ -6,14 +6,13 @@ It knows how Arrow columns of key types lie in memory; `types` knows the same of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform.errors import InputError
-from cdc_platform.lake.arrow import composite_column
+from cdc_platform.lake.arrow import composite_column, fixed_width
 from cdc_platform.log.log_values import canonical_values
 from cdc_platform.log.schema import Column, TableSchema
 
@@ -51,20 +50,13 @@ def _component(column: Column, values: pa.Array) -> pa.Array:
     if name in ("uuid", "timeuuid"):
         return pa.array([UUID(text).bytes for text in values.to_pylist()], pa.binary())
     if name == "boolean":
-        return _fixed(values.cast(pa.uint8()).to_numpy(zero_copy_only=False))
+        return fixed_width(values.cast(pa.uint8()).to_numpy(zero_copy_only=False))
     if name == "date":
-        return _fixed((values.cast(pa.int32()).to_numpy() + np.int64(_DATE_ZERO)).astype(">u4"))
+        return fixed_width((values.cast(pa.int32()).to_numpy() + np.int64(_DATE_ZERO)).astype(">u4"))
     if name == "timestamp":
-        return _fixed((values.cast(pa.int64()).to_numpy() // 1000).astype(">i8"))
+        return fixed_width((values.cast(pa.int64()).to_numpy() // 1000).astype(">i8"))
     if name in _BIG_ENDIAN:
-        return _fixed(values.to_numpy(zero_copy_only=False).astype(_BIG_ENDIAN[name]))
+        return fixed_width(values.to_numpy(zero_copy_only=False).astype(_BIG_ENDIAN[name]))
     raise InputError(
         f"typed writes cannot have partition key column {column.name} of type {name}; write its table by CQL statements"
     )
-
-
-def _fixed(values: np.ndarray) -> pa.Array:
-    """Values of one width as binaries."""
-    data: Any = np.ascontiguousarray(values).view(np.uint8)
-    ends: Any = np.arange(0, values.itemsize * len(values) + 1, values.itemsize, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(data)])
