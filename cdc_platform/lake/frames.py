@@ -17,7 +17,7 @@ from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.lake import slices
 from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
-from cdc_platform.lake.shape import assert_shape, spark_schema
+from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
 from cdc_platform.lake.tables import TABLES, Table
 from cdc_platform.lake.translate import spark_conflicts, translated
 from cdc_platform.lake.volume import TaskRows, rows_of_files
@@ -85,9 +85,9 @@ def merge(spark: SparkSession, lake: Lake, table: Table, df: DataFrame) -> int:
     """
     lake.ensure(table)
     rows = assert_shape(table, df)
-    on_keys = " AND ".join(f"t.{_name(key)} <=> s.{_name(key)}" for key in table.keys)
+    on_keys = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in table.keys)
     statement = (
-        f"MERGE INTO delta.{_name(lake.path(table))} t USING {{source}} s ON {on_keys} WHEN NOT MATCHED THEN INSERT *"
+        f"MERGE INTO delta.{quoted(lake.path(table))} t USING {{source}} s ON {on_keys} WHEN NOT MATCHED THEN INSERT *"
     )
     what = f"merging into {table.full_name}"
     counts = _retried(what, lambda: spark.sql(statement, source=rows).collect(), spark_conflicts())
@@ -108,14 +108,14 @@ def register(spark: SparkSession, lake: Lake, tables: Iterable[Table] | None = N
             known = _tables_named(spark, lake, keyspace)
             for table in members:
                 if table.name not in known:
-                    name = f"{_name(keyspace)}.{_name(table.name)}"
+                    name = f"{quoted(keyspace)}.{quoted(table.name)}"
                     location = _literal(lake.path(table))
                     spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {location}")
 
 
 def _tables_named(spark: SparkSession, lake: Lake, keyspace: str) -> set[str]:
     """The names that a database of this lake has; one of another lake is dropped, which leaves its files alone."""
-    database = _name(keyspace)
+    database = quoted(keyspace)
     root = str(lake.root)
     if keyspace in {row[0] for row in spark.sql("SHOW DATABASES").collect()}:
         described = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE EXTENDED {database}").collect()}
@@ -156,7 +156,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str | uuid.UUID):
         return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
     raise InputError(f"a slice is named by texts, UUIDs, integers and datetimes, not by {value!r}")
-
-
-def _name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

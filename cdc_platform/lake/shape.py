@@ -109,3 +109,8 @@ def _is_array_of(df: DataFrame, name: str, kind: DataType) -> bool:
         return False
     found = df.schema[name].dataType
     return found != kind and found.simpleString() == kind.simpleString()
+
+
+def quoted(name: str) -> str:
+    """A name as Spark takes it where a dot or a dollar sign would mean something."""
+    return "`" + name.replace("`", "``") + "`"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.session import ROWS_PER_BATCH
-from cdc_platform.lake.shape import spark_struct
+from cdc_platform.lake.shape import quoted, spark_struct
 from cdc_platform.log.key_bytes import canonical_keys
 from cdc_platform.log.live import Partition
 from cdc_platform.log.log_table import arrow_type, log_table
@@ -61,9 +61,9 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = No
     # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
     arrow_udf: Any = F.arrow_udf
     # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
-    key = arrow_udf(keys, "binary")(*(_quoted(column.name) for column in schema.partition_key))
-    keyed = changes.select(*map(_quoted, names)).withColumn(KEY, key)
-    grouped = keyed.repartition(F.col(_quoted(KEY))).sortWithinPartitions(_quoted(KEY))
+    key = arrow_udf(keys, "binary")(*(quoted(column.name) for column in schema.partition_key))
+    keyed = changes.select(*map(quoted, names)).withColumn(KEY, key)
+    grouped = keyed.repartition(F.col(quoted(KEY))).sortWithinPartitions(quoted(KEY))
     return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
 
 
@@ -155,7 +155,3 @@ def _is_readable(found: DataType, due: DataType) -> bool:
     if isinstance(found, T.MapType) and isinstance(due, T.MapType):
         return _is_readable(found.keyType, due.keyType) and _is_readable(found.valueType, due.valueType)
     return found.simpleString() == due.simpleString()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
