@@ -92,11 +92,12 @@ def sql_conf() -> dict[str, str]:
 @contextmanager
 def bounded_batches(session: SparkSession) -> Iterator[None]:
     """Let no batch between the JVM and Python grow much beyond `BYTES_PER_BATCH` in what is run inside."""
+    before = session.conf.get(_BYTES_SETTING) or _NO_BOUND
     session.conf.set(_BYTES_SETTING, str(BYTES_PER_BATCH))
     try:
         yield
     finally:
-        session.conf.set(_BYTES_SETTING, _NO_BOUND)
+        session.conf.set(_BYTES_SETTING, before)
 
 
 def delta_conf() -> dict[str, str]:

@@ -106,6 +106,8 @@ def test_long_rows_come_in_small_batches_where_that_is_asked_for(spark: SparkSes
     counted = long.mapInArrow(rows_a_batch, "rows bigint")
     assert [row["rows"] for row in counted.collect()] == [300]
     with bounded_batches(spark):
+        with bounded_batches(spark):  # what is set inside ends inside
+            pass
         assert max(row["rows"] for row in counted.collect()) <= 2 * BYTES_PER_BATCH >> 18
     assert [row["rows"] for row in counted.collect()] == [300]
 
