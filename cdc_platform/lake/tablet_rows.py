@@ -101,5 +101,12 @@ def rows_of_set(keyspace: str, table: str, time_ms: int, states: Sequence[tuple[
     )
 
 
+def rows_of_times(keyspace: str, table: str, times_ms: Sequence[int]) -> pa.Table:
+    """Rows of `cdc_timestamps`."""
+    columns = {"keyspace_name": keyspace, "table_name": table}
+    rows = [{**columns, "timestamp": to_datetime(time_ms * 1000)} for time_ms in times_ms]
+    return pa.Table.from_pylist(rows, schema=TABLET_TIMESTAMPS.schema)
+
+
 def _ms(moments: pa.ChunkedArray) -> np.ndarray:
     return np.asarray(moments.cast(pa.int64()), dtype=np.int64) // 1000

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.lake import tablet_rows
@@ -219,12 +218,8 @@ def publish_timestamp(lake: Lake, layout: Layout) -> None:
             f"{layout.full_name}: {len(written)} of the {len(layout.last_tokens)} streams of "
             f"{format_ms(layout.timestamp_ms)} are written; materialise cdc_streams before its timestamp"
         )
-    row = {
-        "keyspace_name": layout.keyspace,
-        "table_name": layout.table,
-        "timestamp": to_datetime(layout.timestamp_ms * 1000),
-    }
-    lake.merge(TABLET_TIMESTAMPS, pa.Table.from_pylist([row], schema=TABLET_TIMESTAMPS.schema), update=False)
+    rows_of_time = tablet_rows.rows_of_times(layout.keyspace, layout.table, [layout.timestamp_ms])
+    lake.merge(TABLET_TIMESTAMPS, rows_of_time, update=False)
 
 
 def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:

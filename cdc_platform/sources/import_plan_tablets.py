@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, format_us, to_datetime
+from cdc_platform.clock import format_ms, format_us
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
 from cdc_platform.lake import tablet_rows
@@ -139,9 +139,7 @@ def _rows_of(name: Name, new: Sequence[ExportedSet]) -> Rows:
         states = list(zip(_STATES, (each.current, each.closed, each.opened), strict=True))
         rows.append((TABLET_STREAMS, tablet_rows.rows_of_set(*name, each.time_ms, states)))
     if new:
-        columns = {"keyspace_name": name[0], "table_name": name[1]}
-        times = [{**columns, "timestamp": to_datetime(each.time_ms * 1000)} for each in new]
-        rows.append((TABLET_TIMESTAMPS, pa.Table.from_pylist(times, schema=TABLET_TIMESTAMPS.schema)))
+        rows.append((TABLET_TIMESTAMPS, tablet_rows.rows_of_times(*name, [each.time_ms for each in new])))
     return rows
 
 
