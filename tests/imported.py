@@ -1,20 +1,24 @@
-"""A home into which two generations were imported, as exports of a cluster bring them."""
+"""Homes into which generations were imported, as exports of a cluster bring them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from command_line import run
-from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv, v2_csv
+from export_files import generation, streams_csv, timestamps_csv, v2_csv
 
 
-def home_with_generations(folder: Path, first_ms: int, second_ms: int) -> Path:
-    """Make the home in `folder`; the generations begin at these times and are `ID` and `OTHER_ID`."""
-    one, other = generation(), generation(OTHER_ID)
-    files = {
-        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
-        "streams.csv": streams_csv({first_ms: one, second_ms: other}),
-        "times.csv": timestamps_csv({first_ms: None, second_ms: None}),
+def home_with_generations(folder: Path, times_ms: Mapping[str, int], **more: str) -> Path:
+    """Make the home in `folder`, with generations of these IDs that begin at these times.
+
+    `more` are the texts of other files that are imported with them, by name without the ending: JSON.
+    """
+    described = {id_: generation(id_) for id_ in times_ms}
+    files = {f"{name}.json": text for name, text in more.items()} | {
+        "v2.csv": v2_csv(described),
+        "streams.csv": streams_csv({time_ms: described[id_] for id_, time_ms in times_ms.items()}),
+        "times.csv": timestamps_csv(dict.fromkeys(times_ms.values())),
     }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")

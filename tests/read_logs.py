@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from export_files import ID, OTHER_ID
 from imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_us
@@ -29,7 +30,7 @@ def ddl(*columns: str, table: str = "t") -> str:
 
 def home_with_log(folder: Path) -> Path:
     """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
-    home = home_with_generations(folder, START_US // 1000, SWITCH_US // 1000)
+    home = home_with_generations(folder, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
     add_table(Lake(home / "lake"), "t")
     return home
 

@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 from command_line import Answer, Cli, run
-from export_files import (
-    ID,
-    LATER_MS,
-    OTHER_ID,
-    SNAPSHOT,
-    TIME_MS,
-    generation,
-    streams_csv,
-    timestamps_csv,
-    v2_csv,
-)
+from export_files import ID, LATER_MS, OTHER_ID, SNAPSHOT, TIME_MS
+from imported import home_with_generations
 
 JOINING = {
     "host_id": "33333333-3333-4333-8333-333333333333",
@@ -35,20 +26,10 @@ JOINING = {
 def seeded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two nodes, a third that waits to join, and two generations; made once and only looked at."""
     folder = tmp_path_factory.mktemp("seeded")
-    home = folder / "home"
-    one, other = generation(), generation(OTHER_ID)
-    files = {
-        "ring.json": json.dumps(SNAPSHOT),
-        "v2.csv": v2_csv({ID: one, OTHER_ID: other}),
-        "streams.csv": streams_csv({TIME_MS: one, LATER_MS: other}),
-        "times.csv": timestamps_csv({TIME_MS: None, LATER_MS: None}),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="")
+    home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
     (folder / "joining.json").write_text(json.dumps(JOINING), encoding="utf-8")
-    for command in (("import", *(folder / name for name in files)), ("bootstrap", folder / "joining.json")):
-        answer = run("--home", home, *command)
-        assert answer.exit_code == 0, answer.stderr
+    answer = run("--home", home, "bootstrap", folder / "joining.json")
+    assert answer.exit_code == 0, answer.stderr
     return home
 
 

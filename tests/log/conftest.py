@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run
 from cql_scripts import NOW, SINCE, Accepted, Rehearse
-from export_files import ID, generation, streams_csv, timestamps_csv, v2_csv
+from export_files import ID
+from imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_ms, parse_time_us
 from cdc_platform.lake.lake import Lake
@@ -19,18 +19,7 @@ from cdc_platform.settings import Settings
 @pytest.fixture(scope="session")
 def streams_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with one published generation; made once and only looked at."""
-    folder = tmp_path_factory.mktemp("streams")
-    described, time_ms = generation(), parse_time_ms(SINCE)
-    files = {
-        "v2.csv": v2_csv({ID: described}),
-        "streams.csv": streams_csv({time_ms: described}),
-        "times.csv": timestamps_csv({time_ms: None}),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="")
-    answer = run("--home", folder / "home", "import", *(folder / name for name in files))
-    assert answer.exit_code == 0, answer.stderr
-    return folder / "home"
+    return home_with_generations(tmp_path_factory.mktemp("streams"), {ID: parse_time_ms(SINCE)})
 
 
 @pytest.fixture

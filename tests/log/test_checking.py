@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from command_line import run
 from deltalake import write_deltalake
-from export_files import ID, generation, streams_csv, timestamps_csv
+from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv
 from hypothesis import given
 from hypothesis import strategies as st
 from imported import home_with_generations
@@ -71,7 +71,7 @@ def no_spark() -> SparkSession:
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with two generations, a log over both, and one of a tablet-based table that was split at the same time."""
     tmp_path = tmp_path_factory.mktemp("healthy")
-    home_with_generations(tmp_path, parse_time_ms(FIRST), parse_time_ms(SECOND))
+    home_with_generations(tmp_path, {ID: parse_time_ms(FIRST), OTHER_ID: parse_time_ms(SECOND)})
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL.format("t"))
     write(lake, "t")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from command_line import run
+from export_files import ID, OTHER_ID
 from imported import home_with_generations
 
 from cdc_platform import failpoints
@@ -44,7 +45,7 @@ DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
-    home_with_generations(tmp_path, START_US // 1000, SWITCH_US // 1000)
+    home_with_generations(tmp_path, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
     write(lake, 0, [START_US, START_US + 1, SWITCH_US - 1])
