@@ -40,7 +40,6 @@ JOIN_JOB = "join"
 MOST_NEW_PARTITIONS = 1000
 """Partitions that one tick adds: a tick stays short however many events wait."""
 
-
 _EXAMPLE = """\
 ops:
   platform__bootstrap_events:

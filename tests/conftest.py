@@ -44,16 +44,14 @@ _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long files, and end with those that start no JVM."""
-    long = list(LONG)
+    long = list(_TOGETHER)
+    on_spark = {item.path for item in items if any(item.iter_markers("spark"))}
 
     def place(item: pytest.Item) -> tuple[int, bool]:
-        group = _TOGETHER.get(item.path.name)
-        return (len(long) if group is None else long.index(group), not any(item.iter_markers("spark")))
+        name = item.path.name
+        return (long.index(name) if name in long else len(long), item.path not in on_spark)
 
-    places: dict[Path, tuple[int, bool]] = {}
-    for item in items:  # a file stays together
-        places[item.path] = min(place(item), places.get(item.path, place(item)))
-    items.sort(key=lambda item: places[item.path])
+    items.sort(key=place)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -18,15 +18,15 @@ import cdc_platform.lake.slices  # noqa: F401 imported for the workers, with pya
 IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
 IDLE_SECONDS = 120.0
 """How long the process waits for the next worker. Spark ends workers that have had no task for a minute."""
+_LOOKS = 4
 
 
 class Idleness:
     """Ends this process when it has had no child for `seconds`; asked again and again by a timer."""
 
     def __init__(self, seconds: float) -> None:
-        self._looks = 4
-        self._left = self._looks
-        self._pause = seconds / self._looks
+        self._pause = seconds / _LOOKS
+        self._left = _LOOKS
 
     def start(self) -> None:
         """Start the timer, which forks do not inherit."""
@@ -39,7 +39,7 @@ class Idleness:
         except ChildProcessError:
             self._left -= 1
         else:
-            self._left = self._looks
+            self._left = _LOOKS
         if not self._left:
             os.kill(os.getpid(), signal.SIGTERM)  # pyspark's own end: it removes its socket
 
