@@ -30,6 +30,7 @@ from assets.partitions import CDC_LOGS, LOGS_NAME
 from assets.tablets import table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
+from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
 from cdc_platform.invariants.findings import LOG_INVARIANTS
 from cdc_platform.lake.lake import Lake
@@ -37,7 +38,6 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.log.checking import audit_log, audit_logs, logged_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.overview import overview
-from cdc_platform.log.schema import CdcOptions, TableSchema
 from resources.home import HomeResource
 from resources.spark import SparkResource
 

@@ -13,11 +13,11 @@ from deltalake import DeltaTable
 from bench.base_writes import GENERATIONS, HOUR_US, five_generations
 from bench.measure import Result, paired, seconds
 from bench.session import QUICK, Bench
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import reading
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT, TEXT, ListType, MapType, SetType, UserType
 from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
-from cdc_platform.log.ranges import Bound, RangeTombstone
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.cql.ranges import Bound, RangeTombstone
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
 
 EPOCH_US = 1_600_000_000_000_000
 TIMES = st.integers(EPOCH_US, EPOCH_US + 6)

@@ -9,9 +9,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Mutation
-from cdc_platform.log.ranges import RangeTombstone
-from cdc_platform.log.types import CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql.mutation import Cell, CollectionChange, Mutation
+from cdc_platform.cql.ranges import RangeTombstone
+from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
 
 Best = tuple[int, bool, bytes, int]
 """What decides between two cells: timestamp, dead, bytes of the value, TTL."""

@@ -12,10 +12,10 @@ from typing import Any
 from hypothesis import strategies as st
 from log_histories import LIST_KEYS, values
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
-from cdc_platform.log.ranges import Bound, RangeTombstone
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.cql.ranges import Bound, RangeTombstone
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
 
 
 @dataclass(frozen=True)

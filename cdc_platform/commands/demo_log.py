@@ -16,8 +16,8 @@ from cdc_platform.errors import StateError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cdc_platform.cql.schema import TableSchema
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.log.schema import TableSchema
     from cdc_platform.log.script import Outcome, TouchedTable
     from cdc_platform.settings import Settings
 
@@ -71,9 +71,9 @@ def play(lake: Lake, settings: Settings, switch_us: int) -> None:
 
 def logged(lake: Lake, settings: Settings, switch_us: int) -> Logged | None:
     """What the lake's log has of the scripts, beside what their statements come to; None where the table is gone."""
+    from cdc_platform.cql.base_table import BaseTable
     from cdc_platform.errors import NotFound
     from cdc_platform.lifecycle import cdc_tables
-    from cdc_platform.log.base_table import BaseTable
     from cdc_platform.log.replay import replay
 
     try:
@@ -96,7 +96,7 @@ def _rehearsed(
     lake: Lake, settings: Settings, switch_us: int
 ) -> tuple[TableSchema, dict[tuple[str, int], str], TouchedTable]:
     """Both scripts in the process, from nothing: the table, the statement of every log row, the table's rows."""
-    from cdc_platform.log.parser import parse
+    from cdc_platform.cql.parser import parse
     from cdc_platform.log.script import Kept, Script
 
     (before, at), (after, later) = _scripts(switch_us)

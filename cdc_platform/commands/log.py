@@ -79,7 +79,7 @@ def _facts(outcome: Outcome) -> dict[str, object]:
 
 
 def _log_columns(outcome: Outcome) -> dict[str, str] | None:
-    from cdc_platform.log.schema import log_columns
+    from cdc_platform.cql.schema import log_columns
 
     schema = outcome.schema
     if schema is None or not schema.cdc.enabled:

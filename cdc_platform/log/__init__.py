@@ -1,1 +1,1 @@
-"""The CDC log: CQL statements become mutations, mutations become log rows, and the log can be read and replayed."""
+"""The CDC log: mutations of CQL statements become log rows, and the log can be read and replayed."""

@@ -10,6 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.invariants.findings import (
     LOG_INVARIANTS,
     LOG_ROW_COLOCATED,
@@ -25,7 +26,6 @@ from cdc_platform.lifecycle import cdc_tables
 from cdc_platform.log import log_pass
 from cdc_platform.log.log_pass import Session
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.schema import TableSchema
 
 _TALLY = pa.schema(
     {
@@ -48,7 +48,7 @@ def logged_tables(lake: Lake) -> list[TableSchema]:
     if not told:
         return []
     # The grammar takes as long to load as small tables to be read.
-    from cdc_platform.log.catalog import Catalog
+    from cdc_platform.cql.catalog import Catalog
     from cdc_platform.log.ddl import known_tables
 
     return [schema for schema in known_tables(Catalog(), told) if lake.exists(log_table(schema))]

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.timeuuid import FIRST_US, LAST_US
+from cdc_platform.cql.types import GREGORIAN, UserType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.tables import TIMESTAMP
@@ -20,9 +23,6 @@ from cdc_platform.log.fingerprint import fingerprints
 from cdc_platform.log.key_bytes import key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.rows import Operation
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.timeuuid import FIRST_US, LAST_US
-from cdc_platform.log.types import GREGORIAN, UserType
 
 StreamsOf = Callable[[pa.Array, pa.Array], pa.Array]
 """From keys (binary) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""

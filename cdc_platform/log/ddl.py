@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.definitions import define
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import UserType
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import cdc_tables
 from cdc_platform.lifecycle.cdc_tables import CdcTable
-from cdc_platform.log import statements as s
-from cdc_platform.log.catalog import Catalog
-from cdc_platform.log.definitions import define
-from cdc_platform.log.names import quoted
-from cdc_platform.log.parser import parse
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import UserType
 
 
 def ddl_of(catalog: Catalog, schema: TableSchema) -> str:

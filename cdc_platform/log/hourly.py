@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, parse_time_us, to_datetime
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -22,7 +24,6 @@ from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import CONSUMED_HOURS, Table
 from cdc_platform.lifecycle import cdc_tables, consumers
 from cdc_platform.lifecycle.consumers import Consumer
-from cdc_platform.log.catalog import Catalog
 from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading import (
@@ -35,7 +36,6 @@ from cdc_platform.log.reading import (
     stream_sets,
     whole_windows,
 )
-from cdc_platform.log.schema import TableSchema
 from cdc_platform.log.windows import Window
 
 HOUR_US = 3_600_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdc_platform.clock import format_us, from_datetime, to_datetime
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG, Finding
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -12,7 +13,6 @@ from cdc_platform.lake.tables import CONSUMED_HOURS
 from cdc_platform.log.hourly import HOUR_US, keys_of, logs, within
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading import BY_HOUR, ROWS_AT_ONCE, sink_table
-from cdc_platform.log.schema import TableSchema
 
 
 def audit_hours(lake: Lake, hour_us: int | None = None) -> list[Finding]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import Marker, Mutation, RowChange, merge
-from cdc_platform.log.ranges import Key
-from cdc_platform.log.schema import Column, TableSchema
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import Key
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import Value
 from cdc_platform.log.split import Changes
-from cdc_platform.log.types import Value
 
 Image = tuple[Key | None, dict[str, Value | None]]
 """The clustering key of a row (None: the static row), and the values of its columns, None where there is none."""

@@ -16,21 +16,21 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.definitions import define
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import ConflictError, NotFound
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lifecycle import cdc_tables, tablets
-from cdc_platform.log import statements as s
-from cdc_platform.log.catalog import Catalog
 from cdc_platform.log.ddl import ddl_of, known_tables
-from cdc_platform.log.definitions import define
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
-from cdc_platform.log.parser import parse
 from cdc_platform.log.rows import Row
-from cdc_platform.log.schema import TableSchema, log_columns
 from cdc_platform.log.script import Kept, Result, Script
 from cdc_platform.log.volume import append
 from cdc_platform.settings import Settings

@@ -11,10 +11,10 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import composite_column, fixed_width
 from cdc_platform.log.log_values import canonical_values
-from cdc_platform.log.schema import Column, TableSchema
 
 _BIG_ENDIAN = {"tinyint": ">i1", "smallint": ">i2", "int": ">i4", "bigint": ">i8", "time": ">i8", "float": ">f4"}
 _BIG_ENDIAN |= {"double": ">f8"}

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import from_datetime
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 from cdc_platform.invariants.log_rows import NO_TIME, LogRows
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, tokens_of_column
@@ -22,8 +24,6 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.schema import TableSchema
-from cdc_platform.log.types import GREGORIAN
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from cdc_platform.cql.schema import LogColumn, TableSchema, log_columns
+from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType
 from cdc_platform.lake.tables import TIMESTAMP, Table, array_of, column
-from cdc_platform.log.schema import LogColumn, TableSchema, log_columns
-from cdc_platform.log.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType
 
 WRITTEN_AT = "cdc$timestamp"
 """The one column that ScyllaDB's log has not: the time in `cdc$time` as a timestamp, by which files are skipped."""

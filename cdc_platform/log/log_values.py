@@ -15,12 +15,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.times import parse_duration
+from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 from cdc_platform.errors import InputError
 from cdc_platform.lake.tables import TIMESTAMP
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.schema import TableSchema, log_columns
-from cdc_platform.log.times import parse_duration
-from cdc_platform.log.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 
 _EPOCH = date(1970, 1, 1).toordinal()
 _TO_TEXT = ("decimal", "duration", "inet", "timeuuid", "uuid", "varint")

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.generations import operating_index
 from cdc_platform.invariants.log_periods import periods
 from cdc_platform.invariants.log_rows import LogRows
@@ -21,7 +22,6 @@ from cdc_platform.log import log_pass
 from cdc_platform.log.log_pass import Session
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.rows import Operation
-from cdc_platform.log.schema import TableSchema
 
 _COUNTS = pa.schema({"period": pa.int64(), "operation": pa.int64(), "rows": pa.int64(), "newest_us": pa.int64()})
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
@@ -20,7 +21,6 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle import consumers, reading, tablet_ledger, tablet_sets
 from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.schema import TableSchema
 from cdc_platform.log.windows import Sets, Window, next_window
 
 if TYPE_CHECKING:

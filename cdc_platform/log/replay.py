@@ -10,12 +10,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import SetType, UserType, Value, timeuuid_order, timeuuid_us
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.log.mutation import Cell, CollectionChange, ColumnChange, Marker, Mutation, RowChange, merge
-from cdc_platform.log.ranges import Bound, Key, RangeTombstone
 from cdc_platform.log.rows import Operation, inferred
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import SetType, UserType, Value, timeuuid_order, timeuuid_us
 
 LogRow = Mapping[str, Value | None]
 _IMAGES = (Operation.PRE_IMAGE, Operation.POST_IMAGE)

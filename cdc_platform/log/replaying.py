@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.types import Value
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.session import ROWS_PER_BATCH
 from cdc_platform.lake.shape import quoted, spark_struct
 from cdc_platform.log.key_bytes import canonical_keys
-from cdc_platform.log.live import Partition
 from cdc_platform.log.log_table import arrow_type, log_table
 from cdc_platform.log.log_values import arrow_value, table_rows
 from cdc_platform.log.replay import assert_full_delta, lacking, replay
-from cdc_platform.log.schema import TableSchema, log_columns
-from cdc_platform.log.types import Value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
+from cdc_platform.cql.live import collected
+from cdc_platform.cql.mutation import Cell, ColumnChange, Mutation
+from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
+from cdc_platform.cql.schema import Column, LogColumn, TableSchema, element_key_type, log_columns
+from cdc_platform.cql.timeuuid import log_time
+from cdc_platform.cql.types import UserType, Value
 from cdc_platform.log.images import Images
-from cdc_platform.log.live import collected
-from cdc_platform.log.mutation import Cell, ColumnChange, Mutation
-from cdc_platform.log.ranges import Bound, Key, RangeTombstone
-from cdc_platform.log.schema import Column, LogColumn, TableSchema, element_key_type, log_columns
 from cdc_platform.log.split import Changes, Upsert, split
-from cdc_platform.log.timeuuid import log_time
-from cdc_platform.log.types import UserType, Value
 
 Row = dict[str, Value]
 """A row of the log: all columns of the log by name, None where there is nothing."""

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import Clock
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.base_table import BaseTable, json_row
+from cdc_platform.cql.binding import Binder
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.definitions import define
+from cdc_platform.cql.literals import Moment
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import Mutation
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.ranges import Key
+from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import PlatformError, WriteRefused
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log import statements as s
-from cdc_platform.log.base_table import BaseTable, json_row
-from cdc_platform.log.binding import Binder
-from cdc_platform.log.catalog import Catalog
-from cdc_platform.log.definitions import define
-from cdc_platform.log.literals import Moment
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import Mutation
-from cdc_platform.log.parser import parse
-from cdc_platform.log.ranges import Key
 from cdc_platform.log.replay import replay
 from cdc_platform.log.rows import Row, log_mutations
-from cdc_platform.log.schema import TableSchema, log_columns
 from cdc_platform.log.streams import Streams
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cdc_platform.log.mutation import Cell, CollectionChange, ColumnChange, ColumnChanges, Marker, Mutation
-from cdc_platform.log.ranges import Key, RangeTombstone, normal_form
-from cdc_platform.log.types import Value
+from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, ColumnChanges, Marker, Mutation
+from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
+from cdc_platform.cql.types import Value
 
 
 @dataclass(frozen=True, slots=True)

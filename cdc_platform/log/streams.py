@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cdc_platform.clock import format_ms
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError, WriteRefused
 from cdc_platform.generations import Decision, TopologyDescription, decide, operating_index, tablets
 from cdc_platform.generations.metadata import Verdict
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import explain, generation_data, reading, tablet_ledger, tablet_sets
-from cdc_platform.log.schema import TableSchema
 from cdc_platform.settings import Settings
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
@@ -22,7 +23,6 @@ from cdc_platform.lifecycle import tablet_sets
 from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import StreamsOf, log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
-from cdc_platform.log.schema import TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

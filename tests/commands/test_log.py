@@ -13,7 +13,7 @@ from bad_input import listing
 from command_line import Cli, run
 
 from cdc_platform.clock import parse_time_us
-from cdc_platform.log.types import timeuuid_us
+from cdc_platform.cql.types import timeuuid_us
 
 NOW = "2026-02-02T00:00:00Z"
 SCRIPT = """CREATE TYPE ks.ut (a bigint, b blob);

@@ -33,6 +33,10 @@ from log_lake import (
 )
 
 from cdc_platform.clock import Clock, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import log_columns
+from cdc_platform.cql.timeuuid import log_time
 from cdc_platform.invariants import findings as names
 from cdc_platform.invariants.findings import LOG_INVARIANTS, Finding
 from cdc_platform.invariants.judge import judge
@@ -45,17 +49,13 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lifecycle import cdc_tables, tablet_sets
 from cdc_platform.log import log_pass
-from cdc_platform.log.catalog import Catalog
 from cdc_platform.log.checking import audit_log, audit_logs
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_files import LogPart, _parts, part_rows
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.log_values import rows_table
 from cdc_platform.log.overview import Overview, overview
-from cdc_platform.log.parser import parse
-from cdc_platform.log.schema import log_columns
 from cdc_platform.log.script import Kept, Script
-from cdc_platform.log.timeuuid import log_time
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:

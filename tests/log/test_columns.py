@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_histories import EPOCH_US, LIST_KEYS, schemas, values
 
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema, log_columns
+from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType, timeuuid_us
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import arrow_value, rows_table, table_rows
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema, log_columns
-from cdc_platform.log.types import INT, TEXT, ListType, MapType, SetType, UserType, timeuuid_us
 
 ALWAYS = EPOCH_US
 NUMBERED = ("cdc$time", WRITTEN_AT)

@@ -6,16 +6,16 @@ import pytest
 from cql_scripts import Rehearse
 
 from cdc_platform.clock import Clock
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.definitions import define
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.statements import Definition, Name
 from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import cdc_tables
 from cdc_platform.lifecycle.cdc_tables import CdcTable
-from cdc_platform.log.catalog import Catalog
 from cdc_platform.log.ddl import ddl_of, known_tables, schema_of
-from cdc_platform.log.definitions import define
-from cdc_platform.log.parser import parse
-from cdc_platform.log.schema import TableSchema
-from cdc_platform.log.statements import Definition, Name
 
 SCRIPTS = {
     "simple": "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};",

@@ -12,11 +12,11 @@ from log_model import ModelPartition
 from log_statements import Written, definition, scripts
 
 from cdc_platform.clock import parse_time_us
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.types import ListType
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.parser import parse
-from cdc_platform.log.schema import TableSchema
 from cdc_platform.log.script import Script, TouchedTable
-from cdc_platform.log.types import ListType
 from cdc_platform.settings import Settings
 
 NOW_US = parse_time_us("2020-11-26T12:00:00Z")

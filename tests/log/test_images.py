@@ -8,11 +8,11 @@ from hypothesis import given
 from log_histories import histories
 from log_model import ModelPartition
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
-from cdc_platform.log.ranges import RangeTombstone
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import RangeTombstone
+from cdc_platform.cql.schema import CdcOptions, Column, Images, TableSchema
+from cdc_platform.cql.types import INT, MapType
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import CdcOptions, Column, Images, TableSchema
-from cdc_platform.log.types import INT, MapType
 
 T = 1_606_390_225_588_947
 COLUMNS = (

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import SCALARS
 from cdc_platform.errors import InputError
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import arrow_type
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import SCALARS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 VALUES: dict[str, st.SearchStrategy[Any]] = {

@@ -12,16 +12,16 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_platform.clock import parse_time_us
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT, ListType, MapType, UserType
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import log_batch
-from cdc_platform.log.live import Partition
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.replay import replay
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT, TEXT, ListType, MapType, UserType
 from cdc_platform.log.volume import append, append_writes, log_rows
 
 if TYPE_CHECKING:

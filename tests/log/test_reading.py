@@ -34,7 +34,7 @@ from cdc_platform.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_platform.log.schema import TableSchema
+    from cdc_platform.cql.schema import TableSchema
 
 FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 START_US, SWITCH_US = parse_time_us(FIRST), parse_time_us(SECOND)

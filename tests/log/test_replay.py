@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from log_histories import EPOCH_US, histories
 from log_model import ModelPartition
 
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import CollectionChange, Mutation, merge
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import CollectionChange, Mutation, merge
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.log.replay import replay
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import TableSchema
 
 STREAM = bytes(16)
 

@@ -19,16 +19,16 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from log_histories import EPOCH_US, USER_TYPE, histories, mutations
 
+from cdc_platform.cql.base_table import BaseTable
+from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, NAN, TEXT, CqlType, ListType, MapType, SetType, scalar
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.translate import translated
-from cdc_platform.log.base_table import BaseTable
 from cdc_platform.log.log_values import canonical_values, rows_table
-from cdc_platform.log.mutation import Cell, Marker, Mutation, RowChange, merge
 from cdc_platform.log.replay import replay
 from cdc_platform.log.replaying import KEY, base_rows, partition_keys, replayed, selected_schema
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT, NAN, TEXT, CqlType, ListType, MapType, SetType, scalar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,11 @@ import pytest
 from cassandra.util import min_uuid_from_time
 from cql_scripts import NOW_US, Accepted, Rehearse
 
+from cdc_platform.cql.schema import log_columns
+from cdc_platform.cql.types import timeuuid_order, timeuuid_us
 from cdc_platform.errors import WriteRefused
 from cdc_platform.generations import StreamId
-from cdc_platform.log.schema import log_columns
 from cdc_platform.log.script import Outcome, Result
-from cdc_platform.log.types import timeuuid_order, timeuuid_us
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
-from cdc_platform.log.ranges import Bound, RangeTombstone
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import Bound, RangeTombstone
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, MapType, UserType, timeuuid_us
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT, MapType, UserType, timeuuid_us
 
 T = 1_606_390_225_588_947
 SCHEMA = TableSchema(

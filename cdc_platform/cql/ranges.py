@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from cdc_platform.log.schema import TableSchema
-from cdc_platform.log.types import Value
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.types import Value
 
 Key = tuple[Value, ...]
 """The values of key columns, or of the first of them, in key order."""

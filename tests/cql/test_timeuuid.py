@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, earliest, latest, log_time, timeuuid
+from cdc_platform.cql.types import timeuuid_order, timeuuid_us
 from cdc_platform.errors import InputError
-from cdc_platform.log.timeuuid import FIRST_US, LAST_US, earliest, latest, log_time, timeuuid
-from cdc_platform.log.types import timeuuid_order, timeuuid_us
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["timeuuid_micros"]
 times = st.integers(FIRST_US, LAST_US)

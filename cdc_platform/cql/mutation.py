@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_platform.log.ranges import Key, RangeTombstone, normal_form
-from cdc_platform.log.schema import TableSchema, element_value_type
-from cdc_platform.log.types import CqlType, Value
+from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
+from cdc_platform.cql.schema import TableSchema, element_value_type
+from cdc_platform.cql.types import CqlType, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from ipaddress import ip_address
 
-from cdc_platform.errors import InputError
-from cdc_platform.log.statements import (
+from cdc_platform.cql.statements import (
     Call,
     Constant,
     ListLiteral,
@@ -23,9 +22,9 @@ from cdc_platform.log.statements import (
     TupleLiteral,
     UserLiteral,
 )
-from cdc_platform.log.times import DAY_MS, DAY_NS, parse_date, parse_time, parse_timestamp
-from cdc_platform.log.timeuuid import earliest, latest, timeuuid
-from cdc_platform.log.types import (
+from cdc_platform.cql.times import DAY_MS, DAY_NS, parse_date, parse_time, parse_timestamp
+from cdc_platform.cql.timeuuid import earliest, latest, timeuuid
+from cdc_platform.cql.types import (
     ASCII,
     BIGINT,
     BLOB,
@@ -45,6 +44,7 @@ from cdc_platform.log.types import (
     Value,
     timeuuid_us,
 )
+from cdc_platform.errors import InputError
 
 _EPOCH_DATE = 2**31
 """Dates that are written as integers count days from here, since CQL has them unsigned."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.literals import Moment, value_of
+from cdc_platform.cql.ranges import Bound, Key
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import Value
 from cdc_platform.errors import InputError
-from cdc_platform.log import statements as s
-from cdc_platform.log.literals import Moment, value_of
-from cdc_platform.log.ranges import Bound, Key
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import Value
 
 _SLICES = {">": ("start", False), ">=": ("start", True), "<": ("end", False), "<=": ("end", True)}
 MOST_KEYS = 10_000

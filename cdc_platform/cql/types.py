@@ -26,9 +26,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from cdc_platform.errors import InputError
-from cdc_platform.log.names import quoted
-from cdc_platform.log.scalars import (
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.scalars import (
     ASCII,
     BIGINT,
     BLOB,
@@ -59,6 +58,7 @@ from cdc_platform.log.scalars import (
     timeuuid_order,
     timeuuid_us,
 )
+from cdc_platform.errors import InputError
 
 __all__ = [
     "ASCII",

@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cdc_platform.cql import cells
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.cells import Elements, Writing
+from cdc_platform.cql.list_keys import ListKeys
+from cdc_platform.cql.literals import Moment, value_of
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import ColumnChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import Key, RangeTombstone
+from cdc_platform.cql.restrictions import Selection, key_value, select
+from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
+from cdc_platform.cql.types import BIGINT, COUNTER, INT
 from cdc_platform.errors import InputError
-from cdc_platform.log import cells
-from cdc_platform.log import statements as s
-from cdc_platform.log.catalog import Catalog
-from cdc_platform.log.cells import Elements, Writing
-from cdc_platform.log.list_keys import ListKeys
-from cdc_platform.log.literals import Moment, value_of
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import ColumnChange, Marker, Mutation, RowChange, merge
-from cdc_platform.log.ranges import Key, RangeTombstone
-from cdc_platform.log.restrictions import Selection, key_value, select
-from cdc_platform.log.schema import MAX_TTL, Column, TableSchema
-from cdc_platform.log.types import BIGINT, COUNTER, INT
 
 Read = Callable[[TableSchema, Key], Partition]
 """Reads a partition as it was before the statement: lists are written by what is in them."""

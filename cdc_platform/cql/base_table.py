@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import (
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import (
     Cell,
     CollectionChange,
     ColumnChange,
@@ -19,9 +19,9 @@ from cdc_platform.log.mutation import (
     RowChange,
     merge,
 )
-from cdc_platform.log.ranges import Key
-from cdc_platform.log.schema import LogColumn, TableSchema
-from cdc_platform.log.types import Value
+from cdc_platform.cql.ranges import Key
+from cdc_platform.cql.schema import LogColumn, TableSchema
+from cdc_platform.cql.types import Value
 from cdc_platform.ring import tokens_of_keys
 
 

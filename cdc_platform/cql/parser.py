@@ -16,10 +16,10 @@ from lark import Lark, Token, Transformer, Tree, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 from lark.lexer import PatternStr
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.names import RESERVED
+from cdc_platform.cql.times import parse_duration
 from cdc_platform.errors import InputError
-from cdc_platform.log import statements as s
-from cdc_platform.log.names import RESERVED
-from cdc_platform.log.times import parse_duration
 
 _SAID = {
     "IDENTIFIER": "a name",
@@ -72,7 +72,7 @@ def parse(text: str) -> list[s.Statement]:
 
 @lru_cache(maxsize=1)
 def _parser() -> Lark:
-    grammar = files("cdc_platform.log").joinpath("grammar.lark").read_text(encoding="utf-8")
+    grammar = files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8")
     return Lark(grammar, parser="lalr", propagate_positions=True, maybe_placeholders=True)
 
 

@@ -16,11 +16,11 @@ from uuid import UUID
 
 import numpy as np
 
+from cdc_platform.cql.times import DAY_NS, Duration, date_text, time_text, timestamp_text
 from cdc_platform.errors import InputError
-from cdc_platform.log.times import DAY_NS, Duration, date_text, time_text, timestamp_text
 
 if TYPE_CHECKING:
-    from cdc_platform.log.types import UserType
+    from cdc_platform.cql.types import UserType
 
 
 Value = Any

@@ -18,12 +18,12 @@ from cassandra.util import Duration as DriverDuration
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql import times
+from cdc_platform.cql import types as t
+from cdc_platform.cql.literals import Moment, value_of
+from cdc_platform.cql.parser import parse
 from cdc_platform.errors import InputError
-from cdc_platform.log import statements as s
-from cdc_platform.log import times
-from cdc_platform.log import types as t
-from cdc_platform.log.literals import Moment, value_of
-from cdc_platform.log.parser import parse
 
 MOMENT = Moment(0)
 PROTOCOL = 4

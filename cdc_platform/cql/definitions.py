@@ -13,11 +13,11 @@ from functools import singledispatch
 from itertools import chain
 
 from cdc_platform.clock import format_us
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.catalog import Catalog, Keyspace
+from cdc_platform.cql.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kind, TableSchema, log_columns
+from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.log import statements as s
-from cdc_platform.log.catalog import Catalog, Keyspace
-from cdc_platform.log.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kind, TableSchema, log_columns
-from cdc_platform.log.types import COUNTER, CqlType, UserType, listed
 
 _NAME = re.compile(r"\w{1,48}", re.ASCII)
 _DROP_AHEAD_US = 5_000_000

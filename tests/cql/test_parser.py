@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.names import RESERVED, quoted
+from cdc_platform.cql.parser import parse
 from cdc_platform.errors import InputError
-from cdc_platform.log import statements as s
-from cdc_platform.log.names import RESERVED, quoted
-from cdc_platform.log.parser import parse
 
 
 def one(text: str) -> s.Body:

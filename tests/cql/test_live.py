@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from cdc_platform.log.live import Partition
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
-from cdc_platform.log.ranges import Bound, RangeTombstone
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import INT, ListType, MapType, SetType, UserType
+from cdc_platform.cql.live import Partition
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.cql.ranges import Bound, RangeTombstone
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import INT, ListType, MapType, SetType, UserType
 
 SECOND = 1_000_000
 FIRST, LATER = UUID("00000000-1dd2-11b2-8080-000000000000"), UUID("00000000-1dd2-11b2-8000-000000000000")

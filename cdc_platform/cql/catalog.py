@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
+from cdc_platform.cql.statements import Name, TypeName
+from cdc_platform.cql.types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, UserType, listed, scalar
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.log.schema import LOG_SUFFIX, TableSchema
-from cdc_platform.log.statements import Name, TypeName
-from cdc_platform.log.types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, UserType, listed, scalar
 
 _COLLECTIONS = {"list": 1, "set": 1, "map": 2}
 

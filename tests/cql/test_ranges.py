@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_model import ModelPartition
 
-from cdc_platform.log.mutation import Mutation, merge
-from cdc_platform.log.ranges import Bound, RangeIndex, RangeTombstone, normal_form
+from cdc_platform.cql.mutation import Mutation, merge
+from cdc_platform.cql.ranges import Bound, RangeIndex, RangeTombstone, normal_form
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT
 from cdc_platform.log.replay import replay
 from cdc_platform.log.rows import log_mutations
-from cdc_platform.log.schema import CdcOptions, Column, TableSchema
-from cdc_platform.log.types import INT
 
 VALUES = range(4)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from uuid import UUID
 
+from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
-from cdc_platform.log.types import GREGORIAN
 
 VERSION = 1
 FIRST_US = -GREGORIAN // 10

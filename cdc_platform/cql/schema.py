@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
 
-from cdc_platform.errors import InputError, NotFound
-from cdc_platform.log.types import (
+from cdc_platform.cql.types import (
     BIGINT,
     BLOB,
     BOOLEAN,
@@ -26,6 +25,7 @@ from cdc_platform.log.types import (
     Value,
     listed,
 )
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.ring import composite_key
 
 Kind = Literal["partition", "clustering", "static", "regular"]

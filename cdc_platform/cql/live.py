@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cdc_platform.log.mutation import (
+from cdc_platform.cql.mutation import (
     Cell,
     CollectionChange,
     ColumnChange,
@@ -20,9 +20,9 @@ from cdc_platform.log.mutation import (
     RowChange,
     later,
 )
-from cdc_platform.log.ranges import Key, RangeIndex
-from cdc_platform.log.schema import Column, element_key_type
-from cdc_platform.log.types import CqlType, ListType, SetType, UserType, Value
+from cdc_platform.cql.ranges import Key, RangeIndex
+from cdc_platform.cql.schema import Column, element_key_type
+from cdc_platform.cql.types import CqlType, ListType, SetType, UserType, Value
 
 _MICROSECONDS = 1_000_000
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.list_keys import ListKeys
+from cdc_platform.cql.literals import Moment, element_of, value_of
+from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange
+from cdc_platform.cql.restrictions import column_value
+from cdc_platform.cql.schema import Column, element_value_type
+from cdc_platform.cql.types import INT, TIMEUUID, CqlType, ListType, MapType, SetType, UserType, Value
 from cdc_platform.errors import InputError
-from cdc_platform.log import statements as s
-from cdc_platform.log.list_keys import ListKeys
-from cdc_platform.log.literals import Moment, element_of, value_of
-from cdc_platform.log.mutation import Cell, CollectionChange, ColumnChange
-from cdc_platform.log.restrictions import column_value
-from cdc_platform.log.schema import Column, element_value_type
-from cdc_platform.log.types import INT, TIMEUUID, CqlType, ListType, MapType, SetType, UserType, Value
 
 LIST_INDEX = "scylla_timeuuid_list_index"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
-from cdc_platform.log.timeuuid import timeuuid
+from cdc_platform.cql.timeuuid import timeuuid
 
 _MIRROR_US = 1_262_304_000_000_000
 """2010-01-01, in µs since 1970: as far as a write is behind it, as far before it are the keys of what it prepends."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from log_histories import histories
 
-from cdc_platform.log.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
-from cdc_platform.log.schema import Column, TableSchema
-from cdc_platform.log.types import INT, TEXT, MapType
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT, MapType
 
 SCHEMA = TableSchema(
     "ks",
