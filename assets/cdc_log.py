@@ -35,9 +35,9 @@ from cdc_platform.errors import NotFound
 from cdc_platform.invariants.findings import LOG_INVARIANTS
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.log.checking import audit_log, audit_logs, logged_tables
+from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
+from cdc_platform.log.audit.overview import overview
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.overview import overview
 from resources.home import HomeResource
 from resources.spark import SparkResource
 

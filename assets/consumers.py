@@ -50,8 +50,8 @@ from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.invariants.findings import HOUR_INVARIANTS
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, CONSUMED_HOURS
-from cdc_platform.log import hourly
-from cdc_platform.log.hourly_audit import audit_hours
+from cdc_platform.log.audit.hours import audit_hours
+from cdc_platform.log.reading import hourly
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

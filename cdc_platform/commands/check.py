@@ -33,8 +33,8 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
     from cdc_platform.lifecycle import reading
-    from cdc_platform.log.checking import audit_logs
-    from cdc_platform.log.hourly_audit import audit_hours
+    from cdc_platform.log.audit.hours import audit_hours
+    from cdc_platform.log.audit.logs import audit_logs
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
     if name is not None and generation is not None:

@@ -28,17 +28,17 @@ def consume(session: Session, table: tuple[str, str], name: str, until: str | No
       cdc-platform consume shop.orders --name audit --until 2026-01-31T12:00:00Z
     """
     until_us = None if until is None else parse_time_us(until)
-    from cdc_platform.log import reading
     from cdc_platform.log.ddl import schema_of
+    from cdc_platform.log.reading import reader
 
-    reading.check_name(name)
+    reader.check_name(name)
     lake = session.lake()
     schema = schema_of(lake, *table)
-    consumer, rows = reading.consume(lake, session.clock, schema, name, until_us=until_us)
+    consumer, rows = reader.consume(lake, session.clock, schema, name, until_us=until_us)
     facts = {
         "name": name,
         "table": schema.full_name,
-        "sink": reading.sink_table(schema, name).full_name,
+        "sink": reader.sink_table(schema, name).full_name,
         "rows": rows,
         "windows": consumer.window_number,
         "position": format_us(consumer.position_us),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cdc_platform.cql.schema import TableSchema
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.log.script import Outcome, TouchedTable
+    from cdc_platform.log.scripts.script import Outcome, TouchedTable
     from cdc_platform.settings import Settings
 
 CARTS = "demo.carts"
@@ -59,7 +59,7 @@ def play(lake: Lake, settings: Settings, switch_us: int) -> None:
     """
     from cdc_platform.lake.session import spark_session
     from cdc_platform.lake.tables import KEPT_SCRIPTS
-    from cdc_platform.log.keeping import keep
+    from cdc_platform.log.scripts.keeping import keep
 
     noted = {row["text"]: row["finished_at"] for row in lake.read(KEPT_SCRIPTS, ["text", "finished_at"]).to_pylist()}
     for text, clock in _scripts(switch_us):
@@ -74,7 +74,7 @@ def logged(lake: Lake, settings: Settings, switch_us: int) -> Logged | None:
     from cdc_platform.cql.base_table import BaseTable
     from cdc_platform.errors import NotFound
     from cdc_platform.lifecycle import cdc_tables
-    from cdc_platform.log.replay import replay
+    from cdc_platform.log.replay.partitions import replay
 
     try:
         cdc_tables.find(lake, *CARTS.split("."))
@@ -97,7 +97,7 @@ def _rehearsed(
 ) -> tuple[TableSchema, dict[tuple[str, int], str], TouchedTable]:
     """Both scripts in the process, from nothing: the table, the statement of every log row, the table's rows."""
     from cdc_platform.cql.parser import parse
-    from cdc_platform.log.script import Kept, Script
+    from cdc_platform.log.scripts.script import Kept, Script
 
     (before, at), (after, later) = _scripts(switch_us)
     first = Script(lake, settings, at.now_us())

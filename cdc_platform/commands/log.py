@@ -12,7 +12,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.log.script import Outcome, Result, TouchedTable
+    from cdc_platform.log.scripts.script import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
 _MOST_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, as_json
     text = _text_of(file)
     home = session.open_home()
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.log.keeping import keep, rehearse_on_kept
+    from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
 
     lake = Lake(home.lake)
     if is_kept:

@@ -66,7 +66,7 @@ def _named(lake: Lake, query: str) -> list[Table]:
     named = [table for table in declared if table.name in text]
     if named and _LOG_SUFFIX not in text:
         return named
-    from cdc_platform.log.checking import logged_tables
+    from cdc_platform.log.audit.logs import logged_tables
     from cdc_platform.log.log_table import log_table
 
     logs = [log_table(schema) for schema in logged_tables(lake)]

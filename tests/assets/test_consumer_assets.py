@@ -42,10 +42,10 @@ from cdc_platform.invariants.findings import HOUR_INVARIANTS, HOURS_HOLD_ROWS_ON
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle import cdc_tables, consumers, expiry, expiry_plan, tablet_gc, tablets
-from cdc_platform.log import hourly, reading
+from cdc_platform.log.audit.hours import audit_hours
 from cdc_platform.log.columns import log_batch
-from cdc_platform.log.hourly_audit import audit_hours
 from cdc_platform.log.log_table import log_table, writes_schema
+from cdc_platform.log.reading import hourly, reader
 from cdc_platform.log.volume import table_streams
 from cdc_platform.settings import Settings
 
@@ -109,7 +109,7 @@ def checked(result: ExecuteInProcessResult) -> dict[str, bool]:
 
 def sink(lake: Lake, table: str = "t") -> Any:
     """The rows that were copied."""
-    return lake.read(reading.sink_table(schema(lake, table), "hourly"))
+    return lake.read(reader.sink_table(schema(lake, table), "hourly"))
 
 
 def position(lake: Lake, table: str = "t") -> int:
@@ -169,7 +169,7 @@ def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch
 def test_the_same_rows_again_are_no_commit(lake: Lake) -> None:
     """Materialised again an hour leaves all tables at their versions."""
     assert copy(NOON).success
-    tables = (reading.sink_table(schema(lake), "hourly"), CONSUMED_HOURS, CONSUMERS)
+    tables = (reader.sink_table(schema(lake), "hourly"), CONSUMED_HOURS, CONSUMERS)
     versions = [lake.version(table) for table in tables]
     assert copy(NOON).success
     assert [lake.version(table) for table in tables] == versions
@@ -193,7 +193,7 @@ def test_late_rows_are_found_and_come_with_the_next_materialisation(lake: Lake) 
 def test_rows_that_are_there_twice_are_found_and_mended(lake: Lake) -> None:
     """Somebody appended an hour to the sink once more."""
     assert copy(NOON).success
-    table = reading.sink_table(schema(lake), "hourly")
+    table = reader.sink_table(schema(lake), "hourly")
     assert lake.append_once(table, sink(lake), {"stray": 1}, None)
     [log, once] = audit_hours(lake, NOON)
     assert (log.violations, once.violations) == (0, 1)
@@ -332,12 +332,12 @@ def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
     """As many files at once as fit; again with other parts the hour is the same."""
     for part in range(3):
         write(lake, [ONE + 1000 * part + 10, ONE + 1000 * part + 20])
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(reader, "ROWS_AT_ONCE", 1)
     assert checked(copy(ONE)) == GOOD
-    version = lake.version(reading.sink_table(schema(lake), "hourly"))
+    version = lake.version(reader.sink_table(schema(lake), "hourly"))
     assert version is not None
     assert version > 2
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(reader, "ROWS_AT_ONCE", 4)
     write(lake, [ONE + 15])
     assert checked(copy(ONE)) == GOOD
     assert len(times_of(sink(lake))) == 11
@@ -350,7 +350,7 @@ def test_columns_that_come_and_go(lake: Lake) -> None:
     assert copy(NOON).success
     lake.widen(log_table(schema(lake)))
     table = log_table(schema(lake))
-    assert lake.columns(reading.sink_table(schema(lake), "hourly"))[-2:] == ["w", "cdc$deleted_w"]
+    assert lake.columns(reader.sink_table(schema(lake), "hourly"))[-2:] == ["w", "cdc$deleted_w"]
     assert sorted(lake.columns(table)) == sorted(table.schema.names)
     late = rows_of_widened_log(lake, [NOON + 20 * 60_000_000])
     assert checked(copy(NOON)) == GOOD
@@ -358,7 +358,7 @@ def test_columns_that_come_and_go(lake: Lake) -> None:
     cdc_tables.alter(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
     rows_of_widened_log(lake, [NOON + 21 * 60_000_000])
     assert checked(copy(NOON)) == GOOD
-    whole = lake.widen(reading.sink_table(schema(lake), "hourly"))
+    whole = lake.widen(reader.sink_table(schema(lake), "hourly"))
     kept = [row["v"] for row in lake.read(whole).to_pylist() if row["v"] is not None]
     assert sorted(kept) == sorted(when // 1_000_000 % 3600 for when in TIMES[:3])
 
@@ -379,7 +379,7 @@ def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
     add_table(lake, "u")
     write(lake, [START_US + 7], table="u")
     assert copy(NOON, ["ks.u"]).success
-    assert not lake.exists(reading.sink_table(schema(lake), "hourly"))
+    assert not lake.exists(reader.sink_table(schema(lake), "hourly"))
     assert hourly.due_hours(lake, Clock(READABLE_US), 2) == [NOON, ONE]
     assert checked(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
@@ -419,7 +419,7 @@ def test_without_logs_there_is_nothing_to_do(tmp_path: Path) -> None:
 def test_nobody_else_reads_under_its_name(lake: Lake) -> None:
     """The name is in `platform.consumers`, where a reader that goes on from a position would take it over."""
     with pytest.raises(InputError, match="copies logs hour by hour"):
-        reading.consume(lake, Clock(READABLE_US), schema(lake), "hourly")
+        reader.consume(lake, Clock(READABLE_US), schema(lake), "hourly")
 
 
 MOMENT = datetime(2026, 1, 31, 15, 1, tzinfo=UTC)

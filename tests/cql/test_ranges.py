@@ -15,7 +15,7 @@ from cdc_platform.cql.mutation import Mutation, merge
 from cdc_platform.cql.ranges import Bound, RangeIndex, RangeTombstone, normal_form
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT
-from cdc_platform.log.replay import replay
+from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import log_mutations
 
 VALUES = range(4)

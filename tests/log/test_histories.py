@@ -16,7 +16,7 @@ from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import ListType
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.script import Script, TouchedTable
+from cdc_platform.log.scripts.script import Script, TouchedTable
 from cdc_platform.settings import Settings
 
 NOW_US = parse_time_us("2020-11-26T12:00:00Z")

@@ -21,7 +21,7 @@ from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import rows_table, table_rows
-from cdc_platform.log.replay import replay
+from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.volume import append, append_writes, log_rows
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from cdc_platform.invariants.findings import (
     LOG_TIMESTAMP_IS_TIME,
     Tally,
 )
-from cdc_platform.invariants.log_periods import KnownStreams, Period
+from cdc_platform.log.audit.periods import KnownStreams, Period
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, UInt64s
 
 NOT_JUDGED = "log_rows_not_judged"

@@ -10,9 +10,9 @@ from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_TH
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS
-from cdc_platform.log.hourly import HOUR_US, keys_of, logs, within
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.reading import BY_HOUR, ROWS_AT_ONCE, sink_table
+from cdc_platform.log.reading.hourly import HOUR_US, keys_of, logs, within
+from cdc_platform.log.reading.reader import BY_HOUR, ROWS_AT_ONCE, sink_table
 
 
 def audit_hours(lake: Lake, hour_us: int | None = None) -> list[Finding]:

@@ -20,7 +20,7 @@ from cdc_platform.lake.shape import quoted, spark_struct
 from cdc_platform.log.key_bytes import canonical_keys
 from cdc_platform.log.log_table import arrow_type, log_table
 from cdc_platform.log.log_values import arrow_value, table_rows
-from cdc_platform.log.replay import assert_full_delta, lacking, replay
+from cdc_platform.log.replay.partitions import assert_full_delta, lacking, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -31,7 +31,7 @@ from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
-from cdc_platform.log.script import Kept, Result, Script
+from cdc_platform.log.scripts.script import Kept, Result, Script
 from cdc_platform.log.volume import append
 from cdc_platform.settings import Settings
 

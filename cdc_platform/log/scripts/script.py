@@ -22,7 +22,7 @@ from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import PlatformError, WriteRefused
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.replay import replay
+from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
 from cdc_platform.log.streams import Streams
 from cdc_platform.ring import tokens_of_keys

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.invariants.log_rows import LogRows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows
-from cdc_platform.log.log_files import LogPart, log_parts, part_rows
+from cdc_platform.log.audit.files import LogPart, log_parts, part_rows
+from cdc_platform.log.audit.rows import LogRows
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:

@@ -48,14 +48,14 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
 )
 from cdc_platform.lifecycle import cdc_tables, tablet_sets
-from cdc_platform.log import log_pass
-from cdc_platform.log.checking import audit_log, audit_logs
+from cdc_platform.log.audit import one_pass
+from cdc_platform.log.audit.files import LogPart, _parts, part_rows
+from cdc_platform.log.audit.logs import audit_log, audit_logs
+from cdc_platform.log.audit.overview import Overview, overview
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_files import LogPart, _parts, part_rows
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.log_values import rows_table
-from cdc_platform.log.overview import Overview, overview
-from cdc_platform.log.script import Kept, Script
+from cdc_platform.log.scripts.script import Kept, Script
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -425,8 +425,8 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
         damage(lake, rows)
     put(lake, rows)
     damaged = audit_log(lake, schema, no_spark)
-    monkeypatch.setattr(log_pass, "ROWS_IN_PROCESS", 0)
-    monkeypatch.setattr(log_pass, "ROWS_A_TASK", 7)
+    monkeypatch.setattr(one_pass, "ROWS_IN_PROCESS", 0)
+    monkeypatch.setattr(one_pass, "ROWS_A_TASK", 7)
     assert audit_log(lake, schema, lambda: spark) == damaged
     assert sum(line.violations for line in damaged) == 3
     seen = overview(lake, schema, lambda: spark)

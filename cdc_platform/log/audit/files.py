@@ -18,10 +18,10 @@ from cdc_platform.clock import from_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
-from cdc_platform.invariants.log_rows import NO_TIME, LogRows
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
+from cdc_platform.log.audit.rows import NO_TIME, LogRows
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s

@@ -26,8 +26,8 @@ from cdc_platform.cql.types import INT, NAN, TEXT, CqlType, ListType, MapType, S
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.translate import translated
 from cdc_platform.log.log_values import canonical_values, rows_table
-from cdc_platform.log.replay import replay
-from cdc_platform.log.replaying import KEY, base_rows, partition_keys, replayed, selected_schema
+from cdc_platform.log.replay.on_spark import KEY, base_rows, partition_keys, replayed, selected_schema
+from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import log_mutations
 
 if TYPE_CHECKING:

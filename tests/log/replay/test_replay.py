@@ -13,7 +13,7 @@ from log_model import ModelPartition
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import CollectionChange, Mutation, merge
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.log.replay import replay
+from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import log_mutations
 
 STREAM = bytes(16)

@@ -19,12 +19,12 @@ from cdc_platform.invariants.findings import (
     Tally,
     add_up,
 )
-from cdc_platform.invariants.log_periods import Period, periods, streams_in
-from cdc_platform.invariants.log_rows import NOT_JUDGED, LogRows, audit_log_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import cdc_tables
-from cdc_platform.log import log_pass
-from cdc_platform.log.log_pass import Session
+from cdc_platform.log.audit import one_pass
+from cdc_platform.log.audit.one_pass import Session
+from cdc_platform.log.audit.periods import Period, periods, streams_in
+from cdc_platform.log.audit.rows import NOT_JUDGED, LogRows, audit_log_rows
 from cdc_platform.log.log_table import log_table
 
 _TALLY = pa.schema(
@@ -67,7 +67,7 @@ def audit_log(lake: Lake, schema: TableSchema, spark: Session) -> list[Finding]:
 def _of_log(lake: Lake, schema: TableSchema, spark: Session) -> Iterable[Tally]:
     known = periods(lake, schema.keyspace, schema.name)
     judged = partial(_judged, str(lake.root), known)
-    return [Tally(**row) for row in log_pass.run(lake, schema, spark, judged, _TALLY)]
+    return [Tally(**row) for row in one_pass.run(lake, schema, spark, judged, _TALLY)]
 
 
 def _judged(root: str, known: Sequence[Period], rows: LogRows) -> pa.RecordBatch:

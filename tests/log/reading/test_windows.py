@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.errors import StateError
-from cdc_platform.log.windows import Sets, Window, next_window
+from cdc_platform.log.reading.windows import Sets, Window, next_window
 
 times = st.integers(1, 60)
 

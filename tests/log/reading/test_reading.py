@@ -23,11 +23,10 @@ from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets, tablets
-from cdc_platform.log import reading
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
-from cdc_platform.log.reading import SAFETY_US, consume, read_changes, sink_table
+from cdc_platform.log.reading import SAFETY_US, consume, read_changes, reader, sink_table
 from cdc_platform.log.volume import table_streams
 from cdc_platform.settings import Settings
 
@@ -106,7 +105,7 @@ def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.
     """As many files at once as fit, by their own bounds; the rows are the same."""
     lake = Lake(home / "lake")
     table = schema(lake)
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(reader, "ROWS_AT_ONCE", 1)
     for part in range(3):
         write(lake, 2 + part, [START_US + 1000 * part + 10, START_US + 1000 * part + 20])
     consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
@@ -139,14 +138,14 @@ def test_of_two_consumers_of_one_name_one_stops(home: Path, monkeypatch: pytest.
     """Both read the same window; the one that comes second writes nothing."""
     lake = Lake(home / "lake")
     table = schema(lake)
-    read = reading.read_window
+    read = reader.read_window
 
     def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(reading, "read_window", read)
+        monkeypatch.setattr(reader, "read_window", read)
         consume(lake, Clock(NOW_US), table, "audit")
         return read(*arguments)
 
-    monkeypatch.setattr(reading, "read_window", overtaken)
+    monkeypatch.setattr(reader, "read_window", overtaken)
     with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
         consume(lake, Clock(NOW_US), table, "audit")
     assert times_of(lake, sink_table(table, "audit")) == READABLE

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.generations import operating_index
-from cdc_platform.invariants.log_periods import periods
-from cdc_platform.invariants.log_rows import LogRows
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log import log_pass
-from cdc_platform.log.log_pass import Session
+from cdc_platform.log.audit import one_pass
+from cdc_platform.log.audit.one_pass import Session
+from cdc_platform.log.audit.periods import periods
+from cdc_platform.log.audit.rows import LogRows
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.rows import Operation
 
@@ -44,7 +44,7 @@ class Overview:
 def overview(lake: Lake, schema: TableSchema, spark: Session) -> Overview:
     """Count what is in a log; `spark` is called where it is large."""
     begins = [each.begin_us for each in periods(lake, schema.keyspace, schema.name)]
-    counts = log_pass.run(lake, schema, spark, partial(_counted, begins), _COUNTS)
+    counts = one_pass.run(lake, schema, spark, partial(_counted, begins), _COUNTS)
     by_period, by_operation = Counter[int](), Counter[int]()
     for each in counts:
         by_period[each["period"]] += each["rows"]

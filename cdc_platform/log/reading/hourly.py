@@ -26,7 +26,7 @@ from cdc_platform.lifecycle import cdc_tables, consumers
 from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.reading import (
+from cdc_platform.log.reading.reader import (
     BY_HOUR,
     SAFETY_US,
     log_of,
@@ -36,7 +36,7 @@ from cdc_platform.log.reading import (
     stream_sets,
     whole_windows,
 )
-from cdc_platform.log.windows import Window
+from cdc_platform.log.reading.windows import Window
 
 HOUR_US = 3_600_000_000
 FIRST_HOUR = "2025-01-01T00:00:00Z"
