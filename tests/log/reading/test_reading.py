@@ -26,7 +26,8 @@ from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets, tablets
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
-from cdc_platform.log.reading import SAFETY_US, consume, read_changes, reader, sink_table
+from cdc_platform.log.reading import reader
+from cdc_platform.log.reading.reader import SAFETY_US, consume, read_changes, sink_table
 from cdc_platform.log.volume import table_streams
 from cdc_platform.settings import Settings
 
