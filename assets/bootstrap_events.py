@@ -30,9 +30,10 @@ from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
 from cdc_platform.lake.tables import GENERATIONS as LEDGER
-from cdc_platform.lifecycle import inbox
-from cdc_platform.lifecycle.inbox import WaitingJoin
-from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request
+from cdc_platform.records import inbox
+from cdc_platform.records.inbox import WaitingJoin
+from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.sources.bootstrap_file import parse_join_request
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

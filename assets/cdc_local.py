@@ -12,7 +12,8 @@ from assets.partitions import GENERATIONS
 from assets.told import Stopwatch, materialized
 from cdc_platform.clock import format_ms
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, CDC_LOCAL, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import bootstrap, inbox
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.records import inbox
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

@@ -40,12 +40,12 @@ from assets.runs import MAX_RETRIES_TAG, WAITING_OR_RUNNING
 from assets.told import Stopwatch, few_rows, materialized, picture
 from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
-from cdc_platform.invariants.expiry import audit_expiry
 from cdc_platform.invariants.findings import EXPIRY_INVARIANTS
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, Table
-from cdc_platform.lifecycle import expiry, expiry_plan, growth
-from cdc_platform.lifecycle.expiry_plan import Action, PlannedGeneration
+from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
+from cdc_platform.lifecycle.expiry.audit import audit_expiry
+from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.pictures_expiry import Stay, growth_picture, plan_picture
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
@@ -78,8 +78,8 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
     """Mark what has expired; report the plan and the forecast."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with in_one_line():
-        plan = expiry_plan.plan(lake, now, settings)
-        marked = expiry.mark(lake, plan)
+        plan = purge_plan.plan(lake, now, settings)
+        marked = removal.mark(lake, plan)
     rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
     told = {"marked": marked, **plan_told(plan, now), **forecast_told(lake, now, settings)}
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
@@ -169,7 +169,7 @@ def mark_expired(context: OpExecutionContext, home: HomeResource, clock: ClockRe
     """Note in the timestamps what has expired."""
     with in_one_line():
         lake = home.lake()
-        marked = expiry.mark(lake, expiry_plan.plan(lake, clock.clock(), home.settings()))
+        marked = removal.mark(lake, purge_plan.plan(lake, clock.clock(), home.settings()))
     context.add_output_metadata({"marked": marked})
 
 
@@ -178,7 +178,7 @@ def begin_removals(context: OpExecutionContext, home: HomeResource, clock: Clock
     """Note which generations are about to go."""
     with in_one_line():
         lake, now = home.lake(), clock.clock()
-        begun = expiry.begin_removals(lake, now, expiry_plan.plan(lake, now, home.settings()))
+        begun = removal.begin_removals(lake, now, purge_plan.plan(lake, now, home.settings()))
     rows = [(format_ms(each.time_ms), each.id or "", each.rows, each.bytes) for each in begun]
     context.add_output_metadata({"begun": len(begun), "generations": few_rows(("time", "id", "rows", "bytes"), rows)})
 
@@ -189,7 +189,7 @@ def _removal(table: Table) -> OpDefinition:
     def remove(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
         with in_one_line():
             lake = home.lake()
-            rows = expiry.remove_from(lake, table, expiry.begun(lake, clock.clock(), home.settings()))
+            rows = removal.remove_from(lake, table, removal.begun(lake, clock.clock(), home.settings()))
             files = lake.vacuum(table)
         context.add_output_metadata({"rows": rows, "vacuumed_files": files})
 
@@ -203,7 +203,7 @@ def _removal(table: Table) -> OpDefinition:
     return make(remove)
 
 
-_REMOVALS = [_removal(table) for table in expiry.SHRINKING]
+_REMOVALS = [_removal(table) for table in removal.SHRINKING]
 
 
 @job(
@@ -215,16 +215,16 @@ _REMOVALS = [_removal(table) for table in expiry.SHRINKING]
 def expire() -> None:
     """One step after the other."""
     done = begin_removals(mark_expired())
-    for removal in _REMOVALS:
-        done = removal(done)
+    for step in _REMOVALS:
+        done = step(done)
 
 
 def scheduled_plan(
     lake: Lake, clock: Clock, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
     """What the schedule of the plan asks for at `moment`: a run, if it would change a mark and none is under way."""
-    plan = expiry_plan.plan(lake, clock, settings)
-    if not any(expiry.is_to_be_marked(each) for each in plan):
+    plan = purge_plan.plan(lake, clock, settings)
+    if not any(removal.is_to_be_marked(each) for each in plan):
         return SkipReason("nothing has expired since the last plan")
     return _request(instance, PLAN_JOB, moment)
 
@@ -242,9 +242,9 @@ def removal_due(lake: Lake, clock: Clock, settings: Settings, moment: datetime) 
 
     Once a day for a while after a removal that is the vacuum: the files may go when they are old enough.
     """
-    plan = expiry_plan.plan(lake, clock, settings)
+    plan = purge_plan.plan(lake, clock, settings)
     due = sum(each.action is Action.REMOVE for each in plan)
-    left = len(expiry.unfinished(lake))
+    left = len(removal.unfinished(lake))
     if due or left:
         return f"{due} generations may go, {left} removals are not finished"
     removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()

@@ -23,7 +23,8 @@ from cdc_platform.clock import format_ms
 from cdc_platform.invariants.audit import INSERTED_INVARIANTS, audit_inserted, audit_lake
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle import bootstrap, bootstrap_v1, reading
+from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1
+from cdc_platform.records import reading
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource

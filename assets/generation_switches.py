@@ -36,7 +36,8 @@ from cdc_platform.invariants.findings import SWITCH_INVARIANTS
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
-from cdc_platform.lifecycle import bootstrap, switching
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.switch import register
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -63,12 +64,12 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
     """Drive the switches that are unfinished, and report them all."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with in_one_line():
-        for left in switching.unfinished(lake):
-            done = switching.drive(lake, now, settings, left.generation_id, BY)
+        for left in register.unfinished(lake):
+            done = register.drive(lake, now, settings, left.generation_id, BY)
             if done.phase is Phase.COMMITTED:
                 bootstrap.introduce(lake, now, settings, left.generation_id)
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
-        known = switching.switches(lake)[::-1]
+        known = register.switches(lake)[::-1]
     rows = [
         (each.generation_id, str(each.phase), f"{len(each.leases)} of {len(each.participants)}", _time(each.time_ms))
         for each in known
@@ -120,7 +121,7 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     versions = f"{lake.version(GENERATION_SWITCHES)}/{lake.version(GENERATIONS)}"
     if cursor == versions:
         return SensorResult(skip_reason="nothing has changed since every switch was finished", cursor=versions)
-    left = switching.unfinished(lake)
+    left = register.unfinished(lake)
     if not left:
         return SensorResult(skip_reason="every switch is finished", cursor=versions)
     switch = left[0]

@@ -24,7 +24,8 @@ from assets.told import Stopwatch, materialized
 from cdc_platform.clock import format_ms
 from cdc_platform.invariants.audit import TIMESTAMP_INVARIANTS, audit_timestamps
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import publish, reading
+from cdc_platform.lifecycle.join import publish
+from cdc_platform.records import reading
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

@@ -11,7 +11,7 @@ from assets.failures import in_one_line
 from assets.partitions import GENERATIONS
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, NODES
-from cdc_platform.lifecycle import bootstrap
+from cdc_platform.lifecycle.join import bootstrap
 from resources.home import HomeResource
 
 SOURCES: Sources = {

@@ -29,8 +29,8 @@ from assets.told import few_rows
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
-from cdc_platform.lifecycle import inbox
-from cdc_platform.lifecycle import repair as repairing
+from cdc_platform.lifecycle.repair import checkup as repairing
+from cdc_platform.records import inbox
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

@@ -39,7 +39,6 @@ from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.invariants.findings import V1_INVARIANTS
-from cdc_platform.invariants.rewritten import audit_rewrite
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
@@ -49,8 +48,9 @@ from cdc_platform.lake.tables import (
     NODES,
     STREAMS_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle import generation_data
-from cdc_platform.lifecycle import rewrite as procedure
+from cdc_platform.lifecycle.upgrade import rewrite as procedure
+from cdc_platform.lifecycle.upgrade.audit import audit_rewrite
+from cdc_platform.records import generation_data
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource

@@ -23,7 +23,8 @@ from assets.told import Stopwatch, materialized
 from cdc_platform.clock import format_ms
 from cdc_platform.invariants.audit import PUBLISHED_INVARIANTS, audit_lake, audit_published
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import publish, reading
+from cdc_platform.lifecycle.join import publish
+from cdc_platform.records import reading
 from resources.home import HomeResource
 from resources.spark import SparkResource
 

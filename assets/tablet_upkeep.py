@@ -29,7 +29,8 @@ from assets.tablets import TABLETS_JOB, table_name
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import tablet_gc, tablet_ledger, tablet_sets
+from cdc_platform.lifecycle.tablets import garbage
+from cdc_platform.records import tablet_ledger, tablet_sets
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -44,7 +45,7 @@ _WHAT_TAG = "cdc_platform/tablets"
 def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
     """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
     with in_one_line():
-        found = tablet_gc.collect(home.lake(), clock.clock(), *table_name(context.partition_key))
+        found = garbage.collect(home.lake(), clock.clock(), *table_name(context.partition_key))
     context.log.info(
         f"{found.full_name}: {len(found.removed_ms)} stream sets removed, base {format_ms(found.base_ms)}."
     )
@@ -104,7 +105,7 @@ def next_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> Sen
 
     A table of which consumers hold back all that could go gets no run; a tick that asks for none names them.
     """
-    found = tablet_gc.due(lake, clock)
+    found = garbage.due(lake, clock)
     due = [(each.full_name, f"base {each.base_ms}") for each in found if each.removed_ms]
     if not due:
         held = [str(one) for each in found for one in each.held_back]

@@ -30,11 +30,11 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.generations.tablets import merged_ends, split_ends, tablet_ends, uniform_ends
 from cdc_platform.invariants.findings import TABLET_INVARIANTS, TABLET_TIMESTAMP_COMPLETE
 from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
-from cdc_platform.lifecycle import tablet_gc, tablet_ledger, tablet_sets, tablets
-from cdc_platform.lifecycle.tablet_ledger import TabletChange
+from cdc_platform.lifecycle.tablets import changes, garbage
+from cdc_platform.records import tablet_ledger, tablet_rows, tablet_sets
+from cdc_platform.records.tablet_ledger import TabletChange
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource
@@ -110,9 +110,9 @@ def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: Clock
         name = table_name(context.partition_key)
         newest = tablet_ledger.live(lake, *name)
         if newest is None:
-            tablets.finish(lake, clock.clock(), *name)
+            changes.finish(lake, clock.clock(), *name)
         else:
-            tablets.write_streams(lake, newest)
+            changes.write_streams(lake, newest)
         rows = tablet_rows.stream_rows(lake, *name)
     return materialized(lake.version(TABLET_STREAMS), rows=len(rows.ids), watch=watch, sources=_STREAM_SOURCES)
 
@@ -133,9 +133,9 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
         name = table_name(context.partition_key)
         newest = tablet_ledger.live(lake, *name)
         if newest is not None:
-            tablets.publish_timestamp(lake, newest)
+            changes.publish_timestamp(lake, newest)
         sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.is_tablet_based(lake, *name) else []
-        over = [each for each in tablet_gc.due(lake, clock.clock()) if (each.keyspace, each.table) == name]
+        over = [each for each in garbage.due(lake, clock.clock()) if (each.keyspace, each.table) == name]
     rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
     told: dict[str, Any] = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
     held_back = [str(held) for each in over for held in each.held_back]
@@ -204,8 +204,8 @@ def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str],
         rule = split_ends if config.count >= len(there.last_tokens) else merged_ends
         ends = rule(there.last_tokens, config.count)
     if there is None:
-        return tablets.decide_create(lake, clock, settings, *name, ends, ttl_seconds=config.ttl_seconds)
-    return tablets.decide_resize(lake, clock, settings, *name, lambda _: ends)
+        return changes.decide_create(lake, clock, settings, *name, ends, ttl_seconds=config.ttl_seconds)
+    return changes.decide_resize(lake, clock, settings, *name, lambda _: ends)
 
 
 def _whole_numbers(texts: Sequence[str]) -> list[int]:

@@ -31,7 +31,8 @@ from cdc_platform.invariants.audit import (
 from cdc_platform.invariants.findings import Finding
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle import bootstrap, inbox
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.records import inbox
 from cdc_platform.ring import Ring
 from resources.home import HomeResource
 from resources.spark import SparkResource

@@ -12,9 +12,9 @@ from bench.session import CLOCK, Bench
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
-from cdc_platform.lifecycle import inbox, reading
 from cdc_platform.lifecycle.base_writes import assign_streams
-from cdc_platform.lifecycle.joining import run_join
+from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.records import inbox, reading
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:

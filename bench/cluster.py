@@ -12,9 +12,9 @@ import numpy as np
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.ring import FIRST, LAST, Node, Ring
-from cdc_platform.sources.bootstrap_file import JoinRequest
 
 IGNORE_MSB = 12
 FEATURES = ("CDC_GENERATIONS_V2",)

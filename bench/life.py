@@ -14,7 +14,7 @@ from cdc_platform.invariants.audit import audit_lake
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lifecycle.joining import run_join
+from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.settings import Settings
 
 _HOUR_US = 3_600_000_000

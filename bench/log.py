@@ -16,9 +16,9 @@ from bench.session import QUICK, Bench
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import reading
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
+from cdc_platform.records import reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

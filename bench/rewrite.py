@@ -14,8 +14,8 @@ from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, NODES, STREAMS, STREAMS_DESCRIPTIONS, TIMESTAMP
-from cdc_platform.lifecycle import cdc_tables, generation_data, inbox
-from cdc_platform.lifecycle.rewrite import rewrite
+from cdc_platform.lifecycle.upgrade.rewrite import rewrite
+from cdc_platform.records import cdc_tables, generation_data, inbox
 from cdc_platform.settings import Settings
 
 

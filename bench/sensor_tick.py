@@ -22,7 +22,7 @@ from bench.session import Bench
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 
 _TICK = """
 import json, os, sys, time

@@ -18,7 +18,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import TaskRows
-from cdc_platform.lifecycle import description_rows
+from cdc_platform.lifecycle.join import description_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,8 +19,8 @@ from assets.drawn import streams_on_shards
 from cdc_platform.clock import parse_time_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import inbox, reading
 from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.records import inbox, reading
 from cdc_platform.ring import Ring
 
 IMAGES = Path(__file__).parent / "images"

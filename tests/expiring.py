@@ -13,7 +13,7 @@ from export_files import NODES, generation, iso_time, streams_csv, timestamps_cs
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.lifecycle import cdc_tables
+from cdc_platform.records import cdc_tables
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -10,11 +10,12 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_platform.clock import Clock, parse_time_us, to_datetime
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import cdc_tables, tablets
+from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.volume import table_streams
+from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
 FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
@@ -30,8 +31,8 @@ Row = dict[str, Any]
 def split(lake: Lake) -> None:
     """A table of two tablets that become four, and its log."""
     created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
-    tablets.create(lake, created, Settings(), "ks", "tabs", uniform_ends(2), ttl_seconds=86_400)
-    tablets.split(lake, split, Settings(), "ks", "tabs", 4)
+    changes.create(lake, created, Settings(), "ks", "tabs", uniform_ends(2), ttl_seconds=86_400)
+    changes.split(lake, split, Settings(), "ks", "tabs", 4)
     cdc_tables.alter(lake, split, "ks", "tabs", ddl=DDL.format("tabs"))
     write(lake, "tabs")
 

@@ -12,11 +12,11 @@ from imported import home_with_generations
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import cdc_tables
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.volume import table_streams
+from cdc_platform.records import cdc_tables
 
 START_US = parse_time_us("2026-01-31T12:10:00Z")
 SWITCH_US = parse_time_us("2026-01-31T13:30:00Z")

@@ -14,10 +14,12 @@ from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
-from cdc_platform.lifecycle import bootstrap, inbox
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.records import inbox
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
-from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request
+from cdc_platform.sources.bootstrap_file import parse_join_request
 
 NOON_MS = 1_700_000_000_000
 NOON = Clock(NOON_MS * 1000)

@@ -16,8 +16,8 @@ from uuid import UUID
 from cdc_platform.errors import StateError, WriteRefused
 from cdc_platform.generations import Metadata, RingLayout, TopologyDescription, generate, new_generation_timestamp
 from cdc_platform.generations import switch as rules
-from cdc_platform.generations.participant import Participant, Promise
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+from cdc_platform.node.participant import Participant, Promise
 from cdc_platform.ring import Node, Ring
 
 MS = 1_000

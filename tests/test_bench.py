@@ -15,7 +15,7 @@ from bench.measure import Pairs, Result
 from cdc_platform.clock import Clock
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 
 
 @pytest.mark.parametrize("size", [Size(1, 1, 4), Size(3, 16, 8), Size(5, 7, 64)], ids=str)

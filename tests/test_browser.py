@@ -19,8 +19,8 @@ from rehearsal import node_config
 from serving import Serving
 
 from cdc_platform.clock import Clock
-from cdc_platform.lifecycle import inbox
-from cdc_platform.sources.bootstrap_file import JoinRequest
+from cdc_platform.records import inbox
+from cdc_platform.records.join_request import JoinRequest
 
 SECOND = 1000
 """In milliseconds, as the browser counts."""

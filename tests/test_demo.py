@@ -30,9 +30,9 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
-from cdc_platform.lifecycle import inbox, reading, tablet_sets
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
+from cdc_platform.records import inbox, reading, tablet_sets
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
 if TYPE_CHECKING:

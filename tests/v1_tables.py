@@ -18,7 +18,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lifecycle import cdc_tables, inbox
+from cdc_platform.records import cdc_tables, inbox
 from cdc_platform.ring import Node, Ring
 
 HOUR_MS = 3_600_000

@@ -13,7 +13,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.sources.bootstrap_file import JoinRequest
+    from cdc_platform.records.join_request import JoinRequest
 
 
 @click.command()
@@ -59,7 +59,7 @@ def _read(file: str) -> JoinRequest:
 
 def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, object]:
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import inbox
+    from cdc_platform.records import inbox
 
     home = session.open_home(create=True)
     lake = Lake(home.lake)
@@ -68,7 +68,7 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
     if not run:
         return result
     from cdc_platform.lake.session import spark_session
-    from cdc_platform.lifecycle.joining import run_join
+    from cdc_platform.lifecycle.join.joining import run_join
 
     joined = run_join(spark_session(), lake, session.clock, home.settings, event.generation_id)
     return result | {
@@ -79,7 +79,7 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
 
 
 def _withdraw(session: Session, event_id: str) -> dict[str, object]:
-    from cdc_platform.lifecycle import inbox
+    from cdc_platform.records import inbox
 
     lake = session.lake()
     inbox.withdraw(lake, session.clock, event_id.lower())

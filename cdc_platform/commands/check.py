@@ -27,14 +27,14 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     """
     lake = session.lake()
     from cdc_platform.invariants import audit_lake, inventory, judge
-    from cdc_platform.invariants.expiry import audit_expiry
-    from cdc_platform.invariants.rewritten import audit_live_generations
     from cdc_platform.invariants.switches import audit_switches
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.lifecycle.expiry.audit import audit_expiry
+    from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
     from cdc_platform.log.audit.hours import audit_hours
     from cdc_platform.log.audit.logs import audit_logs
+    from cdc_platform.records import reading
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
     if name is not None and generation is not None:

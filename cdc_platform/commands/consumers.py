@@ -27,7 +27,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from cdc_platform.lifecycle import consumers as registered
+    from cdc_platform.records import consumers as registered
 
     rows = [
         {
@@ -74,7 +74,7 @@ def forget(session: Session, name: str, table: tuple[str, str], as_json: bool) -
     Example:
       cdc-platform consumers forget audit shop.orders
     """
-    from cdc_platform.lifecycle import consumers as registered
+    from cdc_platform.records import consumers as registered
 
     registered.forget(session.lake(), name, *table)
     told = {"name": name, "table": ".".join(table), "forgotten": True}

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from cdc_platform.home import Home
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.inbox import BootstrapEvent
-    from cdc_platform.sources.bootstrap_file import JoinRequest
+    from cdc_platform.records.inbox import BootstrapEvent
+    from cdc_platform.records.join_request import JoinRequest
 
 SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
 SHARD_COUNT, IGNORE_MSB = 8, 12
@@ -114,7 +114,7 @@ def _run(
     home: Home, lake: Lake, requests: Sequence[JoinRequest], clock: Clock, again: bool, progress: Progress
 ) -> list[Join]:
     """Queue the joins, five minutes apart with the last some minutes ago, and run those that are not finished."""
-    from cdc_platform.lifecycle import inbox
+    from cdc_platform.records import inbox
 
     first_us = clock.now_us() - len(requests) * _APART_US
     clocks = [Clock((first_us + number * _APART_US) // 1_000_000 * 1_000_000) for number in range(len(requests))]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
     from cdc_platform.home import Home
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.inbox import BootstrapEvent
-    from cdc_platform.lifecycle.rewrite import Decision
+    from cdc_platform.lifecycle.upgrade.rewrite import Decision
+    from cdc_platform.records.inbox import BootstrapEvent
     from cdc_platform.ring import Node
     from cdc_platform.settings import Settings
 
@@ -55,7 +55,8 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
     """
     from cdc_platform.home import open_home
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import expiry, rewrite
+    from cdc_platform.lifecycle.expiry import removal
+    from cdc_platform.lifecycle.upgrade import rewrite
 
     old = open_home(home.path / OLD_HOME)
     lake, settings = Lake(old.lake), old.settings
@@ -68,22 +69,23 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
         decided = rewrite.rewrite(lake, upgraded, settings).decisions
     clock = Clock(now_ms * 1000)
     if _is_to_expire(lake, times[0]):
-        expiry.expire(lake, clock, settings)
+        removal.expire(lake, clock, settings)
     return OldCluster(old, lake, clock, decided)
 
 
 def play_tablets(lake: Lake, settings: Settings, events: Sequence[BootstrapEvent]) -> None:
     """Make the tablet-based table and split its tablets a minute later; what was made of it since stays."""
     from cdc_platform.generations.tablets import uniform_ends
-    from cdc_platform.lifecycle import tablet_ledger, tablets
+    from cdc_platform.lifecycle.tablets import changes
+    from cdc_platform.records import tablet_ledger
 
     made_us = events[0].created_at_us
     newest = tablet_ledger.newest_layout(lake, *SESSIONS)
     if newest is None:
-        tablets.create(lake, Clock(made_us), settings, *SESSIONS, uniform_ends(FIRST_TABLETS))
+        changes.create(lake, Clock(made_us), settings, *SESSIONS, uniform_ends(FIRST_TABLETS))
     if newest is None or newest.kind == tablet_ledger.CREATED:
-        tablets.split(lake, Clock(made_us + _SPLIT_AFTER_US), settings, *SESSIONS, LATER_TABLETS)
-    tablets.finish(lake, Clock(made_us + _SPLIT_AFTER_US), *SESSIONS)
+        changes.split(lake, Clock(made_us + _SPLIT_AFTER_US), settings, *SESSIONS, LATER_TABLETS)
+    changes.finish(lake, Clock(made_us + _SPLIT_AFTER_US), *SESSIONS)
 
 
 def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Sequence[int]) -> None:
@@ -92,7 +94,7 @@ def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Seq
 
     from cdc_platform.generations import RingLayout, generate, limit_streams_for_v1
     from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, NODES, STREAMS_DESCRIPTIONS
-    from cdc_platform.lifecycle import cdc_tables, generation_data, inbox
+    from cdc_platform.records import cdc_tables, generation_data, inbox
     from cdc_platform.ring import Ring
 
     nodes: list[Node] = [replace(event.node, status=inbox.NORMAL) for event in events]
@@ -119,6 +121,7 @@ def _as_a_set(description: TopologyDescription) -> list[bytes]:
 
 def _is_to_expire(lake: Lake, oldest_ms: int) -> bool:
     """Whether the demo's removal was not made, or not to its end."""
-    from cdc_platform.lifecycle import expiry, reading
+    from cdc_platform.lifecycle.expiry import removal
+    from cdc_platform.records import reading
 
-    return oldest_ms not in reading.begun_removals(lake) or bool(expiry.unfinished(lake))
+    return oldest_ms not in reading.begun_removals(lake) or bool(removal.unfinished(lake))

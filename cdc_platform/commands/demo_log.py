@@ -73,8 +73,8 @@ def logged(lake: Lake, settings: Settings, switch_us: int) -> Logged | None:
     """What the lake's log has of the scripts, beside what their statements come to; None where the table is gone."""
     from cdc_platform.cql.base_table import BaseTable
     from cdc_platform.errors import NotFound
-    from cdc_platform.lifecycle import cdc_tables
     from cdc_platform.log.replay.partitions import replay
+    from cdc_platform.records import cdc_tables
 
     try:
         cdc_tables.find(lake, *CARTS.split("."))

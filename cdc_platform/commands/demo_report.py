@@ -56,7 +56,7 @@ def log_switch_us(lake: Lake, joins: Sequence[Join]) -> int:
 
 def time_ms_of(lake: Lake, join: Join) -> int:
     """The timestamp of a finished join's generation."""
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.records import reading
 
     time_ms = reading.introduced_at_ms(lake, join.event.generation_id)
     if time_ms is None:
@@ -65,7 +65,7 @@ def time_ms_of(lake: Lake, join: Join) -> int:
 
 
 def _joins(lake: Lake, joins: Sequence[Join]) -> None:
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.records import reading
 
     rows = []
     for join in joins:
@@ -133,8 +133,8 @@ def _place(answer: Explanation, addresses: dict[str, str]) -> str:
 def _log(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
     """The log rows around a switch as the lake has them, and whether they amount to the base table."""
     from cdc_platform.commands import demo_log
-    from cdc_platform.lifecycle import reading
     from cdc_platform.log.rows import Operation
+    from cdc_platform.records import reading
 
     told = demo_log.logged(lake, settings, log_switch_us(lake, joins))
     if told is None:
@@ -180,14 +180,14 @@ def _rewrite(old: OldCluster) -> None:
 def _expiry(old: OldCluster) -> None:
     """What became of the old cluster's generations: those that are gone, and for the others what keeps them."""
     from cdc_platform.lake.tables import REMOVED_GENERATIONS
-    from cdc_platform.lifecycle import expiry_plan
+    from cdc_platform.lifecycle.expiry import purge_plan
 
     gone = old.lake.read(REMOVED_GENERATIONS, ["time", "expired", "rows"]).sort_by("time").to_pylist()
     rows: list[tuple[str | None, ...]] = [
         (_time(row["time"]), _time(row["expired"]), "removed", f"{row['rows']:,} rows are gone from all tables")
         for row in gone
     ]
-    for each in expiry_plan.plan(old.lake, old.clock, old.home.settings):
+    for each in purge_plan.plan(old.lake, old.clock, old.home.settings):
         expired = None if each.expired_ms is None else format_ms(each.expired_ms)
         rows.append((format_ms(each.time_ms), expired, each.action.value, "; ".join(each.reasons)))
     title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after a run of expiry"
@@ -201,7 +201,7 @@ def _expiry(old: OldCluster) -> None:
 def _tablets(lake: Lake) -> None:
     from cdc_platform.commands import demo_life
     from cdc_platform.generations.tablets import streams_for
-    from cdc_platform.lifecycle import tablet_sets
+    from cdc_platform.records import tablet_sets
     from cdc_platform.ring import tokens_of_keys
 
     name, keys = ".".join(demo_life.SESSIONS), KEYS[:2]

@@ -14,7 +14,7 @@ from cdc_platform.errors import StateError
 if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.reading import KnownGeneration
+    from cdc_platform.records.reading import KnownGeneration
 
 
 @click.command()
@@ -60,7 +60,7 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
 
 
 def _described(lake: Lake, name: str | int) -> tuple[KnownGeneration, TopologyDescription]:
-    from cdc_platform.lifecycle import generation_data, reading
+    from cdc_platform.records import generation_data, reading
 
     generation = reading.find_generation(lake, name)
     id_ = generation.generation_id

@@ -12,8 +12,8 @@ from cdc_platform.commands.session import Session, pass_session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cdc_platform.lifecycle.expiry import Expired
-    from cdc_platform.lifecycle.expiry_plan import PlannedGeneration
+    from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
+    from cdc_platform.lifecycle.expiry.removal import Expired
 
 MOST_NODES = 10_000
 
@@ -44,15 +44,15 @@ def expire(session: Session, dry_run: bool, forecast: int | None, every: int | N
     if every is not None:
         raise click.UsageError("--every goes with --forecast")
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import expiry, expiry_plan
+    from cdc_platform.lifecycle.expiry import purge_plan, removal
 
     home = session.open_home()
     lake, settings = Lake(home.lake), home.settings
     done: Expired | None = None
     if dry_run:
-        plan: Sequence[PlannedGeneration] = expiry_plan.plan(lake, session.clock, settings)
+        plan: Sequence[PlannedGeneration] = purge_plan.plan(lake, session.clock, settings)
     else:
-        done = expiry.expire(lake, session.clock, settings)
+        done = removal.expire(lake, session.clock, settings)
         plan = done.plan
     if as_json:
         write_json([_told(each) for each in plan])
@@ -101,7 +101,7 @@ def _summary(done: Expired) -> str:
 
 def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import growth
+    from cdc_platform.lifecycle.expiry import growth
 
     home = session.open_home()
     steps = growth.forecast(Lake(home.lake), session.clock, home.settings, nodes, every_ms=hours * 3_600_000)

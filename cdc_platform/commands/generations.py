@@ -11,7 +11,7 @@ from cdc_platform.commands.output import json_option, time_of, write_json, write
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.lifecycle.reading import KnownGeneration
+    from cdc_platform.records.reading import KnownGeneration
 
 
 @click.command()
@@ -28,7 +28,7 @@ def generations(session: Session, since: int | None, as_json: bool) -> None:
     Example:
       cdc-platform generations --since 2026-01-31T12:00:00Z
     """
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.records import reading
 
     known = reading.known_generations(session.lake())
     now = reading.operating(known, session.clock.now_ms())

@@ -17,8 +17,8 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.lifecycle.rehearsal_start import Start
-    from cdc_platform.lifecycle.rehearse import Effect
+    from cdc_platform.lifecycle.rehearsal.rehearse import Effect
+    from cdc_platform.lifecycle.rehearsal.start import Start
     from cdc_platform.settings import Settings
     from cdc_platform.sources.rehearsal_file import Step
 
@@ -59,8 +59,8 @@ def rehearse(
     if ring_file is None and (shards is not None or ignore_msb is not None):
         raise click.UsageError("--shards and --ignore-msb are about the nodes of --ring FILE; the lake knows its nodes")
     target = None if picture is None else _target(picture)
-    from cdc_platform.lifecycle import rehearse as rehearsing
-    from cdc_platform.lifecycle.rehearsal_start import with_ttls
+    from cdc_platform.lifecycle.rehearsal import rehearse as rehearsing
+    from cdc_platform.lifecycle.rehearsal.start import with_ttls
 
     steps = _steps(file)
     start, settings = _start(session, ring_file, shards, ignore_msb)
@@ -95,7 +95,7 @@ def _steps(file: str) -> list[Step]:
 def _start(
     session: Session, ring_file: str | None, shards: int | None, ignore_msb: int | None
 ) -> tuple[Start, Settings]:
-    from cdc_platform.lifecycle.rehearsal_start import from_lake, from_ring
+    from cdc_platform.lifecycle.rehearsal.start import from_lake, from_ring
 
     if ring_file is None:
         home = session.open_home()

@@ -14,7 +14,7 @@ from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from cdc_platform.generations.damage import Finding
-    from cdc_platform.lifecycle.repair import Checkup
+    from cdc_platform.lifecycle.repair.checkup import Checkup
 
 
 @click.command()
@@ -39,7 +39,7 @@ def repair(session: Session, dry_run: bool, run: bool, strict: bool | None, node
     """
     if dry_run and run:
         raise click.UsageError("--dry-run writes nothing and --run makes a generation; choose one")
-    from cdc_platform.lifecycle import repair as repairing
+    from cdc_platform.lifecycle.repair import checkup as repairing
 
     home = session.open_home()
     lake = session.lake()
@@ -60,7 +60,7 @@ def repair(session: Session, dry_run: bool, run: bool, strict: bool | None, node
 
 def _run(session: Session, generation_id: str) -> dict[str, object]:
     from cdc_platform.lake.session import spark_session
-    from cdc_platform.lifecycle.joining import run_join
+    from cdc_platform.lifecycle.join.joining import run_join
 
     home = session.open_home()
     made = run_join(spark_session(), session.lake(), session.clock, home.settings, generation_id)

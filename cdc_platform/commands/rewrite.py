@@ -13,7 +13,7 @@ from cdc_platform.commands.output import json_option, warn, write_facts, write_j
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.lifecycle.rewrite import Rewrite
+    from cdc_platform.lifecycle.upgrade.rewrite import Rewrite
 
 
 @click.command()
@@ -35,7 +35,7 @@ def rewrite(session: Session, nodes: tuple[UUID, ...], dry_run: bool, again: boo
       cdc-platform -v rewrite --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
     """
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import rewrite as procedure
+    from cdc_platform.lifecycle.upgrade import rewrite as procedure
 
     home = session.open_home()
     logger = logging.getLogger(procedure.__name__)

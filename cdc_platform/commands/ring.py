@@ -20,7 +20,7 @@ def ring(session: Session, as_json: bool) -> None:
     Example:
       cdc-platform ring --json > ring.json
     """
-    from cdc_platform.lifecycle import inbox
+    from cdc_platform.records import inbox
 
     current = inbox.current_ring(session.lake())
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))

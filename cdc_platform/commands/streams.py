@@ -35,7 +35,7 @@ def streams(session: Session, generation: str | int, as_json: bool) -> None:
     Example:
       cdc-platform streams 2026-01-31T12:00:00.000Z
     """
-    from cdc_platform.lifecycle import reading
+    from cdc_platform.records import reading
 
     lake = session.lake()
     time_ms = reading.find_generation(lake, generation).time_ms

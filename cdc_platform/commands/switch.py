@@ -42,13 +42,13 @@ def show(session: Session, generation: str | int | None, as_json: bool) -> None:
     Example:
       cdc-platform switch show --json
     """
-    from cdc_platform.lifecycle import switching
+    from cdc_platform.lifecycle.switch import register
 
     lake = session.lake()
     if generation is not None:
-        _write(switching.find(lake, generation), as_json)
+        _write(register.find(lake, generation), as_json)
         return
-    listed = switching.switches(lake)[::-1]
+    listed = register.switches(lake)[::-1]
     if as_json:
         write_json([_facts(each) for each in listed])
         return
@@ -82,11 +82,11 @@ def ack(session: Session, generation: str | int, node: object, as_json: bool) ->
     Example:
       cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
     """
-    from cdc_platform.lifecycle import switching
+    from cdc_platform.lifecycle.switch import register
 
     home, lake = session.open_home(), session.lake()
-    generation_id = switching.find(lake, generation).generation_id
-    done = switching.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
+    generation_id = register.find(lake, generation).generation_id
+    done = register.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
     _write(done, as_json)
 
 
@@ -103,11 +103,12 @@ def commit(session: Session, generation: str | int, as_json: bool) -> None:
     Example:
       cdc-platform switch commit 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
-    from cdc_platform.lifecycle import bootstrap, switching
+    from cdc_platform.lifecycle.join import bootstrap
+    from cdc_platform.lifecycle.switch import register
 
     home, lake = session.open_home(), session.lake()
-    generation_id = switching.find(lake, generation).generation_id
-    done = switching.commit(lake, session.clock, home.settings, generation_id, BY)
+    generation_id = register.find(lake, generation).generation_id
+    done = register.commit(lake, session.clock, home.settings, generation_id, BY)
     bootstrap.introduce(lake, session.clock, home.settings, generation_id)
     _write(done, as_json)
 
@@ -123,11 +124,11 @@ def abort(session: Session, generation: str | int, as_json: bool) -> None:
     Example:
       cdc-platform switch abort 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
-    from cdc_platform.lifecycle import switching
+    from cdc_platform.lifecycle.switch import register
 
     lake = session.lake()
-    generation_id = switching.find(lake, generation).generation_id
-    _write(switching.abort(lake, session.clock, generation_id, BY), as_json)
+    generation_id = register.find(lake, generation).generation_id
+    _write(register.abort(lake, session.clock, generation_id, BY), as_json)
 
 
 def _facts(switch: Switch) -> dict[str, object]:

@@ -12,7 +12,7 @@ from cdc_platform.commands.output import json_option, write_facts, write_json, w
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.lifecycle.cdc_tables import CdcTable
+    from cdc_platform.records.cdc_tables import CdcTable
 
 TTL = click.IntRange(0, 2**31 - 1)
 _ttl = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
@@ -40,7 +40,7 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
         if history or as_json:
             raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
         return
-    from cdc_platform.lifecycle import cdc_tables
+    from cdc_platform.records import cdc_tables
 
     lake = session.lake()
     if history:
@@ -83,7 +83,7 @@ def add(session: Session, table: _Name, ttl: int, created_at: int | None, as_jso
     Example:
       cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
     """
-    from cdc_platform.lifecycle import cdc_tables
+    from cdc_platform.records import cdc_tables
 
     lake = session.lake(create=True)
     _write(
@@ -106,7 +106,7 @@ def alter(session: Session, table: _Name, ttl: int | None, enabled: bool | None,
       cdc-platform tables alter shop.orders --ttl 3600
       cdc-platform tables alter shop.orders --disabled
     """
-    from cdc_platform.lifecycle import cdc_tables
+    from cdc_platform.records import cdc_tables
 
     if ttl is None and enabled is None:
         raise click.UsageError("say what to change: --ttl SECONDS, --enabled or --disabled")
@@ -126,9 +126,9 @@ def drop(session: Session, table: _Name, as_json: bool) -> None:
     Example:
       cdc-platform tables drop shop.orders
     """
-    from cdc_platform.lifecycle import tablets
+    from cdc_platform.lifecycle.tablets import changes
 
-    tablets.drop(session.lake(), session.clock, *table)
+    changes.drop(session.lake(), session.clock, *table)
     told = {"table": ".".join(table), "dropped": True}
     if as_json:
         write_json(told)

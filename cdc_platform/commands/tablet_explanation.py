@@ -21,7 +21,7 @@ def tablet_facts(
         NotFound: no such table is known.
     """
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import cdc_tables, tablet_sets
+    from cdc_platform.records import cdc_tables, tablet_sets
 
     lake = Lake(home.lake)
     if not tablet_sets.is_tablet_based(lake, *table):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.tablet_gc import Collection
-    from cdc_platform.lifecycle.tablet_ledger import TabletChange
-    from cdc_platform.lifecycle.tablet_sets import ChangeOfSet
+    from cdc_platform.lifecycle.tablets.garbage import Collection
+    from cdc_platform.records.tablet_ledger import TabletChange
+    from cdc_platform.records.tablet_sets import ChangeOfSet
 
 _Name = tuple[str, str]
 # As generations.tablets has it; written down here because the command line is ready before numpy is loaded.
@@ -59,7 +59,7 @@ def create(session: Session, table: _Name, count: int | None, ends: str | None, 
     if count is not None and ends is not None:
         raise click.UsageError("name either --count or --ends")
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle import tablets as lifecycle
+    from cdc_platform.lifecycle.tablets import changes as lifecycle
 
     tokens = None if count is None and ends is None else _ends(count, ends, table)
     home = session.open_home(create=tokens is not None)
@@ -80,7 +80,7 @@ def split(session: Session, table: _Name, count: int, as_json: bool) -> None:
     Example:
       cdc-platform tablets split shop.orders --count 16
     """
-    from cdc_platform.lifecycle import tablets as lifecycle
+    from cdc_platform.lifecycle.tablets import changes as lifecycle
 
     _change(session, table, as_json, lifecycle.split, count)
 
@@ -97,7 +97,7 @@ def merge(session: Session, table: _Name, count: int, as_json: bool) -> None:
     Example:
       cdc-platform tablets merge shop.orders --count 4
     """
-    from cdc_platform.lifecycle import tablets as lifecycle
+    from cdc_platform.lifecycle.tablets import changes as lifecycle
 
     _change(session, table, as_json, lifecycle.merge, count)
 
@@ -114,7 +114,7 @@ def resize(session: Session, table: _Name, ends: str, as_json: bool) -> None:
     Example:
       cdc-platform tablets resize shop.orders --ends tokens.json
     """
-    from cdc_platform.lifecycle import tablets as lifecycle
+    from cdc_platform.lifecycle.tablets import changes as lifecycle
 
     _change(session, table, as_json, lifecycle.resize, _ends(None, ends, table))
 
@@ -130,7 +130,7 @@ def show(session: Session, table: _Name, as_json: bool) -> None:
     Example:
       cdc-platform tablets show shop.orders --json
     """
-    from cdc_platform.lifecycle import tablet_sets
+    from cdc_platform.records import tablet_sets
 
     sets = tablet_sets.changes(session.lake(), *table)[::-1]
     if as_json:
@@ -166,16 +166,16 @@ def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> N
     Example:
       cdc-platform tablets gc --dry-run
     """
-    from cdc_platform.lifecycle import tablet_gc
-    from cdc_platform.lifecycle import tablets as lifecycle
+    from cdc_platform.lifecycle.tablets import changes as lifecycle
+    from cdc_platform.lifecycle.tablets import garbage
 
     lake = session.lake()
     if table is not None:
-        tablet_gc.plan(lake, session.clock, *table)  # so that a wrong name is refused before anything is written
+        garbage.plan(lake, session.clock, *table)  # so that a wrong name is refused before anything is written
     if not dry_run:
         lifecycle.finish_all(lake, session.clock)
     names = _known_tables(lake) if table is None else [table]
-    step = tablet_gc.plan if dry_run else tablet_gc.collect
+    step = garbage.plan if dry_run else garbage.collect
     planned = [step(lake, session.clock, *name) for name in names]
     _show_collections(planned, dry_run, as_json)
 
@@ -204,7 +204,7 @@ def _ends(count: int | None, file: str | None, table: _Name) -> np.ndarray:
 
 
 def _ends_before_the_drop(lake: Lake, table: _Name) -> np.ndarray:
-    from cdc_platform.lifecycle.tablet_ledger import newest_layout
+    from cdc_platform.records.tablet_ledger import newest_layout
 
     newest = newest_layout(lake, *table)
     if newest is None:
@@ -286,7 +286,7 @@ def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -
 
 def _known_tables(lake: Lake) -> list[_Name]:
     """The tables with stream sets whose TTL is known; a remark names the others."""
-    from cdc_platform.lifecycle import cdc_tables, tablet_sets
+    from cdc_platform.records import cdc_tables, tablet_sets
 
     known = {(each.keyspace_name, each.table_name) for each in cdc_tables.cdc_tables(lake)}
     names = tablet_sets.tables(lake)

@@ -30,7 +30,7 @@ from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle import generation_data, reading
+from cdc_platform.records import generation_data, reading
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 

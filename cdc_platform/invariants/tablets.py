@@ -25,10 +25,9 @@ from cdc_platform.invariants.findings import (
     Tally,
     add_up,
 )
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
-from cdc_platform.lifecycle import tablet_ledger, tablet_sets
+from cdc_platform.records import tablet_ledger, tablet_rows, tablet_sets
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.ring import LAST
 
 

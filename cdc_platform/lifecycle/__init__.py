@@ -1,1 +1,1 @@
-"""The life of a generation, a module a step: what is written, in which order, and what each step relies on."""
+"""The life of a generation, a room a topic: what is written, in which order, and what each step relies on."""

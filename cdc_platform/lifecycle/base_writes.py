@@ -18,7 +18,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription, operatin
 from cdc_platform.lake.arrow import compute, stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import settle_worker
-from cdc_platform.lifecycle import generation_data, reading
+from cdc_platform.records import generation_data, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,7 +21,8 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lifecycle import generation_data, reading, switching
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import generation_data, reading
 from cdc_platform.ring import shard_of
 from cdc_platform.settings import Policy, Settings
 
@@ -69,8 +70,8 @@ def explain(
     at_us = now_us if at_us is None else at_us
     policy = policy or settings.policy
     # Asked first: what is decided right after it has its generation among those that are read then.
-    waiting = switching.undecided(lake)
-    generations = switching.with_committed(lake, reading.timeline(lake))
+    waiting = register.undecided(lake)
+    generations = register.with_committed(lake, reading.timeline(lake))
     times = [generation.time_ms * 1000 for generation in generations]
     index = int(operating_index(np.array(times, dtype=np.int64), at_us))
     generation = generations[index] if index >= 0 else None

@@ -17,8 +17,8 @@ from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import UserType
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import cdc_tables
-from cdc_platform.lifecycle.cdc_tables import CdcTable
+from cdc_platform.records import cdc_tables
+from cdc_platform.records.cdc_tables import CdcTable
 
 
 def ddl_of(catalog: Catalog, schema: TableSchema) -> str:

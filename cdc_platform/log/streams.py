@@ -15,7 +15,8 @@ from cdc_platform.generations import Decision, TopologyDescription, decide, oper
 from cdc_platform.generations.metadata import Verdict
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import explain, generation_data, reading, tablet_ledger, tablet_sets
+from cdc_platform.lifecycle import explain
+from cdc_platform.records import generation_data, reading, tablet_ledger, tablet_sets
 from cdc_platform.settings import Settings
 
 

@@ -19,10 +19,10 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_struct
 from cdc_platform.lake.translate import translated
-from cdc_platform.lifecycle import tablet_sets
 from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import StreamsOf, log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.records import tablet_sets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

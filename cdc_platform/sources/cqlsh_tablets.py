@@ -16,8 +16,8 @@ from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode
 from cdc_platform.generations.tablets import StreamDifference, apply, in_ring_order, tokens_of
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED
-from cdc_platform.lifecycle.cdc_tables import check_name
+from cdc_platform.records.cdc_tables import check_name
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED
 from cdc_platform.ring import LAST
 from cdc_platform.sources.cqlsh_values import HALF, read_stream_id, read_time_ms
 

@@ -15,12 +15,11 @@ import pyarrow as pa
 from cdc_platform.clock import format_ms, format_us
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
-from cdc_platform.lifecycle import cdc_tables, tablet_ledger
-from cdc_platform.lifecycle.tablet_ledger import CREATED, DROPPED, RESIZED, Layout
+from cdc_platform.records import cdc_tables, tablet_ledger, tablet_rows
+from cdc_platform.records.tablet_ledger import CREATED, DROPPED, RESIZED, Layout
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.sources.cqlsh_tablets import ExportedSet, Name, TabletExports
 from cdc_platform.sources.cqlsh_values import HALF
 

@@ -23,7 +23,7 @@ from cdc_platform.lake.tables import (
     TIMESTAMP,
     Table,
 )
-from cdc_platform.lifecycle import generation_data
+from cdc_platform.records import generation_data
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import RangeRows, in_byte_order
 from cdc_platform.sources.cqlsh_v1 import LOCAL, LocalRow, V1Exports, V1Generation

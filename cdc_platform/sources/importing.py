@@ -30,7 +30,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
 from cdc_platform.sources.cqlsh_v1 import V1Exports

@@ -14,9 +14,8 @@ from typing import Annotated, Self
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cdc_platform.errors import InputError
-from cdc_platform.sources.bootstrap_file import FEATURES
-from cdc_platform.sources.json_files import parse_json, read_text
-from cdc_platform.sources.node_fields import (
+from cdc_platform.records.join_request import FEATURES
+from cdc_platform.records.node_fields import (
     HostId,
     IgnoreMsb,
     Label,
@@ -30,8 +29,9 @@ from cdc_platform.sources.node_fields import (
     refusal,
     whole_number,
 )
-from cdc_platform.sources.node_fields import host_id as check_host_id
-from cdc_platform.sources.node_fields import label as check_label
+from cdc_platform.records.node_fields import host_id as check_host_id
+from cdc_platform.records.node_fields import label as check_label
+from cdc_platform.sources.json_files import parse_json, read_text
 
 MOST_STEPS = 10_000
 """Steps that one rehearsal may have, repeated ones counted."""

@@ -12,10 +12,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import Node, Ring
-from cdc_platform.sources.bootstrap_file import FEATURES, JoinRequest
-from cdc_platform.sources.json_files import parse_json, read_text
-from cdc_platform.sources.node_fields import (
+from cdc_platform.records.join_request import FEATURES, JoinRequest
+from cdc_platform.records.node_fields import (
     HostId,
     Label,
     Names,
@@ -24,6 +22,8 @@ from cdc_platform.sources.node_fields import (
     Tokens,
     refusal,
 )
+from cdc_platform.ring import Node, Ring
+from cdc_platform.sources.json_files import parse_json, read_text
 
 _NORMAL = "NORMAL"
 

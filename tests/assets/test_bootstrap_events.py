@@ -24,8 +24,8 @@ from assets.partitions import NAME
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
-from cdc_platform.lifecycle import inbox
-from cdc_platform.lifecycle.inbox import WaitingJoin
+from cdc_platform.records import inbox
+from cdc_platform.records.inbox import WaitingJoin
 from resources.home import HomeResource
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,12 +41,14 @@ from cdc_platform.home import VARIABLE
 from cdc_platform.invariants.findings import HOUR_INVARIANTS, HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import cdc_tables, consumers, expiry, expiry_plan, tablet_gc, tablets
+from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.lifecycle.tablets import changes, garbage
 from cdc_platform.log.audit.hours import audit_hours
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.reading import hourly, reader
 from cdc_platform.log.volume import table_streams
+from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.settings import Settings
 
 HOUR = 3_600_000_000
@@ -153,7 +155,7 @@ def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch
     """Hours behind one that is missing are there, but hold no less: the first generation is not removed."""
 
     def holds() -> bool:
-        plan = expiry_plan.plan(lake, Clock(READABLE_US + 10**13), Settings())
+        plan = purge_plan.plan(lake, Clock(READABLE_US + 10**13), Settings())
         return any("hourly" in reason for reason in plan[0].reasons)
 
     assert copy(TWO).success
@@ -230,19 +232,19 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     """An hour over a split; the first set is held for hours that are missing, and where it is gone they are refused."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
-    tablets.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=60)
-    tablets.split(lake, split, Settings(), "ks", "t", 4)
+    changes.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=60)
+    changes.split(lake, split, Settings(), "ks", "t", 4)
     cdc_tables.alter(lake, split, "ks", "t", ddl=ddl("v"))
     lake.ensure(log_table(schema(lake)))
     write(lake, [SWITCH_US - 1, SWITCH_US])
     later = Clock(READABLE_US + 100 * HOUR)
     [copied] = hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert (copied.rows, len(copied.sets_us)) == (2, 2)
-    found = tablet_gc.collect(lake, later, "ks", "t")
+    found = garbage.collect(lake, later, "ks", "t")
     (held,) = found.held_back
     assert (found.removed_ms, held.consumer.name) == ((), "hourly")
     consumers.forget(lake, "hourly", "ks", "t")
-    assert len(tablet_gc.collect(lake, later, "ks", "t").removed_ms) == 1
+    assert len(garbage.collect(lake, later, "ks", "t").removed_ms) == 1
     consumers.register(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
     with pytest.raises(StateError, match="which has been removed"):
         hourly.copy_hour(lake, later, [schema(lake)], ONE)
@@ -278,7 +280,7 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     # Long after, and with rows that expired, the first generation is removed for real.
     later = READABLE_US + 400 * 24 * HOUR
     for now_us in (later, later + 2 * HOUR):
-        expiry.expire(lake, Clock(now_us), Settings())
+        removal.expire(lake, Clock(now_us), Settings())
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1
     assert "which has been removed" in refusal(copy(NOON))
     consumers.forget(lake, "hourly", "ks", "t")

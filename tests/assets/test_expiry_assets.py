@@ -41,7 +41,8 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
-from cdc_platform.lifecycle import expiry, expiry_plan, reading
+from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.records import reading
 from cdc_platform.settings import Settings
 
 EXPIRED_MS = TIMES_MS[1] + SKEW_MS + 1000
@@ -130,7 +131,7 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
         "remove_from_unordered_ranges",
     ]
     assert [each.id for each in reading.known_generations(lake)] == list(IDS[1:])
-    assert expiry.unfinished(lake) == []
+    assert removal.unfinished(lake) == []
     versions = [lake.version(table) for table in TABLES.values()]
     assert executed(EXPIRE_JOB).success
     assert [lake.version(table) for table in TABLES.values()] == versions
@@ -140,7 +141,7 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
 def test_every_step_runs_in_the_pool_of_its_table() -> None:
     """No step removes from a table while another one writes to it."""
     pools = {node.name: node.definition.pool for node in defs.resolve_job_def(EXPIRE_JOB).nodes}  # type: ignore[attr-defined]
-    for table in expiry.SHRINKING:
+    for table in removal.SHRINKING:
         assert pools[f"remove_from_{table.name}"] == f"{table.keyspace}/{table.name}"
     assert pools["mark_expired"] == "system_distributed/cdc_generation_timestamps"
 
@@ -158,13 +159,13 @@ def test_what_is_marked_and_held_fails_the_check(lake: Lake) -> None:
 def test_what_is_half_removed_or_named_after_it_fails_the_checks(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are left of a removed generation, a listed one without rows, and a node that names a removed one."""
     stand(EXPIRED_MS + GRACE_MS, monkeypatch)
-    plan = expiry_plan.plan(lake, at(EXPIRED_MS + GRACE_MS), Settings())
-    expiry.mark(lake, plan)
-    begun = expiry.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
-    expiry.remove_from(lake, GENERATION_TIMESTAMPS, begun)
+    plan = purge_plan.plan(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    removal.mark(lake, plan)
+    begun = removal.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
+    removal.remove_from(lake, GENERATION_TIMESTAMPS, begun)
     found = verdicts(executed(PLAN_JOB))
     assert found == FINE | {"none_half_removed": False}
-    expiry.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    removal.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
     assert all(verdicts(executed(PLAN_JOB)).values())
     local = {"host_id": str(uuid.UUID(int=1)), "key": "cdc_local", "streams_timestamp": TIMES_MS[0], "uuid": IDS[0]}
     write(lake, CDC_LOCAL, local)
@@ -209,13 +210,13 @@ def test_a_schedule_waits_for_the_run_that_it_has_asked_for(lake: Lake) -> None:
 
 def test_the_vacuum_runs_once_a_day_until_the_files_are_gone(lake: Lake) -> None:
     """For eight days after the last removal, at midnight."""
-    expiry.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    removal.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
     at_midnight, at_noon = (datetime(2026, 1, 5, hour, tzinfo=UTC) for hour in (0, 12))
     # A clock between the expiry of one generation and the next would ask for more than the vacuum.
     now = at(EXPIRED_MS + GRACE_MS)
     assert "vacuum" in (removal_due(lake, now, Settings(), at_midnight) or "")
     assert removal_due(lake, now, Settings(), at_noon) is None
     later = at(EXPIRED_MS + GRACE_MS + 9 * DAY_MS)
-    expiry.expire(lake, later, Settings())
+    removal.expire(lake, later, Settings())
     assert "vacuum" in (removal_due(lake, later, Settings(), at_midnight) or "")
     assert removal_due(lake, at(START_MS + 60 * DAY_MS), Settings(), at_midnight) is None

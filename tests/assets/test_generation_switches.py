@@ -16,7 +16,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.generations.switch import Phase
 from cdc_platform.invariants.findings import SWITCH_INVARIANTS
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
-from cdc_platform.lifecycle import switching
+from cdc_platform.lifecycle.switch import register
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -28,7 +28,7 @@ def left(rehearsal: Rehearsal) -> str:
     """A switch that its initiator has prepared and left."""
     ring_of(rehearsal.lake, (1, 2))
     generation_id = inserted(rehearsal.lake, 3)
-    switching.prepare(rehearsal.lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    register.prepare(rehearsal.lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     return generation_id
 
 
@@ -74,7 +74,7 @@ def test_what_is_left_is_acknowledged_committed_and_entered(
     """In time the platform's nodes answer; the generation has its timestamp, and nothing is left to ask for."""
     assert asked(next_step(rehearsal.lake, at(1), rehearsal.instance, None)) == [f"{left}/preparing/0/1"]
     assert drive(rehearsal, monkeypatch, 1).success
-    assert switching.find(rehearsal.lake, left).time_ms == NOON_MS + 71_000
+    assert register.find(rehearsal.lake, left).time_ms == NOON_MS + 71_000
     assert rehearsal.lake.read(GENERATIONS)["generation_id"].to_pylist() == [left]
     done = next_step(rehearsal.lake, at(2), rehearsal.instance, None)
     assert said(done) == "every switch is finished"
@@ -100,7 +100,7 @@ def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monke
     assert "have not moved the switch" in said(next_step(rehearsal.lake, at(1), rehearsal.instance, None))
     assert asked(next_step(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
     assert drive(rehearsal, monkeypatch, 30).success
-    assert switching.find(rehearsal.lake, left).phase is Phase.ABORTED
+    assert register.find(rehearsal.lake, left).phase is Phase.ABORTED
 
 
 def test_a_run_that_is_under_way_is_not_doubled(rehearsal: Rehearsal, left: str) -> None:
@@ -126,7 +126,7 @@ def test_without_switches_nothing_is_asked_and_nothing_amiss(rehearsal: Rehearsa
 
 def test_a_violation_fails_its_check(rehearsal: Rehearsal, left: str) -> None:
     """A switch that is committed and was not entered."""
-    switching.drive(rehearsal.lake, at(1), TWO_PHASE, left, "a test")
+    register.drive(rehearsal.lake, at(1), TWO_PHASE, left, "a test")
     told = checked(rehearsal)
     assert [name for name, each in told.items() if not each.passed] == ["switch_has_its_generation"]
     assert "is committed and not in the ledger yet" in (told["switch_has_its_generation"].description or "")

@@ -37,7 +37,8 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.lifecycle import bootstrap, inbox
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
 )
-from cdc_platform.lifecycle import generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox, reading
 
 pytestmark = pytest.mark.spark
 

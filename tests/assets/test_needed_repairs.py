@@ -12,7 +12,7 @@ from assets.bootstrap_events import waiting_joins
 from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring
 from cdc_platform.definitions import defs
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, NODES
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node
 from resources.home import HomeResource
 

@@ -33,8 +33,8 @@ from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.lifecycle import publish_v1
-from cdc_platform.lifecycle.rewrite import marked_nodes, rewrite
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.lifecycle.upgrade.rewrite import marked_nodes, rewrite
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource

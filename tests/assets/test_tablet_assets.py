@@ -19,7 +19,8 @@ from cdc_platform.definitions import defs
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.invariants.findings import TABLET_INVARIANTS
 from cdc_platform.lake.tables import TABLET_STREAMS
-from cdc_platform.lifecycle import cdc_tables, consumers, tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle.tablets import changes
+from cdc_platform.records import cdc_tables, consumers, tablet_ledger, tablet_sets
 from cdc_platform.settings import Settings
 
 NAME = ("ks", "t")
@@ -112,9 +113,9 @@ def test_a_partition_that_names_no_table_is_refused(rehearsal: Rehearsal) -> Non
 def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal) -> None:
     """A stream of no tablet has got among those of a decided set: its timestamp waits, the check names it."""
     lake = rehearsal.lake
-    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    decided = tablets.decide_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_ends(4)).layout
-    tablets.write_streams(lake, decided)
+    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    decided = changes.decide_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_ends(4)).layout
+    changes.write_streams(lake, decided)
     row = lake.read(TABLET_STREAMS, filters=[("stream_state", "=", 2)]).sort_by("timestamp").slice(5, 1)
     stray = row.set_column(4, "stream_id", [[tablet_oracle.make(77, 1)]])
     lake.merge(TABLET_STREAMS, stray.set_column(3, "stream_state", [[0]]), update=False)
@@ -128,7 +129,7 @@ def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal)
 def test_the_sensor_finishes_what_was_left(rehearsal: Rehearsal) -> None:
     """A change that was decided and left gets its partition and a run, and then nothing is left."""
     lake = rehearsal.lake
-    tablets.decide_create(lake, clock(NOON), Settings(), "ks", "u", uniform_ends(2))
+    changes.decide_create(lake, clock(NOON), Settings(), "ks", "u", uniform_ends(2))
     found = next_changes(lake, rehearsal.instance, None)
     assert requests(found) == [("ks.u", "ks.u/change 0/1")]
     assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [["ks.u"]]
@@ -143,7 +144,7 @@ def test_the_sensor_finishes_what_was_left(rehearsal: Rehearsal) -> None:
 def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> None:
     """A log that was dropped without a word to the tablets is noticed, and its sets go."""
     lake = rehearsal.lake
-    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
     assert requests(next_changes(lake, rehearsal.instance, None)) == []
     cdc_tables.drop(lake, clock(ONE), *NAME)
     assert requests(next_changes(lake, rehearsal.instance, None)) == [("ks.t", "ks.t/change 0/1")]
@@ -157,7 +158,7 @@ def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> N
 def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> None:
     """Each attempt has a run key of its own; no run is asked for beside one that is under way."""
     lake = rehearsal.lake
-    tablets.decide_create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    changes.decide_create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
     job = defs.resolve_job_def(TABLETS_JOB)
     tags = {"dagster/partition": "ks.t", "cdc_platform/tablets": "change 0"}
     failed = None
@@ -175,8 +176,8 @@ def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal) -> 
 def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """When no log can hold a row of a set any more, the sensor asks for its removal, and the job removes it."""
     lake = rehearsal.lake
-    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    changed = tablets.split(lake, clock(ONE), Settings(), *NAME, 4).layout
+    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    changed = changes.split(lake, clock(ONE), Settings(), *NAME, 4).layout
     assert requests(next_collections(lake, clock(ONE), rehearsal.instance)) == []
     key = f"ks.t/base {changed.timestamp_ms}/1"
     assert requests(next_collections(lake, clock(LATER), rehearsal.instance)) == [("ks.t", key)]
@@ -189,9 +190,9 @@ def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.Monkey
 def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tick asks for a run in vain and the reader is named; a run removes what is read, and the next ticks rest."""
     lake, instance = rehearsal.lake, rehearsal.instance
-    tablets.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
-    second = tablets.split(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
-    third = tablets.split(lake, clock("2026-01-01T14:00:00Z"), Settings(), *NAME, 8).layout.timestamp_ms
+    changes.create(lake, clock(NOON), Settings(), *NAME, uniform_ends(2))
+    second = changes.split(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
+    third = changes.split(lake, clock("2026-01-01T14:00:00Z"), Settings(), *NAME, 8).layout.timestamp_ms
     assert second is not None
     assert third is not None
     reader = consumers.register(lake, clock(NOON), "audit", *NAME, position_us=parse_time_us(NOON))

@@ -13,7 +13,8 @@ from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import inbox, switching
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import inbox
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 UNKNOWN = host(99)
@@ -70,11 +71,11 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
     aborted = inserted(lake, 4)
-    switching.prepare(lake, NOON, TWO_PHASE, aborted, host(4), [*HOSTS[:2], host(4)])
-    switching.abort(lake, Clock((NOON_MS + 30_000) * 1000), aborted, "a test")
+    register.prepare(lake, NOON, TWO_PHASE, aborted, host(4), [*HOSTS[:2], host(4)])
+    register.abort(lake, Clock((NOON_MS + 30_000) * 1000), aborted, "a test")
     waiting = inserted(lake, 3)
-    switching.prepare(lake, NOON, TWO_PHASE, waiting, HOSTS[2], HOSTS)
-    switching.acknowledge(lake, NOON, TWO_PHASE, waiting, HOSTS[:1])
+    register.prepare(lake, NOON, TWO_PHASE, waiting, HOSTS[2], HOSTS)
+    register.acknowledge(lake, NOON, TWO_PHASE, waiting, HOSTS[:1])
     event = inbox.event(lake, generation_id=waiting).event_id
     return home.path, {"{aborted}": aborted, "{waiting}": waiting, "{event}": event}
 

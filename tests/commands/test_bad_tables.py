@@ -10,7 +10,7 @@ from command_line import run
 from expiring import START_MS, at, import_generations
 
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import consumers
+from cdc_platform.records import consumers
 
 LONG = "x" * 49
 CASES = [

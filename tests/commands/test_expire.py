@@ -15,7 +15,7 @@ from expiring import DAY_MS, IDS, SKEW_MS, START_MS, TIMES_MS, at, import_genera
 from export_files import NODES
 
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import consumers, reading
+from cdc_platform.records import consumers, reading
 
 LATER = iso(START_MS + 60 * DAY_MS)
 

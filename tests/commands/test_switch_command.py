@@ -12,7 +12,7 @@ from cdc_platform.clock import format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATIONS
-from cdc_platform.lifecycle import switching
+from cdc_platform.lifecycle.switch import register
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 
@@ -30,7 +30,7 @@ def generation_id(home: Path) -> str:
     """A third node's switch, prepared."""
     lake = Lake(home / "lake")
     generation_id = inserted(lake, 3)
-    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     return generation_id
 
 
@@ -43,7 +43,7 @@ def test_a_home_without_switches_shows_none(home: Path) -> None:
     """Off unless it is turned on; looking makes no table."""
     assert run("--home", home, "switch", "show", "--json").json == []
     assert "Generation switches" in run("--home", home, "switch", "show").stdout
-    assert not Lake(home / "lake").exists(switching.GENERATION_SWITCHES)
+    assert not Lake(home / "lake").exists(register.GENERATION_SWITCHES)
 
 
 def test_a_switch_by_hand_from_answers_to_commit(home: Path, generation_id: str) -> None:
@@ -79,9 +79,9 @@ def test_an_overdue_switch_is_aborted_by_hand(home: Path, generation_id: str) ->
 def test_explain_refuses_what_waits_for_the_decision(home: Path, generation_id: str) -> None:
     """Exit code 1 and the reason; a generation operates, the next one is undecided."""
     lake = Lake(home / "lake")
-    switching.drive(lake, NOON, TWO_PHASE, generation_id, "a test")
+    register.drive(lake, NOON, TWO_PHASE, generation_id, "a test")
     other = inserted(lake, 4)
-    switching.prepare(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+    register.prepare(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
     assert at(home, 20, "switch", "ack", other, "--node", HOSTS[0]).exit_code == 0
     told = at(home, 85, "explain", "--token", "42", "--json")
     assert (told.exit_code, told.json["verdict"], told.json["accepted"]) == (1, "UNDECIDED", False)

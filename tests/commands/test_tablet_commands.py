@@ -16,7 +16,7 @@ from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets
+from cdc_platform.records import cdc_tables, consumers, tablet_sets
 
 CREATED, SPLIT, LATER = "2025-09-09T14:41:41.977Z", "2025-09-09T14:43:42.820Z", "2025-09-11T00:00:00Z"
 FIRST_SET, SECOND_SET = "2025-09-09T14:41:36.977Z", "2025-09-09T14:44:47.820Z"

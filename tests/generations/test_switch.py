@@ -12,8 +12,8 @@ from cdc_platform.errors import InputError, NotFound, StateError, WriteRefused
 from cdc_platform.generations import RingLayout, TopologyDescription, Verdict, decide, generate
 from cdc_platform.generations import switch as rules
 from cdc_platform.generations.metadata import Undecided
-from cdc_platform.generations.participant import Participant
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+from cdc_platform.node.participant import Participant
 from cdc_platform.ring import Node, Ring
 
 TIMES = SwitchTimes(5_000, 60_000, 30_000, 4_000)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from switch_world import HEARTBEAT_MS, INITIAL, MS, SECOND, GossipWorld, Machine, SwitchWorld, World, random_history
 
-from cdc_platform.generations.participant import Participant
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
+from cdc_platform.node.participant import Participant
 
 SKEW_US = 2 * SECOND
 """How far the clocks of this file are apart at most."""

@@ -10,7 +10,6 @@ from v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times, write_v1
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1, Finding
-from cdc_platform.invariants.rewritten import audit_rewrite
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
@@ -18,8 +17,9 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lifecycle import publish_v1
-from cdc_platform.lifecycle.rewrite import rewrite
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.lifecycle.upgrade.audit import audit_rewrite
+from cdc_platform.lifecycle.upgrade.rewrite import rewrite
 from cdc_platform.settings import Settings
 
 NOW = Clock((START_MS + 25 * HOUR_MS + 1) * 1000)

@@ -19,7 +19,9 @@ from cdc_platform.invariants.findings import (
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_SWITCHES
-from cdc_platform.lifecycle import bootstrap, inbox, switching
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import inbox
 
 EARLY = to_datetime(NOON_MS * 1000)
 ABORTED = {"phase": "aborted", "time": None, "acknowledged": [], "lease_ends": []}
@@ -63,9 +65,9 @@ def test_switches_as_the_platform_makes_them_are_good(lake: Lake, generation_id:
     assert SWITCH_HAS_ITS_GENERATION in violated(lake)
     bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id)
     other = inserted(lake, 4)
-    switching.prepare(lake, NOON, TWO_PHASE, other, host(4), [host(4)])
+    register.prepare(lake, NOON, TWO_PHASE, other, host(4), [host(4)])
     assert violated(lake) == {}
-    switching.abort(lake, Clock((NOON_MS + 30_000) * 1000), other, "a test")
+    register.abort(lake, Clock((NOON_MS + 30_000) * 1000), other, "a test")
     assert violated(lake) == {}
 
 

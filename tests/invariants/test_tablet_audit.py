@@ -14,7 +14,7 @@ from cdc_platform.invariants.findings import TABLET_INVARIANTS
 from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import tablets
+from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.settings import Settings
 
 Row = tuple[int, int, str]
@@ -75,9 +75,9 @@ def test_the_worked_example_is_clean(lake: Lake) -> None:
 def test_what_the_platform_makes_is_clean(lake: Lake) -> None:
     """Two tables with a history each; the streams are held against the tablets that were noted."""
     for table in ("t", "u"):
-        tablets.create(lake, Clock(10**15), Settings(), "ks", table, uniform_ends(3))
-        tablets.split(lake, Clock(10**15), Settings(), "ks", table, 8)
-        tablets.merge(lake, Clock(10**15), Settings(), "ks", table, 1)
+        changes.create(lake, Clock(10**15), Settings(), "ks", table, uniform_ends(3))
+        changes.split(lake, Clock(10**15), Settings(), "ks", table, 8)
+        changes.merge(lake, Clock(10**15), Settings(), "ks", table, 1)
     assert violated(lake) == {}
     assert {line.population for line in audit_tablets(lake)} == {2 * (3 * 2 + 8 * 2 + 3 + 1 * 2 + 8), 2 * 12, 2 * 3}
 
@@ -141,19 +141,19 @@ def test_a_timestamp_without_streams_is_found(lake: Lake) -> None:
 
 def test_streams_are_held_against_the_noted_tablets(lake: Lake) -> None:
     """A stream whose token is no tablet's end is found, although the set adds up and covers the ring."""
-    tablets.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
+    changes.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
     put(lake, [(10**12 - 5_000, state, stream(9)) for state in (0, 2)], ())
     assert set(violated(lake)) == {findings.TABLET_STREAM_AT_END}
 
 
 def test_a_decided_set_is_audited_before_readers_see_it(lake: Lake) -> None:
     """One whose streams are not written is not complete; readers, who do not see it, have nothing to fear."""
-    tablets.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
-    decided = tablets.decide_resize(lake, Clock(10**15), Settings(), "ks", "t", lambda _: uniform_ends(2)).layout
+    changes.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
+    decided = changes.decide_resize(lake, Clock(10**15), Settings(), "ks", "t", lambda _: uniform_ends(2)).layout
     assert violated(lake) == {}
     found = {line.invariant for line in audit_tablet_table(lake, "ks", "t") if line.violations}
     assert findings.TABLET_TIMESTAMP_COMPLETE in found
-    tablets.write_streams(lake, decided)
+    changes.write_streams(lake, decided)
     assert not [line for line in audit_tablet_table(lake, "ks", "t") if line.violations]
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cdc_platform.lake.connect import ConnectServer
-from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request
+from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.sources.bootstrap_file import parse_join_request
 
 Joining = Callable[..., JoinRequest]
 

@@ -16,9 +16,9 @@ from cdc_platform import failpoints
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
-from cdc_platform.lifecycle import cdc_tables, consumers
-from cdc_platform.lifecycle.cdc_tables import CdcTable
-from cdc_platform.lifecycle.consumers import Consumer
+from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.consumers import Consumer
 
 NOW = at(START_MS)
 

@@ -15,9 +15,9 @@ from cdc_platform.errors import EnvironmentProblem, InputError, WriteRefused
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, Verdict, generate
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import generation_data
-from cdc_platform.lifecycle.coordinator import Background, Coordinator
-from cdc_platform.lifecycle.restart import own_generation
+from cdc_platform.node.coordinator import Background, Coordinator
+from cdc_platform.node.restart import own_generation
+from cdc_platform.records import generation_data
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 

@@ -45,17 +45,11 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import (
-    base_writes,
-    cdc_tables,
-    consumers,
-    expiry,
-    expiry_plan,
-    growth,
-    publish,
-    reading,
-)
-from cdc_platform.lifecycle.expiry_plan import PlannedGeneration
+from cdc_platform.lifecycle import base_writes
+from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
+from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
+from cdc_platform.lifecycle.join import publish
+from cdc_platform.records import cdc_tables, consumers, reading
 from cdc_platform.settings import Settings
 
 SETTINGS = Settings()
@@ -79,12 +73,12 @@ def lake(imported: Path, tmp_path: Path) -> Lake:
 
 def planned(lake: Lake, now_ms: int = FAR_MS, settings: Settings = SETTINGS) -> dict[str | None, PlannedGeneration]:
     """The plan by generation."""
-    return {each.id: each for each in expiry_plan.plan(lake, at(now_ms), settings)}
+    return {each.id: each for each in purge_plan.plan(lake, at(now_ms), settings)}
 
 
 def blocked(lake: Lake, now_ms: int = FAR_MS) -> list[tuple[str, ...]]:
     """What keeps each generation, oldest first."""
-    return [each.blocked_by for each in expiry_plan.plan(lake, at(now_ms), SETTINGS)]
+    return [each.blocked_by for each in purge_plan.plan(lake, at(now_ms), SETTINGS)]
 
 
 def noted(lake: Lake) -> dict[int, int | None]:
@@ -98,7 +92,7 @@ def noted(lake: Lake) -> dict[int, int | None]:
 def test_the_plan_names_every_generation_and_when_it_expires(lake: Lake) -> None:
     """T(k+1), the margin and the TTL; a grace time later it may go; rows and bytes are those in all tables."""
     add_table(lake, 3600)
-    plan = expiry_plan.plan(lake, at(FAR_MS), SETTINGS)
+    plan = purge_plan.plan(lake, at(FAR_MS), SETTINGS)
     assert [(each.id, each.time_ms) for each in plan] == list(zip(IDS, TIMES_MS, strict=True))
     for each, gone in zip(plan[:3], GONE_MS, strict=False):
         assert (each.expired_ms, each.removable_ms) == (gone + HOUR_MS, gone + HOUR_MS + GRACE_MS)
@@ -123,10 +117,10 @@ def test_marks_come_when_rows_are_gone_and_removal_after_the_grace_time(lake: La
 
 def test_without_tables_nothing_is_known_and_nothing_goes(lake: Lake) -> None:
     """Never told of a table is not the same as a cluster that has none; one that has lost its last may let go."""
-    done = expiry.expire(lake, at(FAR_MS), SETTINGS)
+    done = removal.expire(lake, at(FAR_MS), SETTINGS)
     assert (done.marked, done.removed) == (0, ())
     assert {each.expired_ms for each in done.plan} == {None}
-    assert blocked(lake)[0] == (expiry_plan.UNKNOWN_TABLES,)
+    assert blocked(lake)[0] == (purge_plan.UNKNOWN_TABLES,)
     add_table(lake, 0)
     assert blocked(lake)[0] == ("ks.t",)
     assert planned(lake)[IDS[0]].expired_ms is None
@@ -153,7 +147,7 @@ def test_consumers_hold_what_they_have_not_read(lake: Lake) -> None:
     consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=0)
     assert blocked(lake)[:3] == [("late",), ("audit", "late"), ("audit", "late")]
     assert "audit of ks.t has read up to 2026-01-02T23:59:59.999999Z" in planned(lake)[IDS[1]].reasons[0]
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     assert noted(lake) == dict.fromkeys(TIMES_MS)
     write(lake, TABLET_TIMESTAMPS, {"keyspace_name": "ks", "table_name": "t", "timestamp": START_MS})
     assert blocked(lake)[0] == ()
@@ -171,9 +165,9 @@ def test_a_lowered_ttl_shortens_nothing_and_a_raised_one_counts_from_then_on(lak
         if not cdc_tables.cdc_tables(lived):
             cdc_tables.add(lived, at(TIMES_MS[0] - 1), "ks", "t", ttl_seconds=86_400)
         cdc_tables.alter(lived, at(when), "ks", "t", ttl_seconds=ttl)
-    found = [each.expired_ms for each in expiry_plan.plan(lived, at(FAR_MS), SETTINGS)]
+    found = [each.expired_ms for each in purge_plan.plan(lived, at(FAR_MS), SETTINGS)]
     assert found == [GONE_MS[0] + DAY_MS, GONE_MS[1] + 60_000, None, None]
-    expiry.expire(lived, at(FAR_MS), SETTINGS)
+    removal.expire(lived, at(FAR_MS), SETTINGS)
     assert sorted(noted(lived)) == [TIMES_MS[2], TIMES_MS[3]]
 
 
@@ -181,11 +175,11 @@ def test_a_noted_time_only_ever_moves_to_a_later_one(lake: Lake) -> None:
     """A table that turns up late moves it; a dropped one does not bring it forward."""
     add_table(lake, 3600)
     first = GONE_MS[0] + HOUR_MS
-    assert expiry.expire(lake, at(first), SETTINGS).marked == 1
+    assert removal.expire(lake, at(first), SETTINGS).marked == 1
     assert noted(lake)[TIMES_MS[0]] == first
-    assert expiry.expire(lake, at(first), SETTINGS).marked == 0
+    assert removal.expire(lake, at(first), SETTINGS).marked == 0
     add_table(lake, 7200, name="late")
-    done = expiry.expire(lake, at(first + GRACE_MS - 1), SETTINGS)
+    done = removal.expire(lake, at(first + GRACE_MS - 1), SETTINGS)
     assert (done.marked, done.removed) == (1, ())
     assert noted(lake)[TIMES_MS[0]] == GONE_MS[0] + 2 * HOUR_MS
     for name in ("t", "late"):
@@ -251,7 +245,7 @@ def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
     assert set(rows_of_first(lake).values()) == {1, RANGES} | {rows_of_first(lake)["marks"]}
     size = planned(lake)[IDS[0]]
     assert size.rows == 3 * RANGES + 1 + 2
-    done = expiry.expire(lake, at(GONE_MS[0] + 1000 + GRACE_MS), SETTINGS)
+    done = removal.expire(lake, at(GONE_MS[0] + 1000 + GRACE_MS), SETTINGS)
     assert [each.id for each in done.removed] == [IDS[0]]
     assert set(rows_of_first(lake).values()) == {0}
     after = {table.full_name: lake.read(table).num_rows for table in TABLES.values()}
@@ -264,9 +258,9 @@ def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
 def test_running_again_changes_nothing(lake: Lake) -> None:
     """Not one table gets a new version."""
     add_table(lake, 1)
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     versions = {name: lake.version(table) for name, table in TABLES.items()}
-    done = expiry.expire(lake, at(FAR_MS), SETTINGS)
+    done = removal.expire(lake, at(FAR_MS), SETTINGS)
     assert (done.marked, done.removed, done.finished, done.vacuumed) == (0, (), 0, 0)
     assert {name: lake.version(table) for name, table in TABLES.items()} == versions
 
@@ -278,7 +272,7 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
     cdc_tables.add(lake, at(TIMES_MS[0] + 1), "ks", "short", ttl_seconds=0)
     cdc_tables.alter(lake, at(TIMES_MS[0] + 2), "ks", "short", ttl_seconds=1)
     consumers.forget(lake, "late", "ks", "t")
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     assert [each.id for each in reading.known_generations(lake)] == [IDS[0], IDS[3]]
     assert [each.removed_ms for each in reading.timeline(lake)] == [None, FAR_MS, FAR_MS, None]
     for name in (IDS[1], TIMES_MS[1]):
@@ -298,10 +292,10 @@ def test_a_node_that_still_names_a_generation_keeps_it(lake: Lake) -> None:
     host = str(uuid.UUID(int=7))
     write(lake, CDC_LOCAL, {"host_id": host, "key": "cdc_local", "streams_timestamp": TIMES_MS[1], "uuid": IDS[1]})
     assert blocked(lake)[:3] == [(), (host,), ()]
-    assert [each.id for each in expiry.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[0], IDS[2]]
+    assert [each.id for each in removal.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[0], IDS[2]]
     node = {"host_id": host, "address": "a", "datacenter": "d", "rack": "r", "tokens": [1], "features": []}
     write(lake, NODES, node | {"status": "LEFT", "shard_count": 1, "ignore_msb": 0})
-    assert [each.id for each in expiry.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[1]]
+    assert [each.id for each in removal.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[1]]
 
 
 def test_first_format_generations_that_were_never_rewritten_expire_too(lake: Lake) -> None:
@@ -312,12 +306,12 @@ def test_first_format_generations_that_were_never_rewritten_expire_too(lake: Lak
     write(lake, GENERATION_DESCRIPTIONS, cell)
     write(lake, STREAMS_DESCRIPTIONS, {"time": old, "streams": [b"\0" * 16]})
     add_table(lake, 1, created_ms=old)
-    (first, *_) = expiry_plan.plan(lake, at(old + 20 * DAY_MS), SETTINGS)
+    (first, *_) = purge_plan.plan(lake, at(old + 20 * DAY_MS), SETTINGS)
     assert (first.time_ms, first.id, first.rows, first.action) == (old, None, 2, "remove")
     assert first.expired_ms == TIMES_MS[0] + SKEW_MS + 1000
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     assert lake.read(STREAMS_DESCRIPTIONS).num_rows == lake.read(GENERATION_DESCRIPTIONS).num_rows == 0
-    assert expiry.unfinished(lake) == []
+    assert removal.unfinished(lake) == []
 
 
 @pytest.fixture
@@ -339,7 +333,7 @@ def watched(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
 
 def test_a_reader_in_between_sees_a_whole_generation_or_none(lake: Lake, watched: list[dict[str, Any]]) -> None:
     """After each commit: where the timestamp is, all streams are; where a description is gone, so are the streams."""
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     assert len(watched) >= 6
     for seen in watched:
         listed, streams = seen["cdc_generation_timestamps"], seen["cdc_streams_descriptions_v2"]
@@ -357,7 +351,7 @@ def test_ten_thousand_generations_are_planned_without_their_streams(tmp_path: Pa
     write(lake, GENERATION_TIMESTAMPS, *({"key": "timestamps", "time": time, "expired": None} for time in times))
     for number in range(20):
         add_table(lake, 86_400 + number, name=f"t{number}", created_ms=START_MS - DAY_MS)
-    plan = expiry_plan.plan(lake, at(times[-1]), SETTINGS)
+    plan = purge_plan.plan(lake, at(times[-1]), SETTINGS)
     assert sum(each.action == "remove" for each in plan) == 10_000 - 1 - 26
 
 
@@ -407,6 +401,6 @@ def test_writes_to_a_removed_generation_get_no_stream(lake: Lake) -> None:
     keys = pa.array([b"key"] * 3, pa.binary())
     moments = pa.array([time * 1000 + 1 for time in TIMES_MS[:3]], pa.int64())
     assert base_writes.stream_finder(lake)(keys, moments).null_count == 0
-    expiry.expire(lake, at(FAR_MS), SETTINGS)
+    removal.expire(lake, at(FAR_MS), SETTINGS)
     found = base_writes.stream_finder(lake)(keys, moments)
     assert [stream is None for stream in found.to_pylist()] == [True, False, False]

@@ -22,7 +22,8 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
-from cdc_platform.lifecycle import expiry, reading
+from cdc_platform.lifecycle.expiry import removal
+from cdc_platform.records import reading
 
 NOW = iso(TIMES_MS[2] + DAY_MS // 2)
 """When the first generation may go, the second has expired, and the third operates."""
@@ -87,10 +88,10 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
     order = [listed, streams, described]
     assert order == sorted(order)
     assert len(reading.known_generations(lake)) == (4 if listed else 3)
-    assert [each.id for each in expiry.unfinished(lake)] == ([] if listed else [IDS[0]])
+    assert [each.id for each in removal.unfinished(lake)] == ([] if listed else [IDS[0]])
     finish(home)
     assert contents(home) == undisturbed
-    assert expiry.unfinished(lake) == []
+    assert removal.unfinished(lake) == []
 
 
 def test_two_expiries_at_once_come_out_as_one(due: Path, undisturbed: dict[str, list[dict[str, object]]]) -> None:

@@ -22,7 +22,8 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import explain, inbox
+from cdc_platform.lifecycle import explain
+from cdc_platform.records import inbox
 from cdc_platform.ring import FIRST, LAST, Node, Ring
 from cdc_platform.settings import Policy, Settings
 

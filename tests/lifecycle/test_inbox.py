@@ -16,8 +16,8 @@ from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
-from cdc_platform.lifecycle import inbox
-from cdc_platform.sources.bootstrap_file import JoinRequest
+from cdc_platform.records import inbox
+from cdc_platform.records.join_request import JoinRequest
 
 NOON = Clock(stopped_at_us=1_700_000_000_000_000)
 
@@ -173,7 +173,7 @@ import sys
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle import inbox
-from cdc_platform.sources.bootstrap_file import JoinRequest
+from cdc_platform.records.join_request import JoinRequest
 sys.stdin.readline()
 print(inbox.queue(Lake(sys.argv[1]), Clock(), JoinRequest.model_validate_json(sys.argv[2])).generation_id)
 """

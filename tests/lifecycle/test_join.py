@@ -28,10 +28,11 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
 )
 from cdc_platform.lake.volume import TaskRows
-from cdc_platform.lifecycle import bootstrap, description_rows, inbox, publish, reading
-from cdc_platform.lifecycle import joining as whole
+from cdc_platform.lifecycle.join import bootstrap, description_rows, publish
+from cdc_platform.lifecycle.join import joining as whole
+from cdc_platform.records import inbox, reading
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.settings import Settings
-from cdc_platform.sources.bootstrap_file import JoinRequest
 
 Joining = Callable[..., JoinRequest]
 NOON = Clock(stopped_at_us=1_700_000_000_000_000)

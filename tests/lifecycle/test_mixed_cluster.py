@@ -36,19 +36,12 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle import (
-    bootstrap,
-    bootstrap_v1,
-    explain,
-    generation_data,
-    inbox,
-    joining,
-    publish,
-    publish_v1,
-    reading,
-)
+from cdc_platform.lifecycle import explain
+from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, joining, publish
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.settings import Settings
-from cdc_platform.sources.bootstrap_file import JoinRequest
 
 NOON_MS = 1_700_000_000_000
 NOON = Clock(NOON_MS * 1000)

@@ -20,9 +20,10 @@ from cdc_platform.generations.comparison import compare
 from cdc_platform.generations.damage import Condition
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS, NODES
-from cdc_platform.lifecycle import inbox, rehearse
-from cdc_platform.lifecycle.rehearsal_start import Start, from_lake, from_ring, with_ttls
-from cdc_platform.lifecycle.rehearse import Effect, play
+from cdc_platform.lifecycle.rehearsal import rehearse
+from cdc_platform.lifecycle.rehearsal.rehearse import Effect, play
+from cdc_platform.lifecycle.rehearsal.start import Start, from_lake, from_ring, with_ttls
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.rehearsal_file import parse_rehearsal

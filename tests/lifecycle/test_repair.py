@@ -25,9 +25,10 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     NODES,
 )
-from cdc_platform.lifecycle import generation_data, inbox, repair
+from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.records import generation_data, inbox
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.ring import Node, Ring
-from cdc_platform.sources.bootstrap_file import JoinRequest
 from cdc_platform.sources.importing import import_paths
 
 NOON = Clock(stopped_at_us=1_700_000_000_000_000)
@@ -76,15 +77,15 @@ def repaired(lake: Lake) -> Lake:
 
 def conditions(lake: Lake, *, strict: bool = False, streams: bool = True) -> list[str]:
     """The conditions for which a repair is needed."""
-    return [each.condition.value for each in repair.check(lake, strict=strict, streams=streams).reasons]
+    return [each.condition.value for each in checkup.check(lake, strict=strict, streams=streams).reasons]
 
 
 def test_a_generation_that_fits_needs_no_repair(repaired: Lake) -> None:
     """Nothing is found, and nothing is queued."""
-    found = repair.check(repaired, strict=True)
+    found = checkup.check(repaired, strict=True)
     assert (found.needed, found.reasons, found.warnings) == (False, (), ())
     assert found.latest == GenerationId(T1, GENERATION)
-    assert repair.ask(repaired, NOON, found) is None
+    assert checkup.ask(repaired, NOON, found) is None
     assert not repaired.exists(BOOTSTRAP_EVENTS)
 
 
@@ -101,7 +102,7 @@ def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake)
     row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": to_datetime(T1 * 1000), "uuid": None}
     lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
     lake.merge(NODES, inbox.node_rows([HOSTS[0], replace(HOSTS[1], features=())]), update=True)
-    assert repair.check(lake).latest == GenerationId(T1)
+    assert checkup.check(lake).latest == GenerationId(T1)
     assert conditions(lake, strict=True) == []
     lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
     assert conditions(lake) == ["v1-format"]
@@ -110,7 +111,7 @@ def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake)
 def test_partial_data_is_damage(repaired: Lake) -> None:
     """Condition c: a row is missing, num_ranges says so."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    found = repair.check(repaired)
+    found = checkup.check(repaired)
     assert [each.condition.value for each in found.reasons] == ["unreadable"]
     assert "num_ranges claims 5 rows, 4 are there" in found.reasons[0].detail
 
@@ -122,7 +123,7 @@ def test_a_stream_that_is_no_stream_id_is_damage(repaired: Lake) -> None:
     row["streams"][0] = row["streams"][0][:15]
     rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS_V2.schema)
     repaired.merge(GENERATION_DESCRIPTIONS_V2, rows, update=True)
-    found = repair.check(repaired)
+    found = checkup.check(repaired)
     assert [each.condition.value for each in found.reasons] == ["unreadable"]
     assert "is damaged" in found.reasons[0].detail
 
@@ -130,7 +131,7 @@ def test_a_stream_that_is_no_stream_id_is_damage(repaired: Lake) -> None:
 def test_a_ring_is_imported_while_a_repair_waits(repaired: Lake, tmp_path: Path) -> None:
     """The node that asked may be gone by then, its tokens at another: the repair is for that ring."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    assert repair.ask(repaired, NOON, repair.check(repaired)) is not None
+    assert checkup.ask(repaired, NOON, checkup.check(repaired)) is not None
     fields = ("address", "datacenter", "rack", "shard_count", "ignore_msb")
     other = {name: getattr(HOSTS[0], name) for name in fields}
     other |= {"host_id": str(UUID(int=9)), "tokens": list(HOSTS[0].tokens)}
@@ -151,7 +152,7 @@ def test_another_number_of_tokens(repaired: Lake, streams: bool) -> None:
     """Conditions e and f: a node has left, or is there unannounced; no stream need be read to see it."""
     repaired.delete(NODES, [("host_id", "=", str(UUID(int=2)))])
     assert conditions(repaired, streams=streams) == ["range-count"]
-    assert [each.condition.value for each in repair.check(repaired, streams=streams).warnings] == ["excess-ranges"]
+    assert [each.condition.value for each in checkup.check(repaired, streams=streams).warnings] == ["excess-ranges"]
     other = replace(HOSTS[1], host_id=UUID(int=3), tokens=(0, 78))
     repaired.merge(NODES, inbox.node_rows([other]), update=True)
     assert conditions(repaired, streams=streams) == ["uncovered-tokens"]
@@ -160,9 +161,9 @@ def test_another_number_of_tokens(repaired: Lake, streams: bool) -> None:
 def test_other_sharding_is_a_warning_unless_the_check_is_strict(repaired: Lake) -> None:
     """A node with other shards: ScyllaDB leaves it, a strict check repairs it."""
     repaired.merge(NODES, inbox.node_rows([replace(HOSTS[1], shard_count=5, ignore_msb=1)]), update=True)
-    found = repair.check(repaired)
+    found = checkup.check(repaired)
     assert (found.needed, {each.condition.value for each in found.warnings}) == (False, {"shard-count", "ignore-msb"})
-    assert repair.ask(repaired, NOON, found) is None
+    assert checkup.ask(repaired, NOON, found) is None
     assert set(conditions(repaired, strict=True)) == {"shard-count", "ignore-msb"}
 
 
@@ -173,7 +174,7 @@ def test_data_that_cannot_be_read_now_is_no_reason(repaired: Lake) -> None:
         raise StateError("reading: Permission denied (os error 13)")
 
     with pytest.raises(EnvironmentProblem, match="no new generation is made"):
-        repair.check(repaired, reader=unreachable)
+        checkup.check(repaired, reader=unreachable)
 
 
 def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
@@ -185,7 +186,7 @@ def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
         "uuid": str(UUID(int=0xB)),
     }
     repaired.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
-    found = repair.check(repaired)
+    found = checkup.check(repaired)
     assert found.latest == GenerationId(T1 + 1, UUID(int=0xB))
     assert conditions(repaired) == ["missing-data"]
 
@@ -194,41 +195,41 @@ def test_every_node_has_to_be_at_rest(repaired: Lake, joining: Callable[..., Joi
     """A node in another state than NORMAL or LEFT is in the way, a joining one too; one that has left is not."""
     gone = replace(HOSTS[1], status="LEFT")
     repaired.merge(NODES, inbox.node_rows([gone]), update=True)
-    found = repair.check(repaired)
+    found = checkup.check(repaired)
     assert (found.needed, found.blocked_by) == (True, ())
     leaving = replace(HOSTS[1], status="LEAVING")
     repaired.merge(NODES, inbox.node_rows([leaving]), update=True)
     with pytest.raises(StateError, match=r"NORMAL or LEFT .* is in state LEAVING"):
-        repair.ask(repaired, NOON, repair.check(repaired))
+        checkup.ask(repaired, NOON, checkup.check(repaired))
     repaired.merge(NODES, inbox.node_rows([gone]), update=True)
     inbox.queue(repaired, NOON, joining(7))
     with pytest.raises(StateError, match=r"0007 is in state JOINING; finish its join"):
-        repair.ask(repaired, NOON, repair.check(repaired))
+        checkup.ask(repaired, NOON, checkup.check(repaired))
 
 
 def test_asking_again_is_the_same_repair(repaired: Lake) -> None:
     """The same damage in the same ring is one event, whichever node asks; withdrawn, it may be asked for again."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    found = repair.check(repaired)
-    first = repair.ask(repaired, NOON, found)
+    found = checkup.check(repaired)
+    first = checkup.ask(repaired, NOON, found)
     assert first is not None
     assert (first.kind, first.node.host_id) == (inbox.REPAIR, UUID(int=1))
-    assert repair.ask(repaired, Clock(), found, UUID(int=2)) == first
+    assert checkup.ask(repaired, Clock(), found, UUID(int=2)) == first
     assert [event.generation_id for event in inbox.waiting(repaired)] == [first.generation_id]
     inbox.withdraw(repaired, NOON, first.event_id)
-    again = repair.ask(repaired, NOON, found)
+    again = checkup.ask(repaired, NOON, found)
     assert again is not None
     assert again.generation_id != first.generation_id
     with pytest.raises(NotFound, match="is no node of the ring"):
-        repair.ask(repaired, NOON, found, UUID(int=99))
+        checkup.ask(repaired, NOON, found, UUID(int=99))
 
 
 def test_a_waiting_repair_answers_for_a_ring_that_has_moved_on(repaired: Lake) -> None:
     """It will be made for the ring of its turn: a second one would only be another generation of that ring."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    first = repair.ask(repaired, NOON, repair.check(repaired))
+    first = checkup.ask(repaired, NOON, checkup.check(repaired))
     repaired.delete(NODES, [("host_id", "=", str(UUID(int=2)))])
-    assert repair.ask(repaired, NOON, repair.check(repaired)) == first
+    assert checkup.ask(repaired, NOON, checkup.check(repaired)) == first
 
 
 def test_a_join_waits_behind_a_repair_and_its_tokens_are_free(
@@ -236,14 +237,14 @@ def test_a_join_waits_behind_a_repair_and_its_tokens_are_free(
 ) -> None:
     """The node that asked for the repair is in the ring already: it does not stand in a joining node's way."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    asked = repair.ask(repaired, NOON, repair.check(repaired))
+    asked = checkup.ask(repaired, NOON, checkup.check(repaired))
     assert asked is not None
     joined = inbox.queue(repaired, NOON, joining(7))
     with pytest.raises(
         StateError, match=f"a repair .event {asked.event_id}.* comes first; finish it with repair --run"
     ):
         inbox.assert_next(repaired, joined.generation_id)
-    assert repair.check(repaired).blocked_by == ()
+    assert checkup.check(repaired).blocked_by == ()
 
 
 def test_processes_that_ask_at_once_make_one_repair(repaired: Lake) -> None:
@@ -279,7 +280,7 @@ def test_processes_that_ask_at_once_make_one_repair(repaired: Lake) -> None:
 def test_a_lake_without_a_ring_has_nothing_to_repair(lake: Lake) -> None:
     """No node, no streams: the request is wrong."""
     with pytest.raises(StateError, match="no node is in the ring"):
-        repair.check(lake)
+        checkup.check(lake)
 
 
 def test_the_inbox_in_json(repaired: Lake, tmp_path: Path) -> None:

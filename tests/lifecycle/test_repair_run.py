@@ -26,7 +26,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
-from cdc_platform.lifecycle import inbox, reading
+from cdc_platform.records import inbox, reading
 from cdc_platform.ring import Node, Ring
 
 pytestmark = pytest.mark.spark

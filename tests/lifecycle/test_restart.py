@@ -17,7 +17,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lifecycle.restart import own_generation, restart, should_propose_first_generation
+from cdc_platform.node.restart import own_generation, restart, should_propose_first_generation
 
 HOSTS = [node.host_id for node in nodes(3)]
 V2_ID = UUID("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001")

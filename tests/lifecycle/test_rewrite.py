@@ -26,8 +26,9 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
-from cdc_platform.lifecycle import cdc_tables, inbox, publish_v1
-from cdc_platform.lifecycle.rewrite import Decision, decide, is_absent, marked_nodes, rewrite, unmarked_nodes
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.lifecycle.upgrade.rewrite import Decision, decide, is_absent, marked_nodes, rewrite, unmarked_nodes
+from cdc_platform.records import cdc_tables, inbox
 from cdc_platform.settings import Settings
 
 HOSTS = [str(node.host_id) for node in nodes(3)]

@@ -20,7 +20,8 @@ from cdc_platform.generations.switch import Phase
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
-from cdc_platform.lifecycle import bootstrap, switching
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.switch import register
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 # When a row was written is the one thing in which a second start may differ.
@@ -99,7 +100,7 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
     later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + 10_000
     bootstrap.introduce(Lake(home / "lake"), Clock(later * 1000), TWO_PHASE, generation_id)
     assert contents(home) == undisturbed
-    done = switching.drive(left, Clock((NOON_MS + 30_000) * 1000), TWO_PHASE, generation_id, "anybody")
+    done = register.drive(left, Clock((NOON_MS + 30_000) * 1000), TWO_PHASE, generation_id, "anybody")
     answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
     assert (done.phase, done.time_ms) == ((Phase.COMMITTED, NOON_MS + 70_000) if answered else (Phase.ABORTED, None))
     if answered:
@@ -112,28 +113,28 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
 def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tuple[Path, str]) -> None:
     """Dead between promise and answer, it answers the same later; dead after its decision, the next one enters it."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
-    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
-    switching.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
+    register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    register.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
     answer = ("ack", generation_id, "--node", HOSTS[0])
     assert command(home, NOON_MS + 1_000, *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE) == -signal.SIGKILL
-    assert switching.find(lake, generation_id).missing == (HOSTS[0],)
+    assert register.find(lake, generation_id).missing == (HOSTS[0],)
     assert again(home, NOON_MS + 9_000, *answer) == 0
-    assert switching.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
+    assert register.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
     decide = ("commit", generation_id)
     assert command(home, NOON_MS + 9_000, *decide, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
     assert not lake.exists(GENERATIONS)
     assert again(home, NOON_MS + 90_000, *decide) == 0
-    assert switching.find(lake, generation_id).time_ms == NOON_MS + 71_000
-    assert switching.unfinished(lake) == []
+    assert register.find(lake, generation_id).time_ms == NOON_MS + 71_000
+    assert register.unfinished(lake) == []
 
 
 def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> None:
     """The commit is the decision: what comes after it does not matter."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
-    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     late = NOON_MS + 30_000
     assert command(home, late, "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
-    first = switching.find(lake, generation_id)
+    first = register.find(lake, generation_id)
     assert again(home, late + 5_000, "abort", generation_id) == 0
-    assert switching.find(lake, generation_id) == first
+    assert register.find(lake, generation_id) == first
     assert first.phase is Phase.ABORTED

@@ -10,7 +10,9 @@ from cdc_platform.clock import to_datetime
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import inbox, joining, reading, switching
+from cdc_platform.lifecycle.join import joining
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import inbox, reading
 
 pytestmark = pytest.mark.spark
 
@@ -21,7 +23,7 @@ def test_switched_joins_end_published(spark: SparkSession, lake: Lake) -> None:
     for number in (1, 2):
         event = inbox.queue(lake, NOON, request(number))
         done = joining.run_join(spark, lake, NOON, TWO_PHASE, event.generation_id)
-        switch = switching.find(lake, event.generation_id)
+        switch = register.find(lake, event.generation_id)
         assert switch.participants == tuple(host(each) for each in range(1, number + 1))
         assert (switch.time_ms, switch.initiator) == (done.time_ms, host(number))
         published = reading.published_range_ends(lake, done.time_ms)

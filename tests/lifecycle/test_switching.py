@@ -23,8 +23,10 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     SWITCH_PROMISES,
 )
-from cdc_platform.lifecycle import bootstrap, inbox, switching
 from cdc_platform.lifecycle.explain import Explanation, explain
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import inbox
 from cdc_platform.settings import Settings
 
 HOSTS = [host(number) for number in (1, 2, 3)]
@@ -48,7 +50,7 @@ def generation_id(lake: Lake) -> str:
 @pytest.fixture
 def prepared(lake: Lake, generation_id: str) -> str:
     """The same with its switch prepared."""
-    switching.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
+    register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     return generation_id
 
 
@@ -98,7 +100,7 @@ def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: st
     second = inserted(lake, 4)
     with pytest.raises(StateError, match="clock is behind"):
         bootstrap.introduce(lake, at(NOON_MS - 80_000), TWO_PHASE, second)
-    assert len(switching.switches(lake)) == 1
+    assert len(register.switches(lake)) == 1
     assert bootstrap.introduce(lake, NOON, TWO_PHASE, second) == first + 1
 
 
@@ -106,9 +108,9 @@ def test_of_two_joins_at_once_one_waits(lake: Lake, prepared: str) -> None:
     """The register takes one undecided switch at a time."""
     other = inserted(lake, 4)
     with pytest.raises(StateError, match=f"must wait: the switch to {prepared} is undecided"):
-        switching.prepare(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
-    switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
-    begun = switching.prepare(lake, at(DEADLINE_MS), TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+        register.prepare(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+    register.abort(lake, at(DEADLINE_MS), prepared, "a test")
+    begun = register.prepare(lake, at(DEADLINE_MS), TWO_PHASE, other, host(4), [*HOSTS, host(4)])
     assert begun.phase is Phase.PREPARING
 
 
@@ -117,34 +119,34 @@ def test_a_partial_generation_is_not_acknowledged(lake: Lake, prepared: str) -> 
     end = lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     with pytest.raises(StateError, match="num_ranges claims 12 rows, 11 are there"):
-        switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
-    assert switching.promises(lake, prepared) == {}
-    assert switching.drive(lake, at(DEADLINE_MS), TWO_PHASE, prepared, "a test").phase is Phase.ABORTED
+        register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    assert register.promises(lake, prepared) == {}
+    assert register.drive(lake, at(DEADLINE_MS), TWO_PHASE, prepared, "a test").phase is Phase.ABORTED
 
 
 def test_a_missing_answer_aborts_at_the_deadline_and_not_before(lake: Lake, prepared: str) -> None:
     """One has answered; until the deadline nobody may abort, from then on nobody may answer."""
-    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
+    register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
     with pytest.raises(StateError, match="from its deadline on"):
-        switching.abort(lake, at(DEADLINE_MS - 1), prepared, "a test")
+        register.abort(lake, at(DEADLINE_MS - 1), prepared, "a test")
     with pytest.raises(StateError, match="2 of 3 participants have not acknowledged"):
-        switching.commit(lake, NOON, TWO_PHASE, prepared, "a test")
+        register.commit(lake, NOON, TWO_PHASE, prepared, "a test")
     with pytest.raises(StateError, match="the deadline of the switch"):
-        switching.acknowledge(lake, at(DEADLINE_MS), TWO_PHASE, prepared, HOSTS[1:])
-    aborted = switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
+        register.acknowledge(lake, at(DEADLINE_MS), TWO_PHASE, prepared, HOSTS[1:])
+    aborted = register.abort(lake, at(DEADLINE_MS), prepared, "a test")
     assert (aborted.phase, aborted.time_ms) == (Phase.ABORTED, None)
-    assert switching.abort(lake, at(DEADLINE_MS + 9), prepared, "another") == aborted
+    assert register.abort(lake, at(DEADLINE_MS + 9), prepared, "another") == aborted
 
 
 def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, prepared: str) -> None:
     """The initiator dies before it commits: anybody does, at any time, and the time is the leases'."""
-    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
     with pytest.raises(StateError, match="have acknowledged; commit it"):
-        switching.abort(lake, at(DEADLINE_MS), prepared, "a test")
-    done = switching.drive(lake, at(NOON_MS + 3_600_000), TWO_PHASE, prepared, "a test")
+        register.abort(lake, at(DEADLINE_MS), prepared, "a test")
+    done = register.drive(lake, at(NOON_MS + 3_600_000), TWO_PHASE, prepared, "a test")
     assert (done.phase, done.time_ms, done.decided_by) == (Phase.COMMITTED, TIME_MS, "a test")
     with pytest.raises(StateError, match="a decision is final"):
-        switching.abort(lake, at(NOON_MS + 3_600_000), prepared, "a test")
+        register.abort(lake, at(NOON_MS + 3_600_000), prepared, "a test")
 
 
 def test_a_join_after_an_abort_says_what_to_do(lake: Lake, prepared: str) -> None:
@@ -168,21 +170,21 @@ def test_a_join_under_a_switch_is_not_withdrawn(lake: Lake, prepared: str) -> No
 
 def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
     """An answer that was lost is given again as it was; one that has run out meanwhile is not given at all."""
-    switching._promise(lake, NOON, switching.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
-    done = switching.acknowledge(lake, at(NOON_MS + 7_000), TWO_PHASE, prepared, HOSTS[:1])
+    register._promise(lake, NOON, register.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
+    done = register.acknowledge(lake, at(NOON_MS + 7_000), TWO_PHASE, prepared, HOSTS[:1])
     assert done.lease_of(HOSTS[0]) == LEASE_END_MS
-    switching._promise(lake, NOON, done, {HOSTS[1]: NOON_MS + 13_000})
+    register._promise(lake, NOON, done, {HOSTS[1]: NOON_MS + 13_000})
     with pytest.raises(StateError, match="before it was answered with"):
-        switching.acknowledge(lake, at(NOON_MS + 8_000), TWO_PHASE, prepared, HOSTS[1:2])
-    assert switching.find(lake, prepared).missing == tuple(HOSTS[1:])
+        register.acknowledge(lake, at(NOON_MS + 8_000), TWO_PHASE, prepared, HOSTS[1:2])
+    assert register.find(lake, prepared).missing == tuple(HOSTS[1:])
 
 
 def test_only_participants_answer(lake: Lake, prepared: str) -> None:
     """And only to a switch that there is; nothing is promised otherwise."""
     with pytest.raises(NotFound, match="is no participant"):
-        switching.acknowledge(lake, NOON, TWO_PHASE, prepared, [host(9)])
+        register.acknowledge(lake, NOON, TWO_PHASE, prepared, [host(9)])
     with pytest.raises(NotFound, match="there is no switch"):
-        switching.acknowledge(lake, NOON, TWO_PHASE, host(9), HOSTS)
+        register.acknowledge(lake, NOON, TWO_PHASE, host(9), HOSTS)
     assert not lake.exists(SWITCH_PROMISES)
 
 
@@ -202,21 +204,21 @@ def test_writes_past_the_first_lease_end_wait_for_the_decision(lake: Lake, gener
     lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=True)
     second = inserted(lake, 4)
     hosts = [*HOSTS, host(4)]
-    switching.prepare(lake, NOON, TWO_PHASE, second, host(4), hosts)
+    register.prepare(lake, NOON, TWO_PHASE, second, host(4), hosts)
     assert ask(lake, NOON_MS + 99_000, NOON_MS + 95_000).accepted  # nobody has promised yet
-    switching.acknowledge(lake, NOON, TWO_PHASE, second, hosts[1:])
+    register.acknowledge(lake, NOON, TWO_PHASE, second, hosts[1:])
     refused = ask(lake, LEASE_END_MS, LEASE_END_MS)
     assert refused.verdict is Verdict.UNDECIDED
     assert "a generation switch is undecided since 2023-11-14T22:13:20.000Z; " in refused.reason
     assert f"cdc-platform switch show {second}" in refused.reason
     assert ask(lake, LEASE_END_MS - 1, LEASE_END_MS - 1).accepted
-    switching.abort(lake, at(LEASE_END_MS), second, "a test")
+    register.abort(lake, at(LEASE_END_MS), second, "a test")
     assert ask(lake, LEASE_END_MS, LEASE_END_MS).accepted
 
 
 def test_a_committed_generation_counts_before_it_is_in_the_ledger(lake: Lake, prepared: str) -> None:
     """The switch is the decision: a write after its time goes there even if the join was killed right then."""
-    switching.drive(lake, NOON, TWO_PHASE, prepared, "a test")
+    register.drive(lake, NOON, TWO_PHASE, prepared, "a test")
     told = ask(lake, TIME_MS, TIME_MS)
     assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
     assert ask(lake, TIME_MS - 1, TIME_MS - 1).verdict is Verdict.NO_STREAM
@@ -226,17 +228,17 @@ def test_a_decision_while_explain_reads_is_not_missed(
     lake: Lake, prepared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Committed between two of its reads: the write waits, or goes to the new generation, but never to none."""
-    switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
-    read = switching.with_committed
+    register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
+    read = register.with_committed
 
     def decided_right_after(*given: Any) -> Any:
         known = read(*given)
         monkeypatch.undo()
-        switching.commit(lake, NOON, TWO_PHASE, prepared, "a test")
+        register.commit(lake, NOON, TWO_PHASE, prepared, "a test")
         return known
 
     operating(lake, (1, 2), NOON_MS - 600_000)
-    monkeypatch.setattr(switching, "with_committed", decided_right_after)
+    monkeypatch.setattr(register, "with_committed", decided_right_after)
     assert ask(lake, TIME_MS, TIME_MS).verdict is Verdict.UNDECIDED
     told = ask(lake, TIME_MS, TIME_MS)
     assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
@@ -249,14 +251,14 @@ def test_a_row_that_somebody_else_writes_meanwhile_is_read_again(lake: Lake, pre
     def rule(rows: pa.Table) -> pa.Table:
         asked.append(rows.num_rows)
         if len(asked) == 1:
-            switching.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
+            register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
         row = rows.to_pylist()[0]
         return pa.Table.from_pylist([row | {"generation_id": host(8), "phase": "aborted"}], schema=rows.schema)
 
     lake.transact(GENERATION_SWITCHES, rule)
     assert asked == [1, 1]
-    assert len(switching.switches(lake)) == 2
-    assert switching.find(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
+    assert len(register.switches(lake)) == 2
+    assert register.find(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
 
 
 RACER = """
@@ -298,13 +300,13 @@ def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path
             assert racer.stdout.readline() == "ready\n"
         for number in range(3, 9):
             generation_id = inserted(lake, number)
-            switching.prepare(lake, NOON, TWO_PHASE, generation_id, host(number), [*HOSTS[:2], host(number)])
+            register.prepare(lake, NOON, TWO_PHASE, generation_id, host(number), [*HOSTS[:2], host(number)])
             for racer in racers:
                 assert racer.stdin is not None
                 racer.stdin.write(f"{generation_id}\n")
                 racer.stdin.flush()
             told = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
-            final = switching.find(lake, generation_id)
+            final = register.find(lake, generation_id)
             said = f"{final.phase} {final.time_ms} {final.decided_by}\n"
             assert final.is_decided
             assert set(told) == {said}

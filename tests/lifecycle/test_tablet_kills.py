@@ -15,7 +15,7 @@ import pytest
 from cdc_platform import failpoints
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import tablet_sets
+from cdc_platform.records import tablet_sets
 
 TABLES = (CDC_TABLES, CDC_TABLE_CHANGES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
 CREATE = ("2026-01-01T00:00:00Z", "tablets", "create", "ks.t", "--count", "2")

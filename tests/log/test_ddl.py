@@ -13,9 +13,9 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.statements import Definition, Name
 from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import cdc_tables
-from cdc_platform.lifecycle.cdc_tables import CdcTable
 from cdc_platform.log.ddl import ddl_of, known_tables, schema_of
+from cdc_platform.records import cdc_tables
+from cdc_platform.records.cdc_tables import CdcTable
 
 SCRIPTS = {
     "simple": "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};",

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from cdc_platform.errors import InputError, NotFound
-from cdc_platform.sources.bootstrap_file import JoinRequest, parse_join_request, read_join_request
+from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.sources.bootstrap_file import parse_join_request, read_join_request
 
 NODE = {
     "host_id": "daf4e510-781a-4f03-aaae-27df6ee7796f",

@@ -42,7 +42,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lake.tables import (
     NODES as NODES_TABLE,
 )
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node
 from cdc_platform.sources.bootstrap_file import parse_join_request
 from cdc_platform.sources.importing import ImportReport, import_paths

@@ -18,7 +18,8 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.invariants.tablets import audit_tablet_table
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lifecycle import cdc_tables, tablet_gc, tablet_ledger, tablet_sets, tablets
+from cdc_platform.lifecycle.tablets import changes, garbage
+from cdc_platform.records import cdc_tables, tablet_ledger, tablet_sets
 from cdc_platform.settings import Settings
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.importing import ImportReport, import_paths
@@ -150,7 +151,7 @@ def test_what_was_collected_stays_collected(lake: Lake, take_in: Import) -> None
     take_in(*export(cut(FOUR_SETS, *TIMES, THIRD_MS)))
     cdc_tables.add(lake, NOW, *NAME, ttl_seconds=86_400)
     over = Clock(THIRD_MS * 1000 + DAY_US)
-    assert tablet_gc.collect(lake, over, *NAME).removed_ms == tuple(TIMES)
+    assert garbage.collect(lake, over, *NAME).removed_ms == tuple(TIMES)
     before = versions(lake)
     report = take_in(*export(cut(FOUR_SETS, *TIMES, THIRD_MS)))
     assert (report.rows_written, versions(lake)) == (0, before)
@@ -165,7 +166,7 @@ def test_what_was_collected_stays_collected(lake: Lake, take_in: Import) -> None
 def test_tablets_go_on_from_an_import(lake: Lake, take_in: Import) -> None:
     """A split makes the next set; then an export that does not have it is refused, and one with nothing new is not."""
     take_in(*export(SEED_ROWS))
-    split = tablets.split(lake, NOW, Settings(), *NAME, 8)
+    split = changes.split(lake, NOW, Settings(), *NAME, 8)
     assert [len(each.closed) for each in tablet_sets.changes(lake, *NAME)] == [0, 2, 4]
     assert split.layout.number == 2
     assert take_in(*export(SEED_ROWS)).rows_written == 0
@@ -195,7 +196,7 @@ def test_another_history_is_refused(lake: Lake, take_in: Import) -> None:
 def test_sets_of_a_dropped_log_stay_dropped(lake: Lake, take_in: Import) -> None:
     """The export of a log that was dropped here is refused; one of the log that was made after it is a new one."""
     take_in(*export(SEED_ROWS))
-    tablets.drop(lake, Clock((SEED_SECOND_MS + 1) * 1000), *NAME)
+    changes.drop(lake, Clock((SEED_SECOND_MS + 1) * 1000), *NAME)
     before = versions(lake)
     with pytest.raises(StateError, match=r"ks\.t: its log was dropped at 2025-09-09T14:44:47\.821Z"):
         take_in(*export(SEED_ROWS))
@@ -206,14 +207,14 @@ def test_sets_of_a_dropped_log_stay_dropped(lake: Lake, take_in: Import) -> None
         (4, "resized"),
     ]
     assert tablet_ledger.unfinished(lake) == []
-    tablets.finish_all(lake, NOW)
+    changes.finish_all(lake, NOW)
     assert len(tablet_sets.stream_sets(lake, *NAME)) == 2
 
 
 def test_a_change_that_was_decided_here_is_not_overtaken(lake: Lake, take_in: Import) -> None:
     """A split that a process has decided and left: the export of other sets is refused."""
     take_in(*export(cut(FOUR_SETS, *TIMES)))
-    tablets.decide_resize(lake, NOW, Settings(), *NAME, lambda _: tablet_sets.stream_sets(lake, *NAME)[0].tokens[1:])
+    changes.decide_resize(lake, NOW, Settings(), *NAME, lambda _: tablet_sets.stream_sets(lake, *NAME)[0].tokens[1:])
     with pytest.raises(StateError, match="gets other tablets here from"):
         take_in(*export(FOUR_SETS))
 

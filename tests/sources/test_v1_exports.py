@@ -35,7 +35,7 @@ from cdc_platform.lake.tables import (
     TABLES,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox, reading
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.importing import ImportReport, import_paths
 

@@ -20,12 +20,12 @@ from cdc_platform.invariants.findings import (
     add_up,
 )
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import cdc_tables
 from cdc_platform.log.audit import one_pass
 from cdc_platform.log.audit.one_pass import Session
 from cdc_platform.log.audit.periods import Period, periods, streams_in
 from cdc_platform.log.audit.rows import NOT_JUDGED, LogRows, audit_log_rows
 from cdc_platform.log.log_table import log_table
+from cdc_platform.records import cdc_tables
 
 _TALLY = pa.schema(
     {

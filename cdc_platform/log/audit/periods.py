@@ -15,7 +15,6 @@ from cdc_platform.clock import format_ms, format_us
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.generations.tablets import StreamSet
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -24,7 +23,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import generation_data, reading, tablet_ledger, tablet_sets
+from cdc_platform.records import generation_data, reading, tablet_ledger, tablet_rows, tablet_sets
 from cdc_platform.ring import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
 

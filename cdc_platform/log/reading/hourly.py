@@ -22,8 +22,6 @@ from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import CONSUMED_HOURS, Table
-from cdc_platform.lifecycle import cdc_tables, consumers
-from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.reader import (
@@ -37,6 +35,8 @@ from cdc_platform.log.reading.reader import (
     whole_windows,
 )
 from cdc_platform.log.reading.windows import Window
+from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.records.consumers import Consumer
 
 HOUR_US = 3_600_000_000
 FIRST_HOUR = "2025-01-01T00:00:00Z"

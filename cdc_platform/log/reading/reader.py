@@ -18,10 +18,10 @@ from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
-from cdc_platform.lifecycle import consumers, reading, tablet_ledger, tablet_sets
-from cdc_platform.lifecycle.consumers import Consumer
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.windows import Sets, Window, next_window
+from cdc_platform.records import consumers, reading, tablet_ledger, tablet_sets
+from cdc_platform.records.consumers import Consumer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,13 +26,14 @@ from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.lifecycle import cdc_tables, tablets
+from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
 from cdc_platform.log.scripts.script import Kept, Result, Script
 from cdc_platform.log.volume import append
+from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
     with suppress(NotFound):
         known = cdc_tables.find(lake, schema.keyspace, schema.name)
         if known.created_at_ms == schema.created_at_us // 1000:
-            tablets.drop(lake, clock, schema.keyspace, schema.name)
+            changes.drop(lake, clock, schema.keyspace, schema.name)
 
 
 def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema: TableSchema) -> None:
@@ -199,7 +200,7 @@ def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema
     cdc_tables.alter(lake, clock, keyspace, name, ttl_seconds=cdc.ttl, enabled=cdc.enabled, ddl=ddl)
     count = catalog.keyspace(keyspace).tablets
     if count is not None and cdc.enabled:
-        tablets.create(lake, clock, settings, keyspace, name, uniform_ends(count))
+        changes.create(lake, clock, settings, keyspace, name, uniform_ends(count))
     if not lake.exists(log_table(schema)):
         lake.ensure(log_table(schema))
 

@@ -47,7 +47,6 @@ from cdc_platform.lake.tables import (
     REMOVED_GENERATIONS,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import cdc_tables, tablet_sets
 from cdc_platform.log.audit import one_pass
 from cdc_platform.log.audit.files import LogPart, _parts, part_rows
 from cdc_platform.log.audit.logs import audit_log, audit_logs
@@ -56,6 +55,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.log_values import rows_table
 from cdc_platform.log.scripts.script import Kept, Script
+from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -289,9 +289,9 @@ def test_rows_of_removed_generations_are_counted_and_left(lake: Lake) -> None:
 
 def test_collected_stream_sets_are_as_removed_generations(lake: Lake) -> None:
     """The row of a log's creation stays, so that older rows are not taken for rows of no time at all."""
-    from cdc_platform.lifecycle import tablet_gc
+    from cdc_platform.lifecycle.tablets import garbage
 
-    gone = tablet_gc.collect(lake, Clock(SWITCH_US + 3 * 86_400_000_000), "ks", "tabs")
+    gone = garbage.collect(lake, Clock(SWITCH_US + 3 * 86_400_000_000), "ks", "tabs")
     assert len(gone.removed_ms) == 1
     assert failed(lake, "tabs") == []
     assert "not judged" in found(lake, "tabs")[names.LOG_STREAM_OPERATES].sample

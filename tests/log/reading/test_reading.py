@@ -22,13 +22,14 @@ from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import cdc_tables, consumers, tablet_sets, tablets
+from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.reading import reader
 from cdc_platform.log.reading.reader import SAFETY_US, consume, read_changes, sink_table
 from cdc_platform.log.volume import table_streams
+from cdc_platform.records import cdc_tables, consumers, tablet_sets
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
     """Two tablets that split into four: rows in the streams of their set, a window each, every row once."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
-    tablets.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=86_400)
-    tablets.split(lake, split, Settings(), "ks", "t", 4)
+    changes.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=86_400)
+    changes.split(lake, split, Settings(), "ks", "t", 4)
     cdc_tables.drop(lake, created, "ks", "t")
     cdc_tables.add(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
     sets = tablet_sets.stream_sets(lake, "ks", "t")

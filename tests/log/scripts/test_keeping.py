@@ -17,12 +17,12 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS
-from cdc_platform.lifecycle import cdc_tables, tablet_sets
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
 from cdc_platform.log.scripts.script import Result
+from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITT
 from cdc_platform.invariants.first_format import compared_with_published
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
-from cdc_platform.lifecycle import generation_data, rewrite
+from cdc_platform.lifecycle.upgrade import rewrite
+from cdc_platform.records import generation_data
 from cdc_platform.settings import Settings
 
 

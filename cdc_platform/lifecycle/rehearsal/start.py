@@ -23,8 +23,10 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lifecycle import cdc_tables, expiry_plan, generation_data, inbox, reading, repair
-from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.lifecycle.expiry import purge_plan
+from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.records import cdc_tables, generation_data, inbox, reading
+from cdc_platform.records.reading import KnownGeneration
 from cdc_platform.ring import Ring
 
 REHEARSALS = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
@@ -81,13 +83,13 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
     Raises:
         NotFound, StateError: the newest generation cannot be read; `repair` tells more.
     """
-    newest = repair.latest_id(lake)
+    newest = checkup.latest_id(lake)
     operating = None
     if newest is not None:
         made = generation_data.description_of(lake, newest)
         layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
         operating = Operating(newest, layout, made)
-    logs = tuple(expiry_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
+    logs = tuple(purge_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
     return Start(inbox.current_ring(lake), operating, _kept(lake), now_ms, logs)
 
 

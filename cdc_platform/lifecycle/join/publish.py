@@ -27,7 +27,8 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lake.volume import Batches, TaskRows
-from cdc_platform.lifecycle import generation_data, inbox, publish_v1, reading
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.records import generation_data, inbox, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

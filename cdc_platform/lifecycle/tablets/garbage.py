@@ -13,13 +13,12 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import tablets
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, of_table
-from cdc_platform.lifecycle import cdc_tables, consumers
-from cdc_platform.lifecycle.consumers import Consumer
-from cdc_platform.lifecycle.tablet_ledger import RESIZED
+from cdc_platform.records import cdc_tables, consumers, tablet_rows
+from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.tablet_ledger import RESIZED
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, of_table
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle import bootstrap, generation_data, inbox
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.records import generation_data, inbox
 from cdc_platform.settings import Settings
 
 

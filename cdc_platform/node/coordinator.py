@@ -28,8 +28,8 @@ from cdc_platform.generations import (
 )
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
-from cdc_platform.lifecycle import generation_data
-from cdc_platform.lifecycle.restart import own_generation
+from cdc_platform.node.restart import own_generation
+from cdc_platform.records import generation_data
 from cdc_platform.settings import Settings
 
 _log = logging.getLogger(__name__)

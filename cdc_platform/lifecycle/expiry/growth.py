@@ -17,7 +17,8 @@ from cdc_platform.generations.sizes import rows_bytes
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import cdc_tables, expiry_plan, inbox, reading
+from cdc_platform.lifecycle.expiry import purge_plan
+from cdc_platform.records import cdc_tables, inbox, reading
 from cdc_platform.settings import Settings
 
 
@@ -50,7 +51,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     if not ring.nodes:
         raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
     kept = kept_streams(lake)
-    size = sum(part.bytes for part in expiry_plan.held_sizes(lake).values())
+    size = sum(part.bytes for part in purge_plan.held_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
     ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), later)
@@ -111,7 +112,7 @@ def _removed(lake: Lake, settings: Settings, times: np.ndarray, counts: np.ndarr
     if not cdc_tables.changes(lake):
         return np.zeros(len(moments), dtype=np.int64)
     margins = Margins.of(settings.policy, settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000)
-    logs = list(expiry_plan.table_histories(lake).values())
+    logs = list(purge_plan.table_histories(lake).values())
     expires = expires_at_us(times, logs, margins)
     removable = np.where(expires == NEVER, NEVER, np.minimum(expires, NEVER - 1) + settings.expiry_grace_ms * 1000)
     by_time = np.argsort(removable, kind="stable")

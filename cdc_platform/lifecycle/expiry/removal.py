@@ -30,9 +30,10 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lifecycle import expiry_plan, reading
-from cdc_platform.lifecycle.expiry_plan import Action, PlannedGeneration
-from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.lifecycle.expiry import purge_plan
+from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
+from cdc_platform.records import reading
+from cdc_platform.records.reading import KnownGeneration
 from cdc_platform.settings import Settings
 
 SHRINKING = (
@@ -66,7 +67,7 @@ class Expired:
 def expire(lake: Lake, clock: Clock, settings: Settings) -> Expired:
     """Mark what has expired, remove what has been so for the grace time, and vacuum the tables."""
     left = len(unfinished(lake))
-    plan = expiry_plan.plan(lake, clock, settings)
+    plan = purge_plan.plan(lake, clock, settings)
     marked = mark(lake, plan)
     removed = begin_removals(lake, clock, plan)
     for table in SHRINKING:
@@ -128,7 +129,7 @@ def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) 
 def begun(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
     """The removals that are noted and, by the plan as it is now, still due."""
     noted = reading.begun_removals(lake)
-    plan = expiry_plan.plan(lake, clock, settings) if noted else []
+    plan = purge_plan.plan(lake, clock, settings) if noted else []
     return [each for each in plan if each.action is Action.REMOVE and each.time_ms in noted]
 
 

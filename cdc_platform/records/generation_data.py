@@ -14,7 +14,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import flat_streams, stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, STREAMS, STREAMS_DESCRIPTIONS_V2, TIMESTAMP
-from cdc_platform.lifecycle import reading
+from cdc_platform.records import reading
 from cdc_platform.ring.tokens import Int64s
 
 

@@ -10,7 +10,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed
 from cdc_platform.invariants import Finding, audit_description, audit_inserted, audit_published, judge
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import bootstrap, bootstrap_v1, publish
+from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, publish
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
-from cdc_platform.lifecycle import reading
+from cdc_platform.records import reading
 from cdc_platform.settings import Settings
 
 

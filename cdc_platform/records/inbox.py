@@ -17,8 +17,8 @@ from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS, NODES
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
-from cdc_platform.sources.bootstrap_file import JoinRequest
 
 JOIN = "join"
 REPAIR = "repair"

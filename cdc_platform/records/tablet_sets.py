@@ -14,9 +14,9 @@ from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import Decision, tablets
 from cdc_platform.generations.tablets import StreamSet
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
+from cdc_platform.records import tablet_rows
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.settings import Settings
 
 _READS = 5

@@ -15,12 +15,11 @@ import pyarrow as pa
 from cdc_platform import failpoints
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import ConflictError
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS
-from cdc_platform.lake.tablet_rows import of_table
-from cdc_platform.lifecycle import cdc_tables
-from cdc_platform.lifecycle.tablet_sets import stream_sets
+from cdc_platform.records import cdc_tables, tablet_rows
+from cdc_platform.records.tablet_rows import of_table
+from cdc_platform.records.tablet_sets import stream_sets
 
 CREATED, RESIZED, DROPPED = "created", "resized", "dropped"
 

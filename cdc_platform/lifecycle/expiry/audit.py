@@ -14,7 +14,8 @@ from cdc_platform.invariants.findings import (
 )
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import expiry, expiry_plan, reading
+from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.records import reading
 from cdc_platform.settings import Settings
 
 
@@ -28,7 +29,7 @@ def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
 
 def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
     """No generation that has expired, as its mark says, is needed by a table, a reader or a node."""
-    plan = [each for each in expiry_plan.plan(lake, clock, settings) if each.listed]
+    plan = [each for each in purge_plan.plan(lake, clock, settings) if each.listed]
     now_ms = clock.now_ms()
     held = [each for each in plan if each.marked_ms is not None and each.marked_ms <= now_ms and each.blocked_by]
     sample = ""
@@ -41,7 +42,7 @@ def _not_half(lake: Lake, generations: list[reading.KnownGeneration]) -> Finding
     """No generation that readers see lacks its streams, and of a removed one nothing is left."""
     streams = {from_datetime(part.key[0]) // 1000 for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
     bare = [each for each in generations if each.published and each.time_ms not in streams]
-    left = expiry.unfinished(lake)
+    left = removal.unfinished(lake)
     sample = ""
     if bare:
         sample = f"generation {format_ms(bare[0].time_ms)} is listed without any streams rows"

@@ -20,7 +20,7 @@ from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
-from cdc_platform.lifecycle import generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox, reading
 from cdc_platform.ring import Node, Ring
 
 _REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")

@@ -13,7 +13,7 @@ from cdc_platform.clock import to_datetime
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lifecycle import generation_data, reading
+from cdc_platform.records import generation_data, reading
 
 
 def publish_streams(lake: Lake, time_ms: int, description: TopologyDescription) -> int:

@@ -16,7 +16,7 @@ from cdc_platform.errors import NotFound, PlatformError
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, NODES
-from cdc_platform.lifecycle import generation_data, inbox
+from cdc_platform.records import generation_data, inbox
 
 log = logging.getLogger(__name__)
 

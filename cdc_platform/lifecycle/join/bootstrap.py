@@ -37,8 +37,9 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle import generation_data, inbox, reading, switching
-from cdc_platform.lifecycle.description_rows import description_rows, v2_rows
+from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
+from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import generation_data, inbox, reading
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 
@@ -202,7 +203,7 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
         inbox.assert_next(lake, generation_id)
         after = rings(lake, generation_id)[1]
         hosts = [str(node.host_id) for node in after.nodes]
-        chosen = switching.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
+        chosen = register.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
         if chosen is None:
             chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))

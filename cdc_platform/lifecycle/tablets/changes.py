@@ -16,12 +16,10 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
-from cdc_platform.lake import tablet_rows
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
-from cdc_platform.lake.tablet_rows import CLOSED, CURRENT, OPENED, of_table
-from cdc_platform.lifecycle import cdc_tables
-from cdc_platform.lifecycle.tablet_ledger import (
+from cdc_platform.records import cdc_tables, tablet_rows
+from cdc_platform.records.tablet_ledger import (
     CREATED,
     DROPPED,
     RESIZED,
@@ -38,7 +36,8 @@ from cdc_platform.lifecycle.tablet_ledger import (
     table_id_of,
     unfinished,
 )
-from cdc_platform.lifecycle.tablet_sets import stream_sets, streams_for
+from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, of_table
+from cdc_platform.records.tablet_sets import stream_sets, streams_for
 from cdc_platform.settings import Settings
 
 __all__ = [

@@ -38,8 +38,8 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.lifecycle import cdc_tables, consumers, reading
-from cdc_platform.lifecycle.reading import KnownGeneration
+from cdc_platform.records import cdc_tables, consumers, reading
+from cdc_platform.records.reading import KnownGeneration
 from cdc_platform.settings import Settings
 
 OPERATES = "operates"

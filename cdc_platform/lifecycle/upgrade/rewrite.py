@@ -23,7 +23,8 @@ from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, Sta
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS, Table
-from cdc_platform.lifecycle import cdc_tables, generation_data, inbox, publish_v1
+from cdc_platform.lifecycle.upgrade import publish_v1
+from cdc_platform.records import cdc_tables, generation_data, inbox
 from cdc_platform.settings import Settings
 
 log = logging.getLogger(__name__)

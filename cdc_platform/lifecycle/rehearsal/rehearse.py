@@ -18,8 +18,8 @@ from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.colocation import Colocation, changed_share, colocation
 from cdc_platform.generations.damage import Finding, known_damage, range_damage, sharding_damage
 from cdc_platform.generations.expiry import LogHistory, Margins, expires_at_us
-from cdc_platform.lifecycle import inbox
-from cdc_platform.lifecycle.rehearsal_start import REHEARSALS, TABLES, Kept, Operating, Start, layout_of
+from cdc_platform.lifecycle.rehearsal.start import REHEARSALS, TABLES, Kept, Operating, Start, layout_of
+from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.rehearsal_file import Add, Remove, Repair, Reshard, Step, Wait

@@ -1,0 +1,1 @@
+"""Rehearsals: what a list of topology changes would do, played in memory."""

@@ -1,0 +1,1 @@
+"""The two-phase switch of generations: its register in the lake, and who may decide when."""
