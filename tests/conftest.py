@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from support.nodes import join_request, node_text
 
 from cdc_platform.lake.lake import Lake
+from cdc_platform.records.join_request import JoinRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from serving import Serving
+    from support.worlds.serving import Serving
+
+    from cdc_platform.lake.connect import ConnectServer
 
 # The same examples in every run; `--hypothesis-profile thorough` looks further.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, database=None)
@@ -91,8 +95,29 @@ def lake(tmp_path: Path) -> Lake:
 @pytest.fixture(scope="session")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """`cdc-platform up` on a home of its own, shared by the tests that look at it; started when the first one asks."""
-    from serving import Serving
+    from support.worlds.serving import Serving
 
     shared = Serving(tmp_path_factory.mktemp("up") / "home")
     yield shared
     shared.stop()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ConnectServer]:
+    """A warm Connect server, which spares each process the start of a JVM."""
+    from cdc_platform.lake.connect import ConnectServer
+
+    with ConnectServer(heavy=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bootstrap_text() -> Callable[..., str]:
+    """Make the bootstrap file of a node, see `node_text`."""
+    return node_text
+
+
+@pytest.fixture
+def joining() -> Callable[..., JoinRequest]:
+    """Make the request of a node, see `node_text`."""
+    return join_request

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from rehearsal import node_config
-from serving import Serving
+from support.worlds.rehearsal import node_config
+from support.worlds.serving import Serving
 
 from cdc_platform.clock import Clock
 from cdc_platform.records import inbox

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import run
+from support.command_line import run
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, from_datetime, parse_time_us

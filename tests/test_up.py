@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
-from serving import Serving
+from support.worlds.serving import Serving
 
 from cdc_platform.commands.up import make_ready
 from cdc_platform.dagster_home import dagster_home

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance
-from rehearsal import Rehearsal
+from support.worlds.rehearsal import Rehearsal
 
 from cdc_platform.home import VARIABLE
 from cdc_platform.lake.lake import Lake

@@ -17,7 +17,7 @@ from dagster import (
     SensorResult,
     build_sensor_context,
 )
-from rehearsal import Rehearsal, node_config
+from support.worlds.rehearsal import Rehearsal, node_config
 
 from assets.bootstrap_events import JOIN_JOB, MOST_ATTEMPTS, MOST_NEW_PARTITIONS, waiting_joins
 from assets.partitions import NAME

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from dagster import ExecuteInProcessResult
-from log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
-from rehearsal import QUIET, Rehearsal
+from support.homes.log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
+from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.cdc_log import LOGS_JOB, next_logs
 from assets.partitions import LOGS_NAME

@@ -27,8 +27,8 @@ from dagster import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
-from rehearsal import QUIET
+from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
+from support.worlds.rehearsal import QUIET
 
 from assets.consumers import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
 from cdc_platform import failpoints

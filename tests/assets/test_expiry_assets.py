@@ -18,8 +18,20 @@ from dagster import (
     RunRequest,
     SkipReason,
 )
-from expiring import DAY_MS, GRACE_MS, IDS, SKEW_MS, START_MS, TIMES_MS, add_table, at, import_generations, iso, write
-from rehearsal import QUIET
+from support.homes.expiring import (
+    DAY_MS,
+    GRACE_MS,
+    IDS,
+    SKEW_MS,
+    START_MS,
+    TIMES_MS,
+    add_table,
+    at,
+    import_generations,
+    iso,
+    write,
+)
+from support.worlds.rehearsal import QUIET
 
 from assets.expiry import (
     EXPIRE_JOB,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from dagster import AssetCheckEvaluation, DagsterRunStatus, ExecuteInProcessResult, SensorResult, build_sensor_context
-from rehearsal import QUIET, Rehearsal
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.worlds.rehearsal import QUIET, Rehearsal
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from assets.generation_switches import MOST_ATTEMPTS, SWITCH_JOB, next_step, unfinished_switches
 from cdc_platform.clock import Clock, format_ms

@@ -19,7 +19,7 @@ from dagster import (
     define_asset_job,
     in_process_executor,
 )
-from rehearsal import Rehearsal
+from support.worlds.rehearsal import Rehearsal
 
 from assets.declared import key
 from assets.drawn import streams_on_shards

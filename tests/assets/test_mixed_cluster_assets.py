@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dagster import ExecuteInProcessResult
-from rehearsal import Rehearsal, node_config
+from support.worlds.rehearsal import Rehearsal, node_config
 
 from assets.partitions import NAME
 from cdc_platform.generations import GenerationId

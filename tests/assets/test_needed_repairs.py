@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
-from rehearsal import QUIET, Rehearsal
+from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.bootstrap_events import waiting_joins
 from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring

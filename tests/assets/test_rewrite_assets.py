@@ -17,8 +17,8 @@ from dagster import (
     build_schedule_context,
     build_sensor_context,
 )
-from rehearsal import QUIET, Rehearsal
-from v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
+from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
+from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.rewrite import (
     MOST_ATTEMPTS,

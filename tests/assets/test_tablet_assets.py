@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import oracle
 import pytest
-import tablet_oracle
 from dagster import DagsterEventType, DagsterRunStatus, ExecuteInProcessResult, SensorResult
-from rehearsal import QUIET, Rehearsal
+from support.oracles import oracle, tablet_oracle
+from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.partitions import TABLES_NAME
 from assets.tablet_upkeep import GC_JOB, MOST_ATTEMPTS, next_changes, next_collections

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Answer, Cli, run
-from export_files import ID, LATER_MS, OTHER_ID, SNAPSHOT, TIME_MS
-from imported import home_with_generations
+from support.command_line import Answer, Cli, run
+from support.files.export_files import ID, LATER_MS, OTHER_ID, SNAPSHOT, TIME_MS
+from support.homes.imported import home_with_generations
 
 JOINING = {
     "host_id": "33333333-3333-4333-8333-333333333333",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused
+from support.files.bad_input import Case, argument, assert_refused
 
 CASES = [
     argument("no table", "Missing argument 'TABLE'", "consume", "--name", "audit"),

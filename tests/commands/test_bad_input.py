@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input import Case, argument, assert_one_line, assert_refused, given, listing
 from click.testing import CliRunner
-from export_files import (
+from support.files.bad_input import Case, argument, assert_one_line, assert_refused, given, listing
+from support.files.export_files import (
     ID,
     LATER_MS,
     NODES,

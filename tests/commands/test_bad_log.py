@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_one_line, assert_refused, given, listing
-from command_line import Cli, run
+from support.command_line import Cli, run
+from support.files.bad_input import Case, argument, assert_one_line, assert_refused, given, listing
 
 NOW = "2026-02-02T00:00:00Z"
 NOW_US = 1_769_990_400_000_000

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused
+from support.files.bad_input import Case, argument, assert_refused
 
 RING = json.dumps(
     [
@@ -126,7 +126,7 @@ def test_a_repair_while_a_node_joins_is_refused(seeded_home: Path, tmp_path: Pat
 
 def test_there_has_to_be_a_home(tmp_path: Path) -> None:
     """Neither command makes one."""
-    from command_line import run
+    from support.command_line import run
 
     (tmp_path / "steps.json").write_text('[{"repair": {}}]', encoding="utf-8")
     for command in (("repair", "--dry-run"), ("rehearse", tmp_path / "steps.json")):

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused
-from export_files import (
+from support.files.bad_input import Case, argument, assert_refused
+from support.files.export_files import (
     ID,
     LATER_MS,
     NODES,

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused
-from command_line import run
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.command_line import run
+from support.files.bad_input import Case, argument, assert_refused
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.home import open_home

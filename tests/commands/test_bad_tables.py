@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused, listing
-from command_line import run
-from expiring import START_MS, at, import_generations
+from support.command_line import run
+from support.files.bad_input import Case, argument, assert_refused, listing
+from support.homes.expiring import START_MS, at, import_generations
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import consumers

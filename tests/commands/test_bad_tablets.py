@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bad_input import Case, argument, assert_refused
-from command_line import run
+from support.command_line import run
+from support.files.bad_input import Case, argument, assert_refused
 
 LAST = 2**63 - 1
 CLOCK = ("--clock", "2026-01-01T00:00:00Z")

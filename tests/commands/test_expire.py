@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import Answer, run
-from expiring import DAY_MS, IDS, SKEW_MS, START_MS, TIMES_MS, at, import_generations, iso
-from export_files import NODES
+from support.command_line import Answer, run
+from support.files.export_files import NODES
+from support.homes.expiring import DAY_MS, IDS, SKEW_MS, START_MS, TIMES_MS, at, import_generations, iso
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import consumers, reading

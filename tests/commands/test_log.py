@@ -9,8 +9,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from bad_input import listing
-from command_line import Cli, run
+from support.command_line import Cli, run
+from support.files.bad_input import listing
 
 from cdc_platform.clock import parse_time_us
 from cdc_platform.cql.types import timeuuid_us

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import oracle
 import pytest
-from command_line import Cli, run
-from export_files import (
+from support.command_line import Cli, run
+from support.files.export_files import (
     ID,
     LATER_MS,
     NARROW_END,
@@ -23,6 +22,7 @@ from export_files import (
     streams_csv,
     timestamps_csv,
 )
+from support.oracles import oracle
 
 BETWEEN = "2026-02-01T00:00:00Z"
 AFTER = "2026-02-02T00:00:00Z"

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from command_line import run
+from support.command_line import run
 
 from cdc_platform.commands import program as program_module
 from cdc_platform.commands.program import COMMANDS, program

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pyarrow as pa
 import pytest
-from command_line import Answer, run
-from export_files import (
+from support.command_line import Answer, run
+from support.files.export_files import (
     LATER_MS,
     NODES,
     OTHER_ID,
@@ -22,6 +21,7 @@ from export_files import (
     v1_descriptions_csv,
     v1_streams_csv,
 )
+from support.oracles import oracle
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.base_writes import stream_finder

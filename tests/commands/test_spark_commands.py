@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run
-from export_files import ID, TIME_MS, generation, iso_time, streams_csv, timestamps_csv, v2_csv
+from support.command_line import run
+from support.files.export_files import ID, TIME_MS, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 

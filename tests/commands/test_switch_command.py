@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import Answer, run
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.command_line import Answer, run
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.clock import format_ms
 from cdc_platform.home import open_home

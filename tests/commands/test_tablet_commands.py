@@ -6,12 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import oracle
 import pytest
-import tablet_oracle
-from command_line import Answer, run
-from export_files import tablet_streams_csv, tablet_timestamps_csv
-from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS
+from support.command_line import Answer, run
+from support.files.export_files import tablet_streams_csv, tablet_timestamps_csv
+from support.oracles import oracle, tablet_oracle
+from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS
 
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.lake.lake import Lake

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from log_histories import histories
+from support.histories.log_histories import histories
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.schema import Column, TableSchema

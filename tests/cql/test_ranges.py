@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_model import ModelPartition
+from support.oracles.log_model import ModelPartition
 
 from cdc_platform.cql.mutation import Mutation, merge
 from cdc_platform.cql.ranges import Bound, RangeIndex, RangeTombstone, normal_form

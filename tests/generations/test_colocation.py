@@ -6,11 +6,11 @@ from fractions import Fraction
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import rings
+from support.histories.strategies import rings
+from support.oracles import oracle
 
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.generations.colocation import changed_share, colocation

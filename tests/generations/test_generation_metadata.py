@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError, WriteRefused
 from cdc_platform.generations import (

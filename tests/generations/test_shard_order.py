@@ -5,11 +5,11 @@ from __future__ import annotations
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import rings
+from support.histories.strategies import rings
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.generations import (

@@ -6,11 +6,11 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens
+from support.histories.strategies import tokens
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.generations import StreamId, decode, encode, random_bits

@@ -15,7 +15,17 @@ from hypothesis import Phase as HypothesisPhase
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from switch_world import HEARTBEAT_MS, INITIAL, MS, SECOND, GossipWorld, Machine, SwitchWorld, World, random_history
+from support.worlds.switch_world import (
+    HEARTBEAT_MS,
+    INITIAL,
+    MS,
+    SECOND,
+    GossipWorld,
+    Machine,
+    SwitchWorld,
+    World,
+    random_history,
+)
 
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.node.participant import Participant

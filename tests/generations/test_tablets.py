@@ -6,13 +6,12 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pytest
-import tablet_oracle
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens
-from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_SECOND_MS, SEED_TWO
+from support.histories.strategies import tokens
+from support.oracles import oracle, tablet_oracle
+from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_SECOND_MS, SEED_TWO
 
 from cdc_platform.errors import InputError
 from cdc_platform.generations import Verdict, tablets

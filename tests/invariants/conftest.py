@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from invariant_seeds import SeededLake
+from support.worlds.invariant_seeds import SeededLake
 
 from cdc_platform.lake.lake import Lake
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from invariant_seeds import (
+from support.worlds.invariant_seeds import (
     ONE,
     OTHER,
     OWNERS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import numpy as np
-import oracle
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens
+from support.histories.strategies import tokens
+from support.oracles import oracle
 
 from cdc_platform.invariants.rows import RangeEnds
 from cdc_platform.invariants.sharing import overlaps, repeated

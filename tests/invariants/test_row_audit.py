@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invariant_seeds import (
+from support.histories.strategies import rings, tokens
+from support.oracles import oracle
+from support.worlds.invariant_seeds import (
     CROWDED,
     OWNERS,
     Row,
@@ -19,7 +20,6 @@ from invariant_seeds import (
     with_low_bits,
     with_token,
 )
-from strategies import rings, tokens
 
 from cdc_platform.invariants.findings import (
     SHARD_COLOCATION,

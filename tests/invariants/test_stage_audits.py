@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import oracle
 import pytest
-from invariant_seeds import (
+from support.oracles import oracle
+from support.worlds.invariant_seeds import (
     CROWDED,
     ONE,
     OTHER,

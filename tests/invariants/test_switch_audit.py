@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.invariants.findings import (

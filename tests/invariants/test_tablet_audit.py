@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-import tablet_oracle
-from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
+from support.oracles import tablet_oracle
+from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.generations.tablets import uniform_ends

@@ -6,9 +6,9 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
+from support.oracles import oracle
 
 from cdc_platform.clock import Clock, format_ms, to_datetime
 from cdc_platform.generations import RingLayout, Verdict, generate

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cql_scripts import NOW, SINCE, Accepted, Rehearse
-from export_files import ID
-from imported import home_with_generations
+from support.files.cql_scripts import NOW, SINCE, Accepted, Rehearse
+from support.files.export_files import ID
+from support.homes.imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_ms, parse_time_us
 from cdc_platform.lake.lake import Lake

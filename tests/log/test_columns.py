@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_histories import EPOCH_US, LIST_KEYS, schemas, values
+from support.histories.log_histories import EPOCH_US, LIST_KEYS, schemas, values
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema, log_columns

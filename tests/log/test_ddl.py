@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cql_scripts import Rehearse
+from support.files.cql_scripts import Rehearse
 
 from cdc_platform.clock import Clock
 from cdc_platform.cql.catalog import Catalog

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_histories import schemas
-from log_model import ModelPartition
-from log_statements import Written, definition, scripts
+from support.histories.log_histories import schemas
+from support.histories.log_statements import Written, definition, scripts
+from support.oracles.log_model import ModelPartition
 
 from cdc_platform.clock import parse_time_us
 from cdc_platform.cql.parser import parse

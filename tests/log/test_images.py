@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import given
-from log_histories import histories
-from log_model import ModelPartition
+from support.histories.log_histories import histories
+from support.oracles.log_model import ModelPartition
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import RangeTombstone

@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 from cassandra.cmurmur3 import murmur3 as driver_murmur3  # pyright: ignore[reportMissingImports]
 from hypothesis import given
 from hypothesis import strategies as st
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import LAST, composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys

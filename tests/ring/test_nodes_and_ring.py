@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens
+from support.histories.strategies import tokens
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, MINIMUM, Node, Ring

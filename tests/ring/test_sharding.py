@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import ignored_bits, shard_counts, tokens
+from support.histories.strategies import ignored_bits, shard_counts, tokens
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import tokens
+from support.histories.strategies import tokens
+from support.oracles import oracle
 
 from cdc_platform.errors import InputError
 from cdc_platform.ring import (

@@ -6,7 +6,17 @@ import struct
 
 import numpy as np
 import pytest
-from export_files import ID, LATER_MS, OTHER_ID, TIME_MS, cql_time, generation, streams_csv, timestamps_csv, v2_csv
+from support.files.export_files import (
+    ID,
+    LATER_MS,
+    OTHER_ID,
+    TIME_MS,
+    cql_time,
+    generation,
+    streams_csv,
+    timestamps_csv,
+    v2_csv,
+)
 
 from cdc_platform.errors import InputError
 from cdc_platform.sources.cqlsh import Exports, parse_exports

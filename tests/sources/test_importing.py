@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
-import oracle
 import pytest
-from export_files import (
+from support.files.export_files import (
     ID,
     LATER_MS,
     NARROW_END,
@@ -25,6 +24,7 @@ from export_files import (
     timestamps_csv,
     v2_csv,
 )
+from support.oracles import oracle
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import InputError

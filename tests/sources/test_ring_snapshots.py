@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from export_files import NODES
+from support.files.export_files import NODES
 
 import cdc_platform
 from cdc_platform.errors import InputError

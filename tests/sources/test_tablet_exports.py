@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tablet_oracle
-from export_files import tablet_streams_csv, tablet_timestamps_csv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tablet_oracle import LAST, SEED_FIRST_MS, SEED_ROWS, SEED_SECOND_MS
+from support.files.export_files import tablet_streams_csv, tablet_timestamps_csv
+from support.oracles import tablet_oracle
+from support.oracles.tablet_oracle import LAST, SEED_FIRST_MS, SEED_ROWS, SEED_SECOND_MS
 
 from cdc_platform.clock import Clock, from_datetime
 from cdc_platform.errors import InputError, StateError

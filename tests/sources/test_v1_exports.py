@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export_files import (
+from support.files.export_files import (
     ID,
     LATER_MS,
     NARROW_END,
@@ -21,7 +21,7 @@ from export_files import (
     v1_descriptions_csv,
     v1_streams_csv,
 )
-from export_files import NODES as MEMBERS
+from support.files.export_files import NODES as MEMBERS
 
 from cdc_platform.clock import Clock, from_datetime
 from cdc_platform.errors import InputError

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from command_line import run
 from deltalake import write_deltalake
-from export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv
 from hypothesis import given
 from hypothesis import strategies as st
-from imported import home_with_generations
-from log_lake import (
+from support.command_line import run
+from support.files.export_files import ID, OTHER_ID, generation, streams_csv, timestamps_csv
+from support.homes.imported import home_with_generations
+from support.homes.log_lake import (
     BATCHES,
     DDL,
     FIRST,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from command_line import run
-from export_files import ID, OTHER_ID
-from imported import home_with_generations
+from support.command_line import run
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import home_with_generations
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, parse_time_us, to_datetime

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from log_histories import EPOCH_US, histories
-from log_model import ModelPartition
+from support.histories.log_histories import EPOCH_US, histories
+from support.oracles.log_model import ModelPartition
 
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import CollectionChange, Mutation, merge

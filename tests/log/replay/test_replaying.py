@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from log_histories import EPOCH_US, USER_TYPE, histories, mutations
+from support.histories.log_histories import EPOCH_US, USER_TYPE, histories, mutations
 
 from cdc_platform.cql.base_table import BaseTable
 from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange, merge

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cql_scripts import NOW_US
+from support.files.cql_scripts import NOW_US
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, parse_time_us

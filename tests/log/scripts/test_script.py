@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from cassandra.util import min_uuid_from_time
-from cql_scripts import NOW_US, Accepted, Rehearse
+from support.files.cql_scripts import NOW_US, Accepted, Rehearse
 
 from cdc_platform.cql.schema import log_columns
 from cdc_platform.cql.types import timeuuid_order, timeuuid_us
@@ -466,7 +466,7 @@ def test_functions(accepted: Accepted, expression: str, kind: str, value: object
 
 def test_the_example_of_the_documentation(rehearsed: Rehearse):
     """It runs as it stands."""
-    script = Path(__file__).resolve().parents[2] / "docs" / "examples" / "statements.cql"
+    script = Path(__file__).resolve().parents[3] / "docs" / "examples" / "statements.cql"
     result = rehearsed(script.read_text(encoding="utf-8"))
     assert [str(each.error) for each in result.outcomes if each.error] == []
     assert [(row["item"], row["tags"], row["notes"]) for row in base(result, "shop.carts")] == [

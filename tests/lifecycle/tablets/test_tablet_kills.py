@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import command_line
 import pytest
+from support import command_line
 
 from cdc_platform import failpoints
 from cdc_platform.lake.lake import Lake

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from v1_tables import START_MS, description, nodes, old_cluster, times
+from support.homes.v1_tables import START_MS, description, nodes, old_cluster, times
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.errors import NotFound

@@ -114,7 +114,7 @@ def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) ->
     # Materialised again, the first one still is what it was, though the ring has moved on.
     first = contents(repaired)["platform.generations"][0]["generation_id"]
     code = (
-        "import sys\nfrom cdc_platform.lifecycle import bootstrap\nfrom cdc_platform.lake.lake import Lake\n"
+        "import sys\nfrom cdc_platform.lifecycle.join import bootstrap\nfrom cdc_platform.lake.lake import Lake\n"
         "print(*(ring.tokens.size for ring in bootstrap.rings(Lake(sys.argv[1]), sys.argv[2])))"
     )
     again = [sys.executable, "-c", code, str(home / "lake"), str(first)]
@@ -163,7 +163,7 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, 
     environment = os.environ | {"SPARK_REMOTE": server.remote, "CDC_PLATFORM_HOME": str(home)}
     made = [sys.executable, "-c", code, waits.generation_id, NOON]
     done = subprocess.run(
-        made, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+        made, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert contents(home) == contents(repaired)

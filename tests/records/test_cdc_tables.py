@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from expiring import DAY_MS, START_MS, at, write
+from support.homes.expiring import DAY_MS, START_MS, at, write
 
 from cdc_platform import failpoints
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import SparkSession
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, request
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, request
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.invariants.switches import audit_switches

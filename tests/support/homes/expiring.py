@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from command_line import run
-from export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
+from support.command_line import run
+from support.files.export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.lake.lake import Lake

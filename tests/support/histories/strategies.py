@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from oracle import FIRST, LAST
+from support.oracles.oracle import FIRST, LAST
 
 CORNERS = [FIRST, FIRST + 1, FIRST + 2, -(2**62), -101, -1, 0, 1, 100, 2**52, 2**62, LAST - 1, LAST]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import oracle
 import pyarrow as pa
 from deltalake import write_deltalake
+from support.oracles import oracle
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.invariants.findings import Finding, Tally, add_up

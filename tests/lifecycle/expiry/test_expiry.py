@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from command_line import run
-from expiring import (
+from support.command_line import run
+from support.files.export_files import generation
+from support.homes.expiring import (
     DAY_MS,
     GRACE_MS,
     HOUR_MS,
@@ -25,7 +26,6 @@ from expiring import (
     iso,
     write,
 )
-from export_files import generation
 
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from support.oracles import oracle
 
 from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed, NotFound, StateError

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from v1_tables import HOUR_MS, START_MS, expected, nodes, old_cluster, published, times, write_v1
+from support.homes.v1_tables import HOUR_MS, START_MS, expected, nodes, old_cluster, published, times, write_v1
 
 from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import run
-from expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
+from support.command_line import run
+from support.homes.expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
 
 from cdc_platform import failpoints
 from cdc_platform.lake.lake import Lake

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
+from support.homes.v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
 
 from cdc_platform import failpoints
 from cdc_platform.clock import format_ms, from_datetime

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
-from log_histories import LIST_KEYS, values
+from support.histories.log_histories import LIST_KEYS, values
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from command_line import run
-from export_files import generation, streams_csv, timestamps_csv, v2_csv
+from support.command_line import run
+from support.files.export_files import generation, streams_csv, timestamps_csv, v2_csv
 
 
 def home_with_generations(folder: Path, times_ms: Mapping[str, int], **more: str) -> Path:

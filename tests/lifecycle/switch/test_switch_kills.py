@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import run
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.command_line import run
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
@@ -30,7 +30,7 @@ INTRODUCE = """
 import sys
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import bootstrap
+from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.settings import Settings
 bootstrap.introduce(Lake(sys.argv[1]), Clock(int(sys.argv[2])), Settings(two_phase_switch=True), sys.argv[3])
 """

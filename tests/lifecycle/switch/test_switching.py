@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, operating, ring_of
+from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, operating, ring_of
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
@@ -267,7 +267,7 @@ from pathlib import Path
 from cdc_platform.clock import Clock
 from cdc_platform.errors import StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import switching
+from cdc_platform.lifecycle.switch import register as switching
 from cdc_platform.settings import Settings
 lake, settings, (now_us, by) = Lake(sys.argv[1]), Settings(two_phase_switch=True), sys.argv[2:]
 print("ready", flush=True)

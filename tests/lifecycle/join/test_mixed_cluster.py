@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
-from command_line import run
 from pyspark.sql import SparkSession
-from v1_tables import HOUR_MS, START_MS, old_cluster, times
+from support.command_line import run
+from support.homes.v1_tables import HOUR_MS, START_MS, old_cluster, times
+from support.oracles import oracle
 
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import NotFound, StateError

@@ -172,7 +172,7 @@ QUEUE = """
 import sys
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
 sys.stdin.readline()
 print(inbox.queue(Lake(sys.argv[1]), Clock(), JoinRequest.model_validate_json(sys.argv[2])).generation_id)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
-import tablet_oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
+from support.oracles import oracle, tablet_oracle
+from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
 
 from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError

@@ -7,11 +7,11 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
-import oracle
 import pyarrow as pa
 import pytest
-from bad_input import listing
-from command_line import run
+from support.command_line import run
+from support.files.bad_input import listing
+from support.oracles import oracle
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.errors import InputError
@@ -274,7 +274,7 @@ def test_what_changes_from_a_generation_that_was_imported_is_compared_for_real(t
 
 def test_a_ring_from_a_file_needs_no_home(tmp_path: Path) -> None:
     """The snapshot that ships with the project, no home made, the shards said on the command line."""
-    ring = Path(rehearse.__file__).parents[1] / "data" / "real_ring" / "ring3.json"
+    ring = Path(rehearse.__file__).parents[2] / "data" / "real_ring" / "ring3.json"
     steps = '[{"add": {"num_tokens": 256, "shards": 8}}, {"repair": {}}]'
     home = tmp_path / "none"
     options = ("--ring", ring, "--shards", "8", "--ignore-msb", "12", "--ttl", "86400", "--json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times, write_v1
+from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times, write_v1
 
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1, Finding

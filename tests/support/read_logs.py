@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from export_files import ID, OTHER_ID
-from imported import home_with_generations
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.cql.schema import TableSchema

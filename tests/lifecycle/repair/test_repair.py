@@ -285,7 +285,7 @@ def test_a_lake_without_a_ring_has_nothing_to_repair(lake: Lake) -> None:
 
 def test_the_inbox_in_json(repaired: Lake, tmp_path: Path) -> None:
     """The command's document: needed, reasons and warnings with their conditions, the latest generation."""
-    from command_line import run
+    from support.command_line import run
 
     (repaired.root.parent / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
     repaired.merge(NODES, inbox.node_rows([replace(HOSTS[1], shard_count=5)]), update=True)

@@ -1,0 +1,31 @@
+"""Nodes that join, made from their number: the same node whenever it is made again."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import numpy as np
+
+from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.sources.bootstrap_file import parse_join_request
+
+
+def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: int = 12) -> str:
+    """The bootstrap file of node `number`: `count` random tokens, the same whenever it is made again."""
+    tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, count, dtype=np.int64)
+    fields = {
+        "host_id": str(uuid.UUID(int=number)),
+        "address": f"10.0.0.{number}",
+        "datacenter": "dc1",
+        "rack": "r1",
+        "tokens": sorted(tokens.tolist()),
+        "shard_count": shard_count,
+        "ignore_msb": ignore_msb,
+    }
+    return json.dumps(fields)
+
+
+def join_request(*arguments: int, **named: int) -> JoinRequest:
+    """The request of a node, see `node_text`."""
+    return parse_join_request(node_text(*arguments, **named))
