@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cdc_platform.clock import Clock, format_us
+from cdc_platform.commands.demo_joins import Join, log_switch_us
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
 
@@ -34,15 +34,6 @@ SHARD_COUNT, IGNORE_MSB = 8, 12
 """The snapshots come from a cluster without shards; this is what a ScyllaDB node with eight cores would have."""
 _APART_US = 5 * 60_000_000
 _QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
-
-
-@dataclass(frozen=True)
-class Join:
-    """One join of the demo. `checks` says for each invariant how much was looked at; empty where nothing had to run."""
-
-    event: BootstrapEvent
-    seconds: float | None = None
-    checks: Mapping[str, int] = field(default_factory=dict)
 
 
 @click.command()
@@ -70,7 +61,7 @@ def demo(session: Session, again: bool) -> None:
         joins = _run(home, lake, requests, session.clock, again, progress)
         events = [join.event for join in joins]
         bar = progress.add_task("a table is written", total=3)
-        demo_log.play(lake, home.settings, demo_report.log_switch_us(lake, joins))
+        demo_log.play(lake, home.settings, log_switch_us(lake, joins))
         progress.update(bar, description="an old cluster is upgraded", advance=1)
         old = demo_life.play_old_cluster(home, events)
         progress.update(bar, description="tablets are split", advance=1)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.commands.demo_joins import log_switch_us, time_ms_of
 from cdc_platform.commands.output import write_table
 from cdc_platform.commands.program import NAME
 from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
-    from cdc_platform.commands.demo import Join
+    from cdc_platform.commands.demo_joins import Join
     from cdc_platform.commands.demo_life import OldCluster
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.explain import Explanation
@@ -47,21 +48,6 @@ def write(lake: Lake, settings: Settings, joins: Sequence[Join], old: OldCluster
     _expiry(old)
     _tablets(lake)
     _next(home)
-
-
-def log_switch_us(lake: Lake, joins: Sequence[Join]) -> int:
-    """The switch (µs) around which the demo writes to a table: the one that takes keys to the second node."""
-    return time_ms_of(lake, joins[1]) * 1000
-
-
-def time_ms_of(lake: Lake, join: Join) -> int:
-    """The timestamp of a finished join's generation."""
-    from cdc_platform.records import reading
-
-    time_ms = reading.introduced_at_ms(lake, join.event.generation_id)
-    if time_ms is None:
-        raise StateError(f"the join of {join.event.node.address} is not finished; run the demo again")
-    return time_ms
 
 
 def _joins(lake: Lake, joins: Sequence[Join]) -> None:
