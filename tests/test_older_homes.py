@@ -1,0 +1,364 @@
+"""Homes that an earlier program made still open: every table reads, every look answers the same, work goes on.
+
+`data/homes/` has them packed, with what that program answered; its README says how they were made. A new home comes
+beside them: python tests/test_older_homes.py writes the answers of homes that have none yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Answer, run
+
+from cdc_platform.commands.output import plain
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TABLES
+
+PACKED = Path(__file__).resolve().parent / "data" / "homes"
+RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
+HOMES = ("cluster", "first_format")
+NEWER: Mapping[str, frozenset[str]] = {"2026-11": frozenset()}
+"""The tables that were declared after the homes of a release were made, which therefore lack them."""
+WORDS = frozenset({"reason", "reasons", "detail"})
+"""What is said in sentences, which may be said better."""
+BEFORE, BETWEEN, NOW, LATE = (
+    "2026-09-01T00:00:00Z",
+    "2026-11-01T10:00:00Z",
+    "2026-11-01T14:00:15Z",
+    "2026-11-01T14:05:00Z",
+)
+"""Before all generations, in the middle, before the first lease of the undecided switch ends, and after it."""
+IMPORTED, UNDECIDED = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001", "@UNDECIDED@"
+FIRST_FORMAT_NOW = "2026-10-02T10:05:00Z"
+SCRIPT = """UPDATE shop.carts SET count = 9 WHERE customer = 'ada' AND item = 1;
+INSERT INTO tabs.sessions (id, agent) VALUES (9, 'new');
+INSERT INTO shop.visits (page, seen, from_page) VALUES ('cart', 1, 'home');"""
+# The nodes whose joins wait in the cluster, as their files were.
+WAITING = {
+    6: ("66666666-6666-4666-8666-666666666666", [3_000_000_000_000_000_000, 9_000_000_000_000_000_000]),
+    7: ("77777777-7777-4777-8777-777777777777", [-2_000_000_000_000_000_000]),
+}
+
+Question = tuple[str, str, tuple[str, ...]]
+QUESTION = ("home", "clock", "command")
+Answers = list[dict[str, Any]]
+Files = dict[str, int]
+"""When each file was last changed."""
+
+
+def questions() -> list[Question]:
+    """What is asked of each home: its name, the clock, the command. None of it starts a JVM."""
+    explained = [
+        (at, at, *place)
+        for at in ("2026-10-05T00:00:00Z", "2026-11-01T09:01:04.999Z", "2026-11-01T09:01:05Z", NOW, LATE)
+        for place in (("--token", "42"), ("--token", "101"), ("--key", "0x616461", "--key", "0x00000001"))
+    ]
+    explained += [(at, at, "--token", "-7", "--table", "tabs.sessions") for at in (BEFORE, BETWEEN, NOW, LATE)]
+    explained += [
+        (NOW, at, "--token", "42", "--policy", policy)
+        for at in ("2026-10-03T00:00:00Z", "2026-11-01T14:00:14Z", "2026-11-01T14:00:21Z")
+        for policy in ("strict", "recent-past")
+    ]
+    explained += [(BEFORE, BEFORE, "--token", "42"), ("2026-10-01T09:00:00Z",) * 2 + ("--token", "42")]
+    times = ("2026-10-02T08:00:00.000Z", "2026-10-10T00:00:00.384Z", "2026-11-01T09:01:05.000Z")
+    cluster = [
+        *((clock, ("generations",)) for clock in (BEFORE, BETWEEN, NOW, LATE)),
+        *((NOW, ("generations", "--since", since)) for since in (BEFORE, BETWEEN, LATE)),
+        *((clock, ("explain", "--at", at, *rest)) for clock, at, *rest in explained),
+        *((NOW, ("streams", time)) for time in (*times, IMPORTED, "2026-10-01T08:00:00.000Z")),
+        *((NOW, ("diff", old, "2026-11-01T09:01:05.000Z")) for old in (*times, "2026-10-01T08:00:00.000Z")),
+        *((clock, ("expire", "--dry-run")) for clock in (BEFORE, NOW, "2027-03-01T00:00:00Z")),
+        (NOW, ("expire", "--forecast", "3")),
+        *((NOW, ("repair", "--dry-run", strict)) for strict in ("--strict", "--no-strict")),
+        *((NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--again",))),
+        (NOW, ("ring",)),
+        (NOW, ("switch", "show")),
+        (NOW, ("switch", "show", UNDECIDED)),
+        (NOW, ("tables",)),
+        (NOW, ("tables", "--history")),
+        (NOW, ("tablets", "show", "tabs.sessions")),
+        *((clock, ("tablets", "gc", "--dry-run")) for clock in (NOW, "2027-03-01T00:00:00Z")),
+        (NOW, ("consumers",)),
+    ]
+    old = ("2021-03-01T08:00:00.000Z", "2021-03-09T10:15:00.000Z", "2026-10-02T10:01:05.000Z")
+    first_format = [
+        *((clock, ("generations",)) for clock in ("2021-03-05T00:00:00Z", FIRST_FORMAT_NOW)),
+        *((FIRST_FORMAT_NOW, ("streams", time)) for time in old),
+        *((time, ("explain", "--token", "42")) for time in (*old, FIRST_FORMAT_NOW)),
+        (FIRST_FORMAT_NOW, ("diff", old[1], old[2])),
+        *((FIRST_FORMAT_NOW, ("rewrite", *again, "--dry-run")) for again in ((), ("--again",))),
+        *((FIRST_FORMAT_NOW, (command, "--dry-run")) for command in ("expire", "repair")),
+        *((FIRST_FORMAT_NOW, (command,)) for command in ("ring", "tables", "consumers")),
+    ]
+    return [
+        *(("cluster", clock, tuple(command)) for clock, command in cluster),
+        *(("first_format", clock, tuple(command)) for clock, command in first_format),
+    ]
+
+
+def unpack(release: str, folder: Path) -> Path:
+    """Unpack the homes of a release below a folder."""
+    with tarfile.open(PACKED / f"{release}.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
+    return folder
+
+
+def asked(homes: Path, question: Question) -> dict[str, Any]:
+    """What the program answers, in the form in which it is recorded."""
+    home, clock, command = question
+    named = [undecided(homes / home) if word == UNDECIDED else word for word in command]
+    answer = run("--home", homes / home, "--clock", clock, *named, "--json")
+    document = lasting(answer.json) if answer.stdout else None
+    return {"home": home, "clock": clock, "command": list(command), "exit_code": answer.exit_code, "answer": document}
+
+
+def lasting(document: Any) -> Any:
+    """A document without its sentences."""
+    if isinstance(document, dict):
+        return {name: lasting(value) for name, value in document.items() if name not in WORDS}
+    return [lasting(value) for value in document] if isinstance(document, list) else document
+
+
+def undecided(home: Path) -> str:
+    """The generation whose switch nobody has decided."""
+    (switch,) = [each for each in ask(home, NOW, "switch", "show") if each["phase"] == "preparing"]
+    return switch["generation_id"]
+
+
+def rows_of(home: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every declared table that is there, in an order of their own."""
+    lake = Lake(home / "lake")
+    found = {name: lake.read(table).to_pylist() for name, table in TABLES.items() if lake.exists(table)}
+    return {name: sorted(map(_plain, rows), key=json.dumps) for name, rows in found.items()}
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps({name: plain(value) for name, value in sorted(row.items())}))
+
+
+def recorded(release: str) -> dict[str, Any]:
+    """What the program of that release answered, and the rows that it had."""
+    return json.loads((PACKED / f"{release}.json").read_text(encoding="utf-8"))
+
+
+def record(release: str) -> None:
+    """Write the answers of a release's homes, a row and an answer a line."""
+    with tempfile.TemporaryDirectory() as folder:
+        homes = unpack(release, Path(folder))
+        answers = [asked(homes, question) for question in questions()]
+        tables = {home: rows_of(homes / home) for home in HOMES}
+    held = {
+        f"{home} {name}": [json.dumps(row) for row in rows] for home in HOMES for name, rows in tables[home].items()
+    }
+    listed = _lines(f"{json.dumps(name)}: [{_lines(rows)}]" for name, rows in held.items())
+    text = f'{{"answers": [{_lines(json.dumps(answer) for answer in answers)}],\n"tables": {{{listed}}}}}\n'
+    (PACKED / f"{release}.json").write_text(text, encoding="utf-8")
+
+
+def _lines(entries: Iterable[str]) -> str:
+    return "\n" + ",\n".join(entries) + "\n"
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    """A release of which there are homes."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def homes(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The homes of the release, unpacked once and only looked at."""
+    return unpack(release, tmp_path_factory.mktemp("older"))
+
+
+@pytest.fixture(scope="module")
+def looked(homes: Path) -> tuple[Answers, Files, Files]:
+    """What the homes answer to all questions, and their files before and after."""
+    before = _files(homes)
+    return [asked(homes, question) for question in questions()], before, _files(homes)
+
+
+@pytest.fixture
+def cluster(homes: Path, tmp_path: Path) -> Path:
+    """A copy of the larger home, to work on."""
+    return shutil.copytree(homes / "cluster", tmp_path / "cluster")
+
+
+def ask(home: Path, clock: str, *command: str | Path) -> Any:
+    """The document that a command answers with; it has to succeed."""
+    answer = command_on(home, clock, *command, "--json")
+    assert answer.exit_code == 0, answer.stderr
+    return answer.json
+
+
+def command_on(home: Path, clock: str, *command: str | Path) -> Answer:
+    """Run a command on a home at a time."""
+    return run("--home", home, "--clock", clock, *command)
+
+
+def test_every_declared_table_is_in_them(release: str, homes: Path) -> None:
+    """A table that these homes lack was declared later, and is named as newer; a new one needs a new home."""
+    filled = {name for home in HOMES for name, rows in rows_of(homes / home).items() if rows}
+    assert set(TABLES) - filled == NEWER[release]
+
+
+def test_every_table_is_read_as_it_was_written(release: str, homes: Path) -> None:
+    """All rows, by every column that there was then; and no table is there that was not."""
+    rows = {f"{home} {name}": each for home in HOMES for name, each in rows_of(homes / home).items()}
+    then = recorded(release)["tables"]
+    assert set(rows) == set(then)
+    for name, known in then.items():
+        columns = set(known[0]) if known else set()
+        assert [{k: v for k, v in row.items() if k in columns} for row in rows[name]] == known, name
+
+
+def _label(question: Question) -> str:
+    home, clock, command = question
+    return f"{home} {clock} {' '.join(command)}"
+
+
+@pytest.mark.parametrize("number", range(len(questions())), ids=[_label(question) for question in questions()])
+def test_it_answers_as_it_did(release: str, looked: tuple[Answers, Files, Files], number: int) -> None:
+    """Everything that only looks says what it said, with the same exit code."""
+    answer = looked[0][number]
+    asked_then = [answer[name] for name in QUESTION]
+    (then,) = [each for each in recorded(release)["answers"] if [each[name] for name in QUESTION] == asked_then]
+    assert answer == then
+
+
+def test_looking_leaves_a_home_as_it_is(looked: tuple[Answers, Files, Files]) -> None:
+    """No question writes a file."""
+    _, before, after = looked
+    assert before
+    assert after == before
+
+
+def _files(folder: Path) -> Files:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_consumer_goes_on(cluster: Path) -> None:
+    """It reads what it had not read, over a switch and a split, and then there is nothing more."""
+    for table, name, rows in (("shop.carts", "audit", 7), ("tabs.sessions", "feed", 2)):
+        assert ask(cluster, NOW, "consume", table, "--name", name)["rows"] == rows
+        assert ask(cluster, NOW, "consume", table, "--name", name)["rows"] == 0
+
+
+def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hour that was left out is copied by the job, and its consumer stands behind the one that was there."""
+    from cdc_platform.definitions import defs
+    from cdc_platform.home import VARIABLE
+
+    def position() -> str:
+        return next(
+            each["position"]
+            for each in ask(cluster, NOW, "consumers")
+            if (each["name"], each["table_name"]) == ("hourly", "carts")
+        )
+
+    monkeypatch.setenv(VARIABLE, str(cluster))
+    config = {
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+        "resources": {"clock": {"config": {"stopped_at": NOW}}},
+    }
+    assert position() == "2026-11-01T10:59:59.999999Z"
+    job = defs.resolve_job_def("consume_hours")
+    assert job.execute_in_process(run_config=config, partition_key="2026-11-01-11:00").success
+    assert position() == "2026-11-01T12:59:59.999999Z"
+
+
+def test_an_undecided_switch_can_be_decided(cluster: Path) -> None:
+    """The answers that are there count: the others acknowledge, and it is committed."""
+    generation = undecided(cluster)
+    missing = ask(cluster, NOW, "switch", "show", generation)["missing"]
+    assert len(missing) == 3
+    for host in missing:
+        ask(cluster, NOW, "switch", "ack", generation, "--node", host)
+    done = ask(cluster, NOW, "switch", "commit", generation)
+    assert (done["phase"], done["time"]) == ("committed", "2026-11-01T14:01:25.000Z")
+
+
+def test_first_format_generations_are_rewritten(homes: Path, tmp_path: Path) -> None:
+    """The cluster that was not upgraded can be: what has a description is published, and every node marked."""
+    home = shutil.copytree(homes / "first_format", tmp_path / "home")
+    before = {each["time"] for each in ask(home, FIRST_FORMAT_NOW, "generations")}
+    actions = {each["time"]: each["action"] for each in ask(home, FIRST_FORMAT_NOW, "rewrite")}
+    rewritten = {time for time, action in actions.items() if action == "rewrite"}
+    assert rewritten
+    assert {"missing-data"} <= set(actions.values())
+    assert before | rewritten <= {each["time"] for each in ask(home, FIRST_FORMAT_NOW, "generations")}
+    assert all(ask(home, FIRST_FORMAT_NOW, "streams", time) for time in rewritten)
+    assert ask(home, FIRST_FORMAT_NOW, "rewrite") == []
+
+
+def waiting_node(number: int, folder: Path) -> Path:
+    """The file of a node whose join waits in the cluster."""
+    host_id, tokens = WAITING[number]
+    node = {
+        "host_id": host_id,
+        "address": f"127.0.0.{number}",
+        "datacenter": "dc1",
+        "rack": f"r{number}",
+        "tokens": tokens,
+        "shard_count": 2,
+        "ignore_msb": 12,
+    }
+    path = folder / f"node{number}.json"
+    path.write_text(json.dumps(node), encoding="utf-8")
+    return path
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_joins_are_finished(cluster: Path, tmp_path: Path) -> None:
+    """The join whose switch is undecided ends, then the one behind it; every invariant holds."""
+    generation = undecided(cluster)
+    joined = ask(cluster, NOW, "bootstrap", waiting_node(6, tmp_path), "--run")
+    assert joined["generation_id"] == generation
+    ask(cluster, "2026-11-01T14:10:00Z", "bootstrap", waiting_node(7, tmp_path), "--run")
+    listed = ask(cluster, "2026-11-01T14:20:00Z", "generations")
+    assert [each["operating"] for each in listed] == [True, *[False] * 5]
+    assert listed[1]["id"] == generation
+    judged = command_on(cluster, "2026-11-01T14:20:00Z", "check", "--json")
+    assert [line for line in judged.json if not line["passed"]] == []
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_kept_logs_go_on(cluster: Path, tmp_path: Path) -> None:
+    """New rows come behind the old ones, with what an earlier script left as their preimage, also in tablets."""
+    script = tmp_path / "script.cql"
+    script.write_text(SCRIPT, encoding="utf-8")
+    before = {name: logged(cluster, name) for name in ("shop.carts", "tabs.sessions")}
+    statements = ask(cluster, NOW, "log", script, "--keep")["statements"]
+    assert [each["accepted"] for each in statements] == [True] * 3
+    assert [(row["cdc$operation"], row["count"]) for row in statements[0]["rows"]] == [(0, 3), (1, 9)]
+    for name, rows in before.items():
+        after = logged(cluster, name)
+        assert rows
+        assert [row for row in after if row in rows] == rows
+        assert len(after) == len(rows) + (2 if name == "shop.carts" else 1)
+    assert [row["from_page"] for row in logged(cluster, "shop.visits")] == [None, None, "home", "home"]
+
+
+def logged(home: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of a table's log."""
+    return ask(home, NOW, "sql", f"SELECT * FROM {table}_scylla_cdc_log ORDER BY `cdc$timestamp`, `cdc$batch_seq_no`")
+
+
+def _unrecorded(releases: Iterable[str]) -> list[str]:
+    return [name for name in releases if not (PACKED / f"{name}.json").exists()]
+
+
+if __name__ == "__main__":
+    os.environ["TZ"] = "UTC"
+    for name in _unrecorded(RELEASES):
+        record(name)
