@@ -93,7 +93,7 @@ def decide(lake: Lake, clock: Clock, settings: Settings) -> list[Decision]:
     oldest = oldest_live_ms(logs, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
     listed = set(_times(lake, GENERATION_TIMESTAMPS).tolist())
     described = set(generation_data.described_times(lake).tolist())
-    ends = [*times[1:].tolist(), None]
+    ends = [*times[1:].tolist(), None][: times.size]
     return [
         _decision(time_ms, end, is_live, oldest, listed, described)
         for time_ms, end, is_live in zip(times.tolist(), ends, live.tolist(), strict=True)

@@ -67,6 +67,13 @@ def actions(decisions: tuple[Decision, ...] | list[Decision]) -> dict[int, str]:
     return {decision.time_ms: decision.action for decision in decisions}
 
 
+def test_an_emptied_old_table_leaves_nothing_to_decide(lake: Lake) -> None:
+    """When expiry has taken the last V1 generation away there is nothing to decide, and asking is no error."""
+    old_cluster(lake, times(1))
+    lake.delete(STREAMS_DESCRIPTIONS, [("time", "=", to_datetime(times(1)[0] * 1000))])
+    assert decide(lake, at(1), QUIET) == []
+
+
 def test_live_generations_are_rewritten_in_shard_order(lake: Lake) -> None:
     """With a TTL of a day, at hour 26: hours 0 and 1 are superseded too long ago; 2 to 4 are in the new table."""
     made = old_cluster(lake, times(5))
