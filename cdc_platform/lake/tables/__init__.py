@@ -1,0 +1,90 @@
+"""Every table of the platform, declared once: columns, keys, partitions, constraints, comments.
+
+Names and columns are ScyllaDB's own where it has the table. Who creates, reads and writes them: `lake` (no JVM) and
+`frames` (Spark). What the rows mean is up to lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cdc_platform.lake.tables.declaration import ALLOWED_FEATURES, STREAMS, TIMESTAMP, Table, array_of, column
+from cdc_platform.lake.tables.generations import (
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
+)
+from cdc_platform.lake.tables.logs import CDC_TABLE_CHANGES, CDC_TABLES, CONSUMED_HOURS, CONSUMERS, KEPT_SCRIPTS
+from cdc_platform.lake.tables.nodes import BOOTSTRAP_EVENTS, CDC_LOCAL, NODES
+from cdc_platform.lake.tables.switches import GENERATION_SWITCHES, SWITCH_PROMISES
+from cdc_platform.lake.tables.tablets import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+
+TABLES: Mapping[str, Table] = MappingProxyType(
+    {
+        table.full_name: table
+        for table in (
+            BOOTSTRAP_EVENTS,
+            NODES,
+            CDC_TABLES,
+            CDC_TABLE_CHANGES,
+            CONSUMERS,
+            CONSUMED_HOURS,
+            KEPT_SCRIPTS,
+            REMOVED_GENERATIONS,
+            TOPOLOGY_DESCRIPTIONS,
+            GENERATIONS,
+            GENERATION_DESCRIPTIONS_V2,
+            GENERATION_DESCRIPTIONS,
+            STREAMS_DESCRIPTIONS,
+            STREAMS_DESCRIPTIONS_V2,
+            GENERATION_TIMESTAMPS,
+            CDC_LOCAL,
+            GENERATION_SWITCHES,
+            SWITCH_PROMISES,
+            TABLET_TIMESTAMPS,
+            TABLET_STREAMS,
+            TABLET_LAYOUTS,
+            UNORDERED_RANGES,
+        )
+    }
+)
+"""Every table by `keyspace.name`."""
+
+__all__ = [
+    "ALLOWED_FEATURES",
+    "BOOTSTRAP_EVENTS",
+    "CDC_LOCAL",
+    "CDC_TABLES",
+    "CDC_TABLE_CHANGES",
+    "CONSUMED_HOURS",
+    "CONSUMERS",
+    "GENERATIONS",
+    "GENERATION_DESCRIPTIONS",
+    "GENERATION_DESCRIPTIONS_V2",
+    "GENERATION_SWITCHES",
+    "GENERATION_TIMESTAMPS",
+    "KEPT_SCRIPTS",
+    "NODES",
+    "REMOVED_GENERATIONS",
+    "STREAMS",
+    "STREAMS_DESCRIPTIONS",
+    "STREAMS_DESCRIPTIONS_V2",
+    "SWITCH_PROMISES",
+    "TABLES",
+    "TABLET_LAYOUTS",
+    "TABLET_STREAMS",
+    "TABLET_TIMESTAMPS",
+    "TIMESTAMP",
+    "TOPOLOGY_DESCRIPTIONS",
+    "UNORDERED_RANGES",
+    "Table",
+    "array_of",
+    "column",
+]

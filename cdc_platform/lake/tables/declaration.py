@@ -1,0 +1,90 @@
+"""What a table is declared with, and the columns and rules that several tables share.
+
+The tables themselves are declared by topic in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pyarrow as pa
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+"""Times of generations (whole milliseconds) and of writes (microseconds), always UTC."""
+
+ALLOWED_FEATURES = frozenset({"appendOnly", "checkConstraints", "invariants"})
+"""The only Delta features that a table may need of its writers, none of its readers; every Delta reader has them."""
+
+# Deletion vectors are what Delta on Spark would turn on by itself for new tables, and many readers lack them.
+PROPERTIES: Mapping[str, str] = MappingProxyType({"delta.enableDeletionVectors": "false"})
+APPEND_ONLY: Mapping[str, str] = MappingProxyType({**PROPERTIES, "delta.appendOnly": "true"})
+"""Of a table that takes new rows only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A Delta table. Files are in `<lake>/<keyspace>/<name>`.
+
+    `schema` holds a `comment` for every column and says which may be null; `keys` name a row; `constraints` are
+    CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them.
+    """
+
+    keyspace: str
+    name: str
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    comment: str
+    partition_by: tuple[str, ...] = ()
+    constraints: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=lambda: PROPERTIES)
+
+    def __post_init__(self) -> None:
+        unknown = {*self.keys, *self.partition_by} - set(self.schema.names)
+        if unknown:
+            raise ValueError(f"{self.full_name}: keys or partitions {sorted(unknown)} are no columns")
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.name`, as in CQL and in Spark SQL."""
+        return f"{self.keyspace}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"Table({self.full_name})"
+
+
+def array_of(element: pa.DataType) -> pa.ListType:
+    """A list under the name that Spark and deltalake both give its element.
+
+    Its elements are never null, but the type doesn't say so: Delta on Spark would not hold it, and deltalake could then
+    not read what it let through.
+    """
+    return pa.list_(pa.field("element", element))
+
+
+STREAMS = array_of(pa.binary())
+"""Stream IDs of 16 bytes in shard order: position j is shard j. Never sorted."""
+
+
+def column(name: str, kind: pa.DataType, comment: str, *, null: bool = False) -> pa.Field:
+    """A column with its comment, NOT NULL unless said otherwise."""
+    return pa.field(name, kind, nullable=null, metadata={"comment": comment})
+
+
+MSB_RULE = "ignore_msb >= 0 AND ignore_msb <= 31"
+STREAMS_RULE = "cardinality(streams) >= 1"
+
+
+def whole_milliseconds(name: str) -> str:
+    """The CHECK of a time column that holds whole milliseconds."""
+    return f"date_trunc('millisecond', {name}) = {name}"
+
+
+RANGE_END = column(
+    "range_end", pa.int64(), "greatest token of the range, included; the range starts after the one before"
+)
+STREAMS_COLUMN = column("streams", STREAMS, "stream IDs, 16 bytes each, in shard order: position j is shard j")
+IGNORE_MSB = column("ignore_msb", pa.int8(), "most significant bits of a token that the owner's sharding ignores")
+TIME = column("time", TIMESTAMP, "when the generation starts to operate, whole milliseconds")
+EXPIRED = column("expired", TIMESTAMP, "when no CDC log can hold rows of it any more; null while one can", null=True)

@@ -1,0 +1,183 @@
+"""The tables of generations: drafts, ledger, both formats of descriptions, what is published and what is gone."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from cdc_platform.lake.tables.declaration import (
+    EXPIRED,
+    IGNORE_MSB,
+    MSB_RULE,
+    RANGE_END,
+    STREAMS,
+    STREAMS_COLUMN,
+    STREAMS_RULE,
+    TIME,
+    TIMESTAMP,
+    Table,
+    array_of,
+    column,
+    whole_milliseconds,
+)
+
+TOPOLOGY_DESCRIPTIONS = Table(
+    "platform",
+    "topology_descriptions",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation"),
+            RANGE_END,
+            column("range_start", pa.int64(), "range end before this one, not included; the first range wraps"),
+            column("vnode_index", pa.int32(), "rank of the range end; the index in every stream ID of the range"),
+            column("owner", pa.string(), "UUID of the node that owns the range end's vnode"),
+            STREAMS_COLUMN,
+            IGNORE_MSB,
+        ]
+    ),
+    keys=("generation_id", "range_end"),
+    comment="Generated descriptions before they are inserted: what the audit reads",
+    partition_by=("generation_id",),
+    constraints={
+        "streams_given": STREAMS_RULE,
+        "ignore_msb_in_bounds": MSB_RULE,
+        "index_fits_22_bits": "vnode_index >= 0 AND vnode_index < 4194304",
+    },
+)
+
+GENERATIONS = Table(
+    "platform",
+    "generations",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation"),
+            TIME,
+            column("host_id", pa.string(), "UUID of the node that introduced it; null if it was imported", null=True),
+            column("event_id", pa.string(), "the bootstrap event it belongs to; null where there is none", null=True),
+            column("num_ranges", pa.int32(), "ranges of its description"),
+            column("num_streams", pa.int64(), "streams of its description"),
+            column("created_at", TIMESTAMP, "when the timestamp was given"),
+            column("published_at", TIMESTAMP, "when its publishing was finished; null before", null=True),
+            column(
+                "format", pa.string(), "'v1' where its time alone is its ID; null: V2, the time and UUID", null=True
+            ),
+        ]
+    ),
+    keys=("generation_id",),
+    comment="Ledger that keeps the one timestamp a generation was given",
+    constraints={
+        "whole_milliseconds": whole_milliseconds("time"),
+        "ranges_given": "num_ranges >= 1",
+        "stream_in_every_range": "num_streams >= num_ranges",
+        "known_format": "format IS NULL OR format = 'v1'",
+    },
+)
+
+GENERATION_DESCRIPTIONS_V2 = Table(
+    "system_distributed_everywhere",
+    "cdc_generation_descriptions_v2",
+    pa.schema(
+        [
+            column("id", pa.string(), "UUID of the generation"),
+            RANGE_END,
+            IGNORE_MSB,
+            column("num_ranges", pa.int32(), "ranges of the whole generation: fewer rows are a partial one"),
+            STREAMS_COLUMN,
+        ]
+    ),
+    keys=("id", "range_end"),
+    comment="Generation descriptions, second format, internal",
+    partition_by=("id",),
+    constraints={
+        "streams_given": STREAMS_RULE,
+        "ignore_msb_in_bounds": MSB_RULE,
+        "ranges_given": "num_ranges >= 1",
+    },
+)
+
+GENERATION_DESCRIPTIONS = Table(
+    "system_distributed",
+    "cdc_generation_descriptions",
+    pa.schema(
+        [
+            TIME,
+            column(
+                "description",
+                array_of(
+                    pa.struct(
+                        [
+                            pa.field("token_range_end", pa.int64()),
+                            pa.field("streams", STREAMS),
+                            pa.field("sharding_ignore_msb", pa.int8()),
+                        ]
+                    )
+                ),
+                "one entry a range, ascending by range end",
+            ),
+            EXPIRED,
+        ]
+    ),
+    keys=("time",),
+    comment="Generation descriptions, first format, internal",
+    constraints={"whole_milliseconds": whole_milliseconds("time")},
+)
+
+STREAMS_DESCRIPTIONS = Table(
+    "system_distributed",
+    "cdc_streams_descriptions",
+    pa.schema([TIME, column("streams", STREAMS, "every stream ID of the generation"), EXPIRED]),
+    keys=("time",),
+    comment="Streams of each generation, first format, user-facing: what the rewrite reads",
+    constraints={"whole_milliseconds": whole_milliseconds("time")},
+)
+
+STREAMS_DESCRIPTIONS_V2 = Table(
+    "system_distributed",
+    "cdc_streams_descriptions_v2",
+    pa.schema([TIME, RANGE_END, STREAMS_COLUMN]),
+    keys=("time", "range_end"),
+    comment="Streams of each generation by range, user-facing; read a time only after cdc_generation_timestamps has it",
+    partition_by=("time",),
+    constraints={"whole_milliseconds": whole_milliseconds("time"), "streams_given": STREAMS_RULE},
+)
+
+GENERATION_TIMESTAMPS = Table(
+    "system_distributed",
+    "cdc_generation_timestamps",
+    pa.schema([column("key", pa.string(), "always 'timestamps'"), TIME, EXPIRED]),
+    keys=("key", "time"),
+    comment="The published generations: a row here is the commit mark of publishing",
+    constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds("time")},
+)
+
+REMOVED_GENERATIONS = Table(
+    "platform",
+    "removed_generations",
+    pa.schema(
+        [
+            TIME,
+            column("generation_id", pa.string(), "UUID of the generation; null where it had none", null=True),
+            column("expired", TIMESTAMP, "from when on no CDC log could hold rows of it"),
+            column("removed_at", TIMESTAMP, "when its removal began"),
+            column("rows", pa.int64(), "rows that it had in all tables"),
+            column("bytes", pa.int64(), "bytes of the files that held them"),
+        ]
+    ),
+    keys=("time",),
+    comment="The generations that were removed: what is known of them when their rows are gone",
+    constraints={"whole_milliseconds": whole_milliseconds("time")},
+)
+
+UNORDERED_RANGES = Table(
+    "platform",
+    "unordered_ranges",
+    pa.schema(
+        [
+            column("table_name", pa.string(), "keyspace.table that was imported"),
+            column("generation", pa.string(), "the generation as that table names it: a UUID or a time"),
+            RANGE_END,
+            column("reason", pa.string(), "why the order could not be told"),
+        ]
+    ),
+    keys=("table_name", "generation", "range_end"),
+    comment="Imported ranges whose streams could not be put back in shard order",
+)
