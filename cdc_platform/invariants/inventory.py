@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable
 
-from cdc_platform.clock import format_ms, parse_time_ms, to_datetime
-from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.clock import format_ms, from_datetime, parse_time_ms, to_datetime
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    ALLOWED_FEATURES,
     BOOTSTRAP_EVENTS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -32,7 +29,6 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lake.translate import translated
 from cdc_platform.ring.tokens import Int64s
 
 KEY_COLUMN = {
@@ -190,42 +186,16 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 
 
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
-    if not lake.exists(table):
-        return {}
-    column = KEY_COLUMN[table.full_name]
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
-    chosen = None if keys is None else compute.field(column).isin([_stored(table, key) for key in keys])
-    with translated(f"reading {table.full_name}"):
-        opened = DeltaTable(lake.path(table))
-        _refuse_features(table, opened)
-        rows = opened.to_pyarrow_table(columns=[column, "range_end", *wanted], filters=chosen)
-        files = _files(lake, table, opened)
+    chosen = None if keys is None else [_stored(table, key) for key in keys]
+    rows, held = lake.rows_and_files(table, [KEY_COLUMN[table.full_name], "range_end", *wanted], chosen)
+    files: dict[str, list[str]] = {}
+    for file in held:
+        files.setdefault(_key(table, file.partition[0]), []).append(file.path)
     unordered = _unordered(lake, table, keys) if rows.num_rows else {}
     return {
         key: _holding(table, tuple(files[key]), key, part, unordered.get(key)) for key, part in _by_key(table, rows)
     }
-
-
-def _refuse_features(table: Table, opened: DeltaTable) -> None:
-    """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
-    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
-    if foreign:
-        raise StateError(
-            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
-            "drop them with ALTER TABLE ... DROP FEATURE"
-        )
-
-
-def _files(lake: Lake, table: Table, opened: DeltaTable) -> dict[str, list[str]]:
-    """The files of each generation; the key is the partition column, so that a file is of one generation."""
-    actions = pa.table(opened.get_add_actions(flatten=True))
-    values = actions[f"partition.{KEY_COLUMN[table.full_name]}"]
-    keys = [str(ms) for ms in _ms(values)] if table is STREAMS_DESCRIPTIONS_V2 else values.to_pylist()
-    files: dict[str, list[str]] = {}
-    for path, key in zip(actions["path"].to_pylist(), keys, strict=True):
-        # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
-        files.setdefault(key, []).append(str(Path(lake.path(table), unquote(path))))
-    return files
 
 
 def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, unordered: list[int] | None) -> Holding:
@@ -263,6 +233,11 @@ def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
     for row in lake.read(UNORDERED_RANGES, ["generation", "range_end"], filters).to_pylist():
         found.setdefault(_unmarked(table, row["generation"]), []).append(row["range_end"])
     return found
+
+
+def _key(table: Table, stored: Any) -> str:
+    """The key of a value of the column that names generations; the inverse of `_stored`."""
+    return str(from_datetime(stored) // 1000) if table is STREAMS_DESCRIPTIONS_V2 else stored
 
 
 def _stored(table: Table, key: str) -> object:

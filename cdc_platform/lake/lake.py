@@ -5,53 +5,31 @@ Rows are pyarrow tables. Spark's side of the same tables is in `frames`; what th
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
-import deltalake
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake.filters import PASSES, Filter, filter_sql, normal_filters, quoted
+from cdc_platform.lake import creation, files
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.files import BoundedFile, DataFile, Slice
+from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
+from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, rows_of, transact
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
-from cdc_platform.lake.tables import Table
+from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 from cdc_platform.lake.translate import translated
 
-# Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 % of
-# the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same (session.sql_conf).
-WRITER_PROPERTIES = WriterProperties(compression="ZSTD", compression_level=1)
 ATTEMPTS = 40
 PATIENCE_SECONDS = 60
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Merged:
-    """What a merge did. `version` is the table's version in which all of the rows are."""
-
-    inserted: int
-    updated: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The part of a table that has these values (`key`) in its partition columns, by its files."""
-
-    key: tuple[Any, ...]
-    rows: int
-    bytes: int
 
 
 class Lake:
@@ -84,7 +62,8 @@ class Lake:
         """
         existing = self._open(table)
         if existing is None:
-            self._create(table)
+            with translated(f"creating {table.full_name}"):
+                creation.create(table, Path(self.path(table)))
             existing = self._open(table)
         columns = [] if existing is None else [column.name for column in existing.schema().fields]
         if columns != table.schema.names:
@@ -108,28 +87,7 @@ class Lake:
         """
         if not self.exists(table):
             self.ensure(table)
-
-        def change(opened: DeltaTable) -> Table:
-            declared = {column.name: column for column in deltalake.Schema.from_arrow(pa.schema(table.schema)).fields}
-            stored = {column.name: column for column in opened.schema().fields}
-            kinds = pa.schema(opened.schema())
-            for name in declared.keys() & stored.keys():
-                if declared[name].type != stored[name].type:
-                    raise StateError(
-                        f"{table.full_name}.{name} holds {kinds.field(name).type} where {table.schema.field(name).type}"
-                        " is to go in; a column was dropped and made anew: move the table away, or write under another"
-                        " name"
-                    )
-            missing = [declared[name] for name in declared if name not in stored]
-            if missing:
-                opened.alter.add_columns(missing)
-            fields = [
-                table.schema.field(name) if name in declared else kinds.field(name)
-                for name in [*stored, *(column.name for column in missing)]
-            ]
-            return replace(table, schema=pa.schema(fields))
-
-        return self._write(table, change)
+        return self._write(table, lambda opened: creation.widen(opened, table))
 
     def read(
         self, table: Table, columns: Sequence[str] | None = None, filters: Sequence[Filter] | None = None
@@ -144,7 +102,7 @@ class Lake:
         if opened is None:
             return schema.empty_table()
         with translated(f"reading {table.full_name}"):
-            return _rows(opened, schema, where)
+            return rows_of(opened, schema, where)
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """All rows of a version of the table, in the columns that it had then, in no order."""
@@ -167,7 +125,7 @@ class Lake:
         source = conform(table, rows)
         refuse_repeated_keys(table, source)
         self.ensure(table)
-        return self._write(table, lambda opened: _merge(opened, table, source, update))
+        return self._write(table, lambda opened: merge(opened, table, source, update))
 
     def delete(self, table: Table, filters: Sequence[Filter]) -> int:
         """Delete the rows that pass all `filters`; answers how many. Nothing to delete is no commit.
@@ -200,7 +158,7 @@ class Lake:
         self.ensure(table)
         [(name, operator, value)] = normal_filters(table, [(expected[0], "=", expected[1])])
         while_so = f"t.{filter_sql(name, operator, value)}"
-        return self._write(table, lambda opened: _merge(opened, table, source, True, only=while_so)).updated == 1
+        return self._write(table, lambda opened: merge(opened, table, source, True, only=while_so)).updated == 1
 
     def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
         """Make rows out of all rows of a small table, as one step that no other write comes between.
@@ -216,7 +174,7 @@ class Lake:
         """
         _refuse_append_only(table)
         self.ensure(table)
-        self._write(table, lambda opened: _transact(opened, table, rule))
+        self._write(table, lambda opened: transact(opened, table, rule))
 
     def raise_column(self, table: Table, rows: pa.Table, name: str) -> int:
         """Replace the rows that are there by those of `rows` with their key, where column `name` is null or less.
@@ -232,7 +190,7 @@ class Lake:
         if not self.exists(table):
             return 0
         grows = f"t.{quoted(name)} IS NULL OR t.{quoted(name)} < s.{quoted(name)}"
-        return self._write(table, lambda opened: _merge(opened, table, source, True, only=grows)).updated
+        return self._write(table, lambda opened: merge(opened, table, source, True, only=grows)).updated
 
     def transaction(self, table: Table, application: str) -> int | None:
         """The number of the last transaction of an application that the table has seen; None before the first."""
@@ -275,8 +233,6 @@ class Lake:
         _refuse_append_only(table)
         source = conform(table, rows)
         predicate = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
-        # Without retries of its own deltalake commits the version after the one it has read, or none.
-        alone = CommitProperties(max_commit_retries=0)
 
         def change(opened: DeltaTable) -> bool:
             if opened.version() != version:
@@ -286,7 +242,7 @@ class Lake:
                 source,
                 mode="overwrite",
                 predicate=predicate,
-                commit_properties=alone,
+                commit_properties=alone(),
                 writer_properties=WRITER_PROPERTIES,
             )
             return True
@@ -298,21 +254,7 @@ class Lake:
 
         A table without partitions is one slice.
         """
-        opened = self._open(table)
-        if opened is None:
-            return []
-        added = pa.table(opened.get_add_actions(flatten=True))
-        if added.num_rows == 0:
-            return []
-        columns = [_partition(added, name) for name in table.partition_by]
-        keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
-        found: dict[tuple[Any, ...], Slice] = {}
-        for key, rows, size in zip(
-            keys, added["num_records"].to_pylist(), added["size_bytes"].to_pylist(), strict=True
-        ):
-            so_far = found.get(key, Slice(key, 0, 0))
-            found[key] = Slice(key, so_far.rows + (rows or 0), so_far.bytes + size)
-        return list(found.values())
+        return files.slices_of(self._files(table, ()))
 
     def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:
         """The least and the greatest value of a column in each data file, and the file's rows; nothing is opened.
@@ -321,22 +263,10 @@ class Lake:
         """
         return [(low, high, rows) for _, low, high, rows in self.bounded_files(table, name) if None not in (low, high)]
 
-    def bounded_files(self, table: Table, name: str) -> list[tuple[str, Any, Any, int]]:
-        """The path of each data file, the least and the greatest value of a column in it, and its rows.
-
-        Bounds are None, and rows 0, where the file has no statistics; bounds are as exact as who wrote them was.
-        """
+    def bounded_files(self, table: Table, name: str) -> list[BoundedFile]:
+        """Each data file with the bounds of a column in it, which are as exact as who wrote them was."""
         opened = self._open(table)
-        if opened is None:
-            return []
-        added = pa.table(opened.get_add_actions(flatten=True))
-        nothing = [None] * added.num_rows
-        lows, highs, rows = (
-            added[column].to_pylist() if column in added.schema.names else nothing
-            for column in (f"min.{name}", f"max.{name}", "num_records")
-        )
-        paths = (str(Path(self.path(table), unquote(path))) for path in added["path"].to_pylist())
-        return [(path, low, high, count or 0) for path, low, high, count in zip(paths, lows, highs, rows, strict=True)]
+        return [] if opened is None else files.bounded_files(opened, self.path(table), name)
 
     def vacuum(self, table: Table, *, retention: timedelta = RETENTION) -> int:
         """Delete files that no version younger than `retention` needs; answers how many. None is no commit.
@@ -360,18 +290,31 @@ class Lake:
 
         For a reader that wants one slice's Parquet files and not Delta's whole log.
         """
-        deciding = [part for part in normal_filters(table, filters) if part[0] in table.partition_by]
+        return [file.path for file in self._files(table, normal_filters(table, filters))]
+
+    def rows_and_files(
+        self, table: Table, columns: Sequence[str], keys: Sequence[Any] | None = None
+    ) -> tuple[pa.Table, list[DataFile]]:
+        """Columns of the rows of slices (values of the one partition column; all without) and the table's files.
+
+        Both are of one version. The rows are as they are, with the nulls that a foreign writer may have left.
+
+        Raises:
+            StateError: the table has features of Delta with which its files are not its rows.
+        """
         opened = self._open(table)
         if opened is None:
-            return []
-        added = pa.table(opened.get_add_actions(flatten=True))
-        kept = [True] * added.num_rows
-        for name, operator, value in deciding:
-            passes = PASSES[operator]
-            kept = [so_far and passes(each, value) for so_far, each in zip(kept, _partition(added, name), strict=True)]
-        # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
-        paths = [unquote(path) for path, keep in zip(added["path"].to_pylist(), kept, strict=True) if keep]
-        return [str(Path(self.path(table), path)) for path in paths]
+            return pa.schema([table.schema.field(name) for name in columns]).empty_table(), []
+        _refuse_features(table, opened)
+        (column,) = table.partition_by
+        chosen = None if keys is None else compute.field(column).isin(list(keys))
+        with translated(f"reading {table.full_name}"):
+            rows = opened.to_pyarrow_table(columns=list(columns), filters=chosen)
+        return rows, files.data_files(opened, table, self.path(table))
+
+    def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
+        opened = self._open(table)
+        return [] if opened is None else files.data_files(opened, table, self.path(table), filters)
 
     def _open(self, table: Table) -> DeltaTable | None:
         with translated(f"opening {table.full_name}"):
@@ -379,29 +322,6 @@ class Lake:
                 return DeltaTable(self.path(table))
             except TableNotFoundError:
                 return None
-
-    def _create(self, table: Table) -> None:
-        """Make the table complete in a folder beside it, and move it in place: a half-made one is never seen.
-
-        deltalake's own `mode="ignore"` lets two creators both commit, and the constraints are commits after it.
-        """
-        target = Path(self.path(table))
-        draft = target.with_name(f".{table.name}.{uuid.uuid4().hex}")
-        with translated(f"creating {table.full_name}"):
-            try:
-                made = DeltaTable.create(
-                    draft,
-                    pa.schema(table.schema),
-                    partition_by=list(table.partition_by),
-                    name=table.full_name,
-                    description=table.comment,
-                    configuration=dict(table.properties),
-                )
-                for name, rule in table.constraints.items():
-                    made.alter.add_constraint({name: rule})
-                _move(draft, target)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
 
     def _write(self, table: Table, change: Callable[[DeltaTable], _Result]) -> _Result:
         """Run a change against the newest version, again from a newer one as long as other writers come first."""
@@ -417,69 +337,16 @@ class Lake:
         raise AssertionError("unreachable: the last attempt raises")
 
 
-def _partition(added: pa.Table, name: str) -> list[Any]:
-    """A partition column's value of each file."""
-    return added[f"partition.{name}"].to_pylist()
-
-
 def _refuse_append_only(table: Table) -> None:
     if table.properties.get("delta.appendOnly") == "true":
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
 
 
-def _rows(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
-    # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
-    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {where or 'true'}"
-    return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
-
-
-def _transact(opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
-    made = rule(_rows(opened, table.schema))
-    if made is None:
-        return
-    source = conform(table, made)
-    refuse_repeated_keys(table, source)
-    # Without retries of its own deltalake commits the version after the one it has read, or none.
-    _merge(opened, table, source, True, properties=CommitProperties(max_commit_retries=0))
-
-
-def _merge(
-    opened: DeltaTable,
-    table: Table,
-    rows: pa.Table,
-    update: bool,
-    only: str | None = None,
-    properties: CommitProperties | None = None,
-) -> Merged:
-    """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted."""
-    if not rows.num_rows:
-        return Merged(0, 0, opened.version())
-    on_keys = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in table.keys)
-    # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
-    merger = opened.merge(
-        rows,
-        on_keys,
-        source_alias="s",
-        target_alias="t",
-        streamed_exec=False,
-        writer_properties=WRITER_PROPERTIES,
-        commit_properties=properties,
-    )
-    others = [name for name in table.schema.names if name not in table.keys]
-    if only is not None:
-        metrics = merger.when_matched_update_all(predicate=only).execute()
-        return Merged(0, metrics["num_target_rows_updated"], opened.version())
-    if update and others:
-        differs = " OR ".join(f"(t.{quoted(name)} IS DISTINCT FROM s.{quoted(name)})" for name in others)
-        merger = merger.when_matched_update_all(predicate=differs)
-    metrics = merger.when_not_matched_insert_all().execute()
-    return Merged(metrics["num_target_rows_inserted"], metrics["num_target_rows_updated"], opened.version())
-
-
-def _move(draft: Path, target: Path) -> None:
-    """Put a new table in place. Renaming onto a folder that holds anything fails: then another process was first."""
-    try:
-        draft.rename(target)
-    except OSError:
-        if not DeltaTable.is_deltatable(str(target)):
-            raise StateError(f"{target} is in the way of a table and is none itself; move it elsewhere") from None
+def _refuse_features(table: Table, opened: DeltaTable) -> None:
+    """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
+    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+    if foreign:
+        raise StateError(
+            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
+            "drop them with ALTER TABLE ... DROP FEATURE"
+        )

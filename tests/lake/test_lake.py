@@ -16,7 +16,8 @@ import pytest
 
 from cdc_platform.errors import ConflictError, InputError, StateError
 from cdc_platform.lake import lake as lake_module
-from cdc_platform.lake.lake import Lake, Merged, _merge
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.merging import Merged, merge
 from cdc_platform.lake.tables import (
     BOOTSTRAP_EVENTS,
     CDC_LOCAL,
@@ -253,7 +254,7 @@ def test_the_bound_on_retries_ends_in_a_conflict(lake: Lake, monkeypatch: pytest
     def always_late(opened: Any) -> object:
         tries.append(1)
         lake.merge(GENERATION_TIMESTAMPS, stamps(TIME + len(tries) * HOUR), update=False)
-        return _merge(opened, GENERATION_TIMESTAMPS, stamps(TIME, TIME + 100 * HOUR), False)
+        return merge(opened, GENERATION_TIMESTAMPS, stamps(TIME, TIME + 100 * HOUR), False)
 
     with pytest.raises(ConflictError, match="run it again"):
         lake._write(GENERATION_TIMESTAMPS, always_late)
@@ -270,7 +271,7 @@ def test_a_lost_race_is_run_again_from_the_newer_version(lake: Lake) -> None:
         if not versions:
             lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False)
         versions.append(opened.version())
-        return _merge(opened, GENERATION_TIMESTAMPS, stamps(TIME, TIME + HOUR), False)
+        return merge(opened, GENERATION_TIMESTAMPS, stamps(TIME, TIME + HOUR), False)
 
     merged = lake._write(GENERATION_TIMESTAMPS, late_once)
     assert (merged.inserted, len(versions)) == (1, 2)

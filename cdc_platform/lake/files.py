@@ -1,0 +1,104 @@
+"""The data files of a table as Delta's log tells of them: paths, rows, bytes, partitions, bounds. None is opened.
+
+It alone knows how Delta writes a path down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from cdc_platform.lake.filters import PASSES, Filter
+from cdc_platform.lake.tables import Table
+
+LOG_FOLDER = "_delta_log"
+"""The folder of a table's commits, beside its data files."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a table: its path, rows (0 where the log does not say) and bytes, its values of partition columns."""
+
+    path: str
+    rows: int
+    bytes: int
+    partition: tuple[Any, ...]
+
+
+class BoundedFile(NamedTuple):
+    """A file with the least and the greatest value of a column in it; None, and 0 `rows`, without statistics."""
+
+    path: str
+    low: Any
+    high: Any
+    rows: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a table that has these values (`key`) in its partition columns, by its files."""
+
+    key: tuple[Any, ...]
+    rows: int
+    bytes: int
+
+
+def plain_path(written: str) -> str:
+    """A path below the table as the file system has it: in Delta's log it is quoted as in a URL.
+
+    That is on top of what is quoted in the names of the folders.
+    """
+    return unquote(written)
+
+
+def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:
+    """The files that can hold rows which pass the (normal) filters; those on partition columns are what decides."""
+    added = pa.table(opened.get_add_actions(flatten=True))
+    columns = [added[f"partition.{name}"].to_pylist() for name in table.partition_by] if added.num_rows else []
+    keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
+    deciding = [
+        (table.partition_by.index(name), PASSES[operator], value)
+        for name, operator, value in filters
+        if name in table.partition_by
+    ]
+    return [
+        DataFile(path, rows or 0, size, key)
+        for path, rows, size, key in zip(
+            _paths(added, folder), _known(added, "num_records"), _known(added, "size_bytes"), keys, strict=True
+        )
+        if all(passes(key[place], value) for place, passes, value in deciding)
+    ]
+
+
+def slices_of(files: Sequence[DataFile]) -> list[Slice]:
+    """What each slice of a table holds, in the order in which the files name them first."""
+    found: dict[tuple[Any, ...], Slice] = {}
+    for file in files:
+        so_far = found.get(file.partition, Slice(file.partition, 0, 0))
+        found[file.partition] = Slice(file.partition, so_far.rows + file.rows, so_far.bytes + file.bytes)
+    return list(found.values())
+
+
+def bounded_files(opened: DeltaTable, folder: str, name: str) -> list[BoundedFile]:
+    """Each file with the bounds of a column, which are as exact as who wrote them was."""
+    added = pa.table(opened.get_add_actions(flatten=True))
+    lows, highs, rows = (_known(added, column) for column in (f"min.{name}", f"max.{name}", "num_records"))
+    return [
+        BoundedFile(path, low, high, count or 0)
+        for path, low, high, count in zip(_paths(added, folder), lows, highs, rows, strict=True)
+    ]
+
+
+def _paths(added: pa.Table, folder: str) -> list[str]:
+    return [str(Path(folder, plain_path(path))) for path in added["path"].to_pylist()]
+
+
+def _known(added: pa.Table, column: str) -> list[Any]:
+    """What the log says of each file; None throughout where no file has it."""
+    return added[column].to_pylist() if column in added.schema.names else [None] * added.num_rows
