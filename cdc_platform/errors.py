@@ -27,8 +27,16 @@ class StateError(PlatformError):
     """The lake is in a state in which the step must not run: an earlier join is unfinished, rows are missing."""
 
 
+class StoreFailure(StateError):
+    """The files of a table could not be read or written as they are: one is gone, cut off, or not what its log says."""
+
+
 class EnvironmentProblem(PlatformError):
     """The machine lacks something: Java, the JARs, a writable home, disk."""
+
+
+class Unavailable(EnvironmentProblem):
+    """The machine does not let files be read or written now: no permission, no answer, no space. It is no damage."""
 
 
 class ConflictError(PlatformError):

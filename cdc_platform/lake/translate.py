@@ -11,10 +11,24 @@ from contextlib import contextmanager
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
-from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError, StateError
+from cdc_platform.errors import (
+    ConflictError,
+    EnvironmentProblem,
+    InputError,
+    PlatformError,
+    StateError,
+    StoreFailure,
+    Unavailable,
+)
 
 OUTSIDE_SLICE = "rows lie outside that slice"
 
+# What file systems say of data that may come back: deltalake hands on their words alone. Names in paths do not count.
+_PASSING = re.compile(
+    r"(?<![\w/.-])(permission denied|timed out|timeout|connection|unreachable|too many open files|no space left)"
+    r"(?![\w/])",
+    flags=re.IGNORECASE,
+)
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
 # What is wrong with the rows or the SQL that was handed in.
 _OF_THE_REQUEST = (
@@ -69,9 +83,9 @@ def translate(error: Exception, what: str) -> PlatformError | None:
         return _of_spark(error, what)
     if type(error) is Exception:
         # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
-        return StateError(f"{what}: {_short(str(error).splitlines()[0])}")
+        return _of_store(str(error).splitlines()[0], what)
     if isinstance(error, OSError) and error.filename is not None:
-        return EnvironmentProblem(f"{what}: {error.strerror}: {error.filename}; check its permissions and free space")
+        return Unavailable(f"{what}: {error.strerror}: {error.filename}; check its permissions and free space")
     return None
 
 
@@ -106,7 +120,12 @@ def _of_deltalake(error: DeltaError, what: str) -> PlatformError:
     broken = re.search(r"(\d+) rows failed validation check", text)
     if broken:
         return InputError(f"{what}: {broken[1]} rows break the table's constraints, as this one: {_first_row(text)}")
-    return StateError(f"{what}: {_short(text)}")
+    return _of_store(text, what)
+
+
+def _of_store(text: str, what: str) -> PlatformError:
+    """What the store says of its files: that they cannot be had now, or what is wrong with them."""
+    return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
 
 
 def _of_spark(error: Exception, what: str) -> PlatformError | None:

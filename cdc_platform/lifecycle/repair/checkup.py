@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdc_platform.clock import Clock, from_datetime
-from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
+from cdc_platform.errors import InputError, NotFound, StateError, Unavailable
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, limit_streams_for_v1
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
@@ -25,8 +25,6 @@ from cdc_platform.ring import Node, Ring
 
 _REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")
 _AT_REST = (inbox.NORMAL, "LEFT")
-# What the file systems say of data that may come back: a new generation would be made for nothing.
-_PASSING = ("permission denied", "timed out", "timeout", "connection", "unreachable", "too many open files")
 
 Reader = Callable[[Lake, GenerationId], TopologyDescription]
 
@@ -57,7 +55,7 @@ def check(
 
     Raises:
         StateError: there is no ring to repair the streams of.
-        EnvironmentProblem: the generation cannot be read now; that is no reason to make a new one.
+        Unavailable: the generation cannot be read now; that is no reason to make a new one.
     """
     ring = inbox.current_ring(lake)
     if not ring.nodes:
@@ -121,12 +119,13 @@ def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool
         return outdated + description_damage(reader(lake, latest), ring, expected)
     except NotFound as error:
         return [Finding(Condition.MISSING_DATA, str(error))]
+    except Unavailable as error:
+        # It may come back, and a new generation would be made for nothing.
+        raise Unavailable(
+            f"generation {latest} cannot be read now: {error}; mend that, or remove what is unreachable, and "
+            "check again: no new generation is made for it"
+        ) from None
     except (StateError, InputError) as error:
-        if any(text in str(error).lower() for text in _PASSING):
-            raise EnvironmentProblem(
-                f"generation {latest} cannot be read now: {error}; mend that, or remove what is unreachable, and "
-                "check again: no new generation is made for it"
-            ) from None
         return [*outdated, Finding(Condition.UNREADABLE, str(error))]
 
 

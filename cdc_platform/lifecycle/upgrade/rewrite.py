@@ -19,7 +19,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
-from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, StateError
+from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS, Table
@@ -35,8 +35,8 @@ REWRITTEN = "rewritten"
 
 Tell = Callable[[str], object]
 _Result = TypeVar("_Result")
-# A read or a write that fails for one of these may not fail the next time; missing or damaged data will.
-_PASSING = (StateError, EnvironmentProblem, ConflictError, OSError)
+# What the lake says of a read or a write that may not fail the next time; a rule that is broken stays so.
+_TRIED_AGAIN = (Unavailable, StoreFailure, ConflictError)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class _Run:
         if decision.action == "rewrite" and not self.dry_run:
             try:
                 decision = self.retried(f"generation {name}", lambda: self._one(decision))
-            except _PASSING as error:
+            except _TRIED_AGAIN as error:
                 self.failures.append(f"{name}: {error}")
                 self.tell(f"step 6: {name}: not rewritten in {self.settings.rewrite_attempts} attempts: {error}")
                 return decision
@@ -221,7 +221,7 @@ class _Run:
             self.tell(f"{what}: attempt {state.attempt_number} failed: {error}; trying again")
 
         for attempt in Retrying(
-            retry=retry_if_exception_type(_PASSING),
+            retry=retry_if_exception_type(_TRIED_AGAIN),
             stop=stop_after_attempt(self.settings.rewrite_attempts),
             wait=wait_fixed(self.settings.rewrite_retry_ms / 1000),
             sleep=self.sleep,

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from cdc_platform.clock import Clock, to_datetime
-from cdc_platform.errors import EnvironmentProblem, NotFound, StateError
+from cdc_platform.errors import NotFound, StateError, Unavailable
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, generate
+from cdc_platform.generations.damage import Condition
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     BOOTSTRAP_EVENTS,
@@ -171,10 +172,14 @@ def test_data_that_cannot_be_read_now_is_no_reason(repaired: Lake) -> None:
     """A time-out or a folder that is not to be read: an error that says so, and no new generation."""
 
     def unreachable(lake: Lake, id: GenerationId) -> TopologyDescription:
-        raise StateError("reading: Permission denied (os error 13)")
+        raise Unavailable("reading: Permission denied (os error 13)")
 
-    with pytest.raises(EnvironmentProblem, match="no new generation is made"):
+    def told_of(lake: Lake, id: GenerationId) -> TopologyDescription:
+        raise StateError("reading: a connection is told of, and it is none of a file system")
+
+    with pytest.raises(Unavailable, match="no new generation is made"):
         checkup.check(repaired, reader=unreachable)
+    assert [found.condition for found in checkup.check(repaired, reader=told_of).reasons] == [Condition.UNREADABLE]
 
 
 def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
@@ -254,7 +259,7 @@ def test_processes_that_ask_at_once_make_one_repair(repaired: Lake) -> None:
         "import sys\n"
         "from cdc_platform.clock import Clock\n"
         "from cdc_platform.lake.lake import Lake\n"
-        "from cdc_platform.lifecycle import repair\n"
+        "from cdc_platform.lifecycle.repair import checkup as repair\n"
         "lake = Lake(sys.argv[1])\n"
         "found = repair.check(lake)\n"
         "print('ready', flush=True)\n"
