@@ -1,4 +1,4 @@
-"""The tables as Spark DataFrames: read, replace one generation's slice, merge on the keys, name them for SQL.
+"""The tables as Spark DataFrames: read, replace one generation's slice, append, replace all, name them for SQL.
 
 Only the API that Spark Connect has, so the same code runs embedded, on a warm server and on a cluster.
 """
@@ -19,7 +19,7 @@ from cdc_platform.lake import slices
 from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
 from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
 from cdc_platform.lake.tables import TABLES, Table
-from cdc_platform.lake.translate import spark_conflicts, translated
+from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, rows_of_files
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def replace_slice(
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         ConflictError: other writers kept winning.
+        EnvironmentProblem: Spark's workers do not see the table's folder.
     """
     _check_partition(table, where)
     lake.ensure(table)
@@ -74,24 +75,57 @@ def replace_slice(
         slices.discard(draft.folder)
 
 
-def merge(spark: SparkSession, lake: Lake, table: Table, df: DataFrame) -> int:
-    """Insert the rows whose key the table lacks and leave those it has; answers how many came in.
+def append(
+    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame, transaction: tuple[str, int] | None = None
+) -> bool:
+    """Put `rows` behind those that the table has, a file a partition in its order; whether that was done.
 
-    For volume; `Lake.merge` does the same for a few rows without a JVM, in milliseconds.
+    With a `transaction` (application and its number) they go in at most once: where the table has seen that number or
+    a higher one, nothing is done.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints.
         ConflictError: other writers kept winning.
+        EnvironmentProblem: Spark's workers do not see the table's folder.
     """
     lake.ensure(table)
-    rows = assert_shape(table, df)
-    on_keys = " AND ".join(f"t.{quoted(key)} <=> s.{quoted(key)}" for key in table.keys)
-    statement = (
-        f"MERGE INTO delta.{quoted(lake.path(table))} t USING {{source}} s ON {on_keys} WHEN NOT MATCHED THEN INSERT *"
-    )
-    what = f"merging into {table.full_name}"
-    counts = _retried(what, lambda: spark.sql(statement, source=rows).collect(), spark_conflicts())
-    return int(counts[0]["num_inserted_rows"])
+    return _put(spark, lake, table, rows, transaction, f"appending to {table.full_name}", append=True)
+
+
+def replace_all(
+    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame, transaction: tuple[str, int] | None = None
+) -> bool:
+    """Put `rows` in place of all that the table has, and its declared columns in place of those that it has.
+
+    Raises:
+        As `append`, with whose transactions those of this share their meaning.
+    """
+    return _put(spark, lake, table, rows, transaction, f"rewriting {table.full_name}", append=False)
+
+
+def _put(
+    spark: SparkSession,
+    lake: Lake,
+    table: Table,
+    rows: DataFrame,
+    transaction: tuple[str, int] | None,
+    what: str,
+    *,
+    append: bool,
+) -> bool:
+    seen = None if transaction is None else lake.transaction(table, transaction[0])
+    if transaction is not None and seen is not None and seen >= transaction[1]:
+        return False
+    with translated(what):
+        draft = slices.write_draft(spark, lake, table, rows.select(*map(quoted, table.schema.names)), {}, what)
+    try:
+        return _retried(
+            what,
+            lambda: slices.commit_once(lake, table, draft, transaction, append=append),
+            (CommitFailedError,),
+        )
+    finally:
+        slices.discard(draft.folder)
 
 
 def register(spark: SparkSession, lake: Lake, tables: Iterable[Table] | None = None) -> None:

@@ -1,9 +1,10 @@
-"""Slices of tables in volume: Spark's tasks write the files, one atomic commit puts them in place of the slice's rows.
+"""Rows in volume: Spark's tasks write the files, and one atomic commit puts them into their table.
 
-Each task writes with deltalake into a Delta table of its own that has the declared shape and constraints, so that
-Parquet, statistics, NOT NULL and CHECKs are those of every other write. Nothing is seen before the commit. Delta on
-Spark took five times as long: it rebuilds a table's state before it replaces a slice (a third of that), and every row
-passes through the JVM.
+In place of a slice's rows, behind those that there are, or in place of all; a commit names no file that was not seen
+where it belongs. Each task writes with deltalake into a Delta table of its own that has the declared shape and
+constraints, so that Parquet, statistics, NOT NULL and CHECKs are those of every other write. Nothing is seen before the
+commit. Delta on Spark took five times as long: it rebuilds a table's state before it replaces a slice (a third of
+that), and every row passes through the JVM.
 """
 
 from __future__ import annotations
@@ -20,18 +21,27 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import errors
 from cdc_platform.clock import from_datetime, to_datetime
-from cdc_platform.errors import InputError, PlatformError
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.merging import alone
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
@@ -66,6 +76,7 @@ def write_draft(
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
+        EnvironmentProblem: Spark's workers do not see the folder that the driver made.
     """
     folder = Path(lake.path(table)).with_name(f".{table.name}.{uuid.uuid4().hex}")
     folder.mkdir()
@@ -89,8 +100,12 @@ def write_draft(
 def commit(lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> int:
     """Put the files in place of the slice's rows; answers with the table's version in which they are.
 
-    Only onto the version that was looked at: when another writer comes in between, deltalake raises its conflict, and
-    the caller tries again from the look. With nothing to put in and nothing to take out, nothing is committed.
+    Only onto the version that was looked at, as every commit here: when another writer comes in between, deltalake
+    raises its conflict, and the caller tries again from the look. With nothing to put in and nothing to take out,
+    nothing is committed.
+
+    Raises:
+        EnvironmentProblem: a file is not where Spark's worker said it wrote it; nothing was committed.
     """
     opened = DeltaTable(lake.path(table))
     if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
@@ -101,9 +116,34 @@ def commit(lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> 
         opened.schema(),
         list(table.partition_by),
         [(name, "=", _partition_text(value)) for name, value in where.items()],
-        commit_properties=CommitProperties(max_commit_retries=0),
+        commit_properties=alone(),
     )
     return opened.version() + 1
+
+
+def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, int] | None, *, append: bool) -> bool:
+    """Put the files behind the table's rows, or in place of all of them in the declared columns; whether it was now.
+
+    With a `transaction` (application and its number) not if the table has seen that number or a higher one.
+
+    Raises:
+        EnvironmentProblem: as `commit`.
+    """
+    opened = DeltaTable(lake.path(table))
+    seen = None if transaction is None else opened.transaction_version(transaction[0])
+    if transaction is not None and seen is not None and seen >= transaction[1]:
+        return False
+    if append and not draft.files:
+        return False
+    marks = None if transaction is None else [Transaction(*transaction)]
+    opened.create_write_transaction(
+        _placed(lake, table, draft),
+        "append" if append else "overwrite",
+        opened.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
+        list(table.partition_by),
+        commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
+    )
+    return True
 
 
 def discard(folder: Path) -> None:
@@ -138,8 +178,10 @@ class _Part:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return []
+        if not Path(self.folder).is_dir():
+            raise EnvironmentProblem(f"{self.what}: {_unseen(self.folder)}")
         name = uuid.uuid4().hex
-        log = Path(self.folder, name, "_delta_log")
+        log = Path(self.folder, name, LOG_FOLDER)
         log.mkdir(parents=True)
         for file, content in self.blank:
             (log / file).write_bytes(content)
@@ -178,24 +220,51 @@ def _blank(table: Table) -> tuple[tuple[str, bytes], ...]:
     with tempfile.TemporaryDirectory(prefix="cdc-platform-") as folder:
         lake = Lake(folder)
         lake.ensure(table)
-        log = Path(lake.path(table), "_delta_log")
+        log = Path(lake.path(table), LOG_FOLDER)
         return tuple((file.name, file.read_bytes()) for file in sorted(log.glob("*.json")))
 
 
 def _placed(lake: Lake, table: Table, draft: Draft) -> list[AddAction | RemoveAction]:
-    """Move the files to where the table has its own, under the names that they have, and say how they are added."""
+    """Move the files to where the table has its own, under the names that they have, and say how they are added.
+
+    All of them are looked at before the first is moved.
+    """
+    missing: list[str] = []
+    moves: list[tuple[Path, Path]] = []
     added: list[AddAction | RemoveAction] = []
     for file in draft.files:
-        # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
-        path = unquote(file["path"])
+        path = plain_path(file["path"])
         written, place = draft.folder / file["draft"] / path, Path(lake.path(table), path)
-        if written.exists():  # unless an attempt that met a conflict has moved it
-            place.parent.mkdir(exist_ok=True)
-            written.rename(place)
+        if _is_whole(written, file["size"]):
+            moves.append((written, place))
+        elif not _is_whole(place, file["size"]):  # where an attempt that met a conflict has moved it
+            missing.append(str(written))
         added.append(
             AddAction(path, file["size"], file["partitionValues"], file["modificationTime"], True, file["stats"])
         )
+    if missing:
+        raise EnvironmentProblem(
+            f"{table.full_name} stays as it was: {len(missing)} of {len(draft.files)} new files are not whole; "
+            f"{_unseen(missing[0])}"
+        )
+    for written, place in moves:
+        place.parent.mkdir(exist_ok=True)
+        written.rename(place)
     return added
+
+
+def _is_whole(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _unseen(path: str) -> str:
+    return (
+        f"Spark's workers do not see the home as this process does ({path}); mount it at the same path on every "
+        "worker, or run on this machine alone (without SPARK_REMOTE)"
+    )
 
 
 def _partition_text(value: Any) -> str:

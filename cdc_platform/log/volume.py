@@ -14,11 +14,11 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
+from cdc_platform.lake import frames
 from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_struct
-from cdc_platform.lake.translate import translated
 from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import StreamsOf, log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
@@ -101,14 +101,9 @@ def append_writes(
 
 
 def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:
-    table = log_table(schema)
-    lake.ensure(table)
-    writer = rows.write.format("delta").mode("append")
-    if transaction is not None:
-        writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
     # A value may be a megabyte long.
-    with bounded_batches(rows.sparkSession), translated(f"appending to {table.full_name}"):
-        writer.save(lake.path(table))
+    with bounded_batches(rows.sparkSession):
+        frames.append(rows.sparkSession, lake, log_table(schema), rows, transaction)
 
 
 def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:

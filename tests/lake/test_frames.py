@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from cdc_platform.errors import ConflictError, InputError, StateError
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, StateError
 from cdc_platform.lake import frames, slices, volume
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import schema_model, spark_schema
@@ -29,6 +29,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
     Table,
+    column,
 )
 from cdc_platform.lake.translate import translated
 
@@ -102,28 +103,73 @@ def test_a_text_slice_takes_any_text(spark: SparkSession, lake: Lake) -> None:
         assert lake.read(GENERATION_DESCRIPTIONS_V2, ["id"], [("id", "=", name)])["id"].to_pylist() == [str(name)]
 
 
-def test_merging_inserts_what_is_missing_and_keeps_the_rest(spark: SparkSession, lake: Lake) -> None:
-    """On the keys, and again without a change."""
+def test_rows_are_appended_once_a_transaction(spark: SparkSession, lake: Lake) -> None:
+    """A number that the table has seen, or a lower one, is passed over; without one rows always go in."""
     table = STREAMS_DESCRIPTIONS_V2
-    assert frames.merge(spark, lake, table, streams(spark, TIME, 3)) == 3
-    assert frames.merge(spark, lake, table, streams(spark, TIME, 5, b"other streams...")) == 2
-    assert frames.merge(spark, lake, table, streams(spark, TIME, 5)) == 0
-    kept = lake.read(table, ["streams"], [("range_end", "<", 3)])["streams"].to_pylist()
-    assert kept == [[b"0123456789abcdef"]] * 3
+    given = [("one", 2, 2), ("one", 2, 2), ("one", 1, 2), ("other", 1, 3), ("one", 3, 0)]
+    done = [
+        frames.append(spark, lake, table, streams(spark, TIME + number * HOUR, rows), (application, at))
+        for number, (application, at, rows) in enumerate(given)
+    ]
+    assert done == [True, False, False, True, False]
+    assert [len(ends(lake, TIME + number * HOUR)) for number in range(len(given))] == [2, 0, 0, 3, 0]
+    assert lake.transaction(table, "one") == 2
+    assert frames.append(spark, lake, table, streams(spark, TIME, 2))
+    assert ends(lake, TIME) == [0, 0, 1, 1]
+    newest, *_ = lake.history(table)
+    assert newest["operation"] == "WRITE"
+
+
+def test_all_rows_are_replaced_with_their_columns(spark: SparkSession, lake: Lake) -> None:
+    """Declared columns take the place of those that are there, comments too; once a transaction."""
+    old, new = (
+        Table("ks", "log", pa.schema([column("k", pa.int32(), "key"), last]), ("k",), "a log")
+        for last in (column("b", pa.string(), "old", null=True), column("a", pa.int64(), "new", null=True))
+    )
+    assert frames.append(spark, lake, old, spark.createDataFrame([(1, "x"), (2, "y")], spark_schema(old)))
+    rows = spark.createDataFrame([(3, 30)], spark_schema(new))
+    assert [frames.replace_all(spark, lake, new, rows, ("shape", 1)) for _ in range(2)] == [True, False]
+    assert lake.read(new).to_pylist() == [{"k": 3, "a": 30}]
+    stored = pa.schema(DeltaTable(lake.path(new)).schema())
+    assert stored.equals(new.schema, check_metadata=True)
+    assert frames.replace_all(spark, lake, new, rows.limit(0), ("empty", 1))
+    assert lake.read(new).num_rows == 0
+
+
+def test_workers_that_do_not_see_the_home_are_told_of(spark: SparkSession, lake: Lake) -> None:
+    """Where a worker has no folder that the driver made, nothing is committed, and one line says how to mend it."""
+    table = STREAMS_DESCRIPTIONS_V2
+    version = frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    beside = str(Path(lake.path(table)).parent)
+
+    def hidden(_: int) -> Any:
+        import shutil
+        from pathlib import Path
+
+        import pyarrow as pa
+
+        for draft in Path(beside).glob(".*"):
+            shutil.rmtree(draft)
+        streams = pa.array([[b"1" * 16]])
+        yield pa.record_batch({"time": pa.array([TIME]), "range_end": pa.array([1]), "streams": streams})
+
+    with pytest.raises(EnvironmentProblem, match=r"workers do not see the home .*; mount it at the same path"):
+        frames.replace_slice(spark, lake, table, volume.TaskRows(1, hidden), SLICE)
+    assert (lake.version(table), ends(lake, TIME)) == (version, [0, 1])
 
 
 def test_structs_in_arrays_go_through_spark(spark: SparkSession, lake: Lake) -> None:
     """The V1 description is written by Spark and read by deltalake as it was."""
     entries = [{"token_range_end": 5, "streams": [b"b" * 16, b"a" * 16], "sharding_ignore_msb": 12}]
     rows = spark.createDataFrame([(TIME, entries, None)], spark_schema(GENERATION_DESCRIPTIONS))
-    frames.merge(spark, lake, GENERATION_DESCRIPTIONS, rows)
+    frames.append(spark, lake, GENERATION_DESCRIPTIONS, rows)
     assert lake.read(GENERATION_DESCRIPTIONS).to_pylist() == [{"time": TIME, "description": entries, "expired": None}]
 
 
 def test_tables_stay_readable_by_every_delta_reader(spark: SparkSession, lake: Lake) -> None:
     """Spark's writes add no feature to a table, and tables that it makes itself have none either."""
     frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), SLICE)
-    frames.merge(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 2))
+    frames.append(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME + HOUR, 2))
     spark.range(3).write.format("delta").save(str(lake.root / "own"))
     for path in (lake.path(STREAMS_DESCRIPTIONS_V2), str(lake.root / "own")):
         protocol = DeltaTable(path).protocol()
@@ -379,33 +425,31 @@ def test_a_writer_of_another_slice_is_none_of_ours(spark: SparkSession, lake: La
     assert first.result() == lake.version(table)
 
 
-@pytest.mark.timeout(120)
-def test_spark_and_deltalake_merge_the_same_keys(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
-    """A merge on Spark that is overtaken by one without a JVM inserts only what is still missing."""
-    table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
+def test_an_append_that_is_overtaken_is_made_once(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two writers with one transaction the rows of one go in; other rows that came in between stay."""
+    table = STREAMS_DESCRIPTIONS_V2
     lake.ensure(table)
-    overtaking = pa.Table.from_pylist(
-        [{"time": TIME, "range_end": end, "streams": [b"deltalake was it"]} for end in (1, 2)], schema=table.schema
-    )
-    first = step.run(
-        lambda: frames.merge(spark, lake, table, step.stopping(streams(spark, TIME, 4))),
-        lambda: lake.merge(table, overtaking, update=False),
-    )
-    assert first.result() == 2
-    assert ends(lake, TIME) == [0, 1, 2, 3]
+    overtake(monkeypatch, lambda: frames.append(spark, lake, table, streams(spark, TIME, 3), ("twins", 1)))
+    assert not frames.append(spark, lake, table, streams(spark, TIME, 3), ("twins", 1))
+    assert ends(lake, TIME) == [0, 1, 2]
+    overtake(monkeypatch, lambda: frames.append(spark, lake, table, streams(spark, TIME + HOUR, 1)))
+    assert frames.append(spark, lake, table, streams(spark, TIME + 2 * HOUR, 2), ("twins", 2))
+    assert (ends(lake, TIME + HOUR), ends(lake, TIME + 2 * HOUR)) == ([0], [0, 1])
 
 
-def test_threads_that_replace_and_merge_at_once(spark: SparkSession, lake: Lake) -> None:
+def test_threads_that_replace_at_once(spark: SparkSession, lake: Lake) -> None:
     """Whoever wins, every row is there once and nobody fails."""
     start = threading.Barrier(2)
 
-    def write(change: Callable[..., int]) -> int:
+    def write(_: int) -> int:
         start.wait()
-        return change(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 20))
+        return frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 20), SLICE)
 
     with ThreadPoolExecutor(2) as pool:
-        inserted = list(pool.map(write, [frames.merge, frames.merge]))
-    assert sorted(inserted) == [0, 20]
+        written = list(pool.map(write, range(2)))
+    assert len(set(written)) == 2
     assert ends(lake, TIME) == list(range(20))
 
 

@@ -15,6 +15,7 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
@@ -73,7 +74,7 @@ def read_changes(
 
     table = log_of(lake, schema)
     read = list(whole_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US)))
-    rows = spark.read.format("delta").load(lake.path(table))
+    rows = frames.read(spark, lake, table)
     if not read:
         return rows.limit(0)
     when = F.col(f"`{WRITTEN_AT}`")

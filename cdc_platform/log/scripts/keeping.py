@@ -23,16 +23,17 @@ from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import ConflictError, NotFound
 from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
-from cdc_platform.lake.translate import translated
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
 from cdc_platform.log.scripts.script import Kept, Result, Script
-from cdc_platform.log.volume import append
+from cdc_platform.log.volume import ROWS_A_FILE, append
 from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 Session = Callable[[], "SparkSession"]
 _APPLICATION = "cdc-platform/kept-scripts"
-_ROWS_A_FILE = 250_000
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,12 @@ def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog, spark
 
 
 def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row], spark: Session) -> None:
-    table = log_table(schema)
     names = [column.name for column in log_columns(schema)]
     whole = [{name: row.get(name) for name in names} for row in rows]
     _reshape(lake, noted, schema, spark)
-    files = -(-len(rows) // _ROWS_A_FILE)
+    files = -(-len(rows) // ROWS_A_FILE)
     frame = spark().createDataFrame(rows_table(schema, whole))
-    with translated(f"appending to {table.full_name}"):
-        append(lake, schema, frame, files=files, transaction=(_APPLICATION, noted.number))
+    append(lake, schema, frame, files=files, transaction=(_APPLICATION, noted.number))
 
 
 def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> None:
@@ -243,8 +241,5 @@ def _plain(table: Table) -> pa.Schema:
 
 def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: DataFrame, why: str) -> None:
     """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
-    table = log_table(schema)
-    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    writer = writer.option("txnAppId", f"{_APPLICATION}/{why}").option("txnVersion", noted.number)
-    with translated(f"rewriting {table.full_name}"):
-        writer.save(lake.path(table))
+    with bounded_batches(rows.sparkSession):
+        frames.replace_all(rows.sparkSession, lake, log_table(schema), rows, (f"{_APPLICATION}/{why}", noted.number))

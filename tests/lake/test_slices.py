@@ -1,0 +1,99 @@
+"""Commits of files that others wrote: all are where they belong and whole, or the table stays as it was. No JVM."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.lake import slices
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
+
+TABLE = STREAMS_DESCRIPTIONS_V2
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+SLICE = {"time": TIME}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake with one row in the slice."""
+    lake = Lake(tmp_path / "lake")
+    lake.merge(TABLE, rows(1), update=False)
+    return lake
+
+
+def rows(*ends: int) -> pa.Table:
+    """Rows of the slice with these range ends."""
+    return pa.Table.from_pylist(
+        [{"time": TIME, "range_end": end, "streams": [b"0123456789abcdef"]} for end in ends], schema=TABLE.schema
+    )
+
+
+def draft(lake: Lake, *parts: pa.Table) -> slices.Draft:
+    """What as many tasks as there are parts leave behind: the files of each, as Spark's workers write them."""
+    folder = Path(lake.path(TABLE)).with_name(f".{TABLE.name}.draft")
+    folder.mkdir()
+    part = slices._Part(TABLE, str(folder), slices._blank(TABLE), {}, "a test")
+    answers = [line for rows in parts for batch in part.write(iter(rows.to_batches())) for line in batch.to_pylist()]
+    return slices.Draft(folder, tuple(json.loads(line["file"]) for line in answers))
+
+
+def written(draft: slices.Draft, number: int) -> Path:
+    """Where a task put a file."""
+    file = draft.files[number]
+    return next((draft.folder / file["draft"]).rglob(Path(file["path"]).name))
+
+
+def state(lake: Lake) -> tuple[Any, ...]:
+    """What a reader has of the table, and every file that is in its folder."""
+    files = sorted(str(path) for path in Path(lake.path(TABLE)).rglob("*"))
+    return lake.version(TABLE), sorted(lake.read(TABLE)["range_end"].to_pylist()), files
+
+
+def cut_off(path: Path) -> None:
+    """What a full disk leaves of a file."""
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+COMMITS = {
+    "replace": lambda lake, made: slices.commit(lake, TABLE, made, SLICE),
+    "append": lambda lake, made: slices.commit_once(lake, TABLE, made, None, append=True),
+    "replace all": lambda lake, made: slices.commit_once(lake, TABLE, made, ("app", 1), append=False),
+}
+
+
+@pytest.mark.parametrize("commit", COMMITS.values(), ids=list(COMMITS))
+@pytest.mark.parametrize("damage", [Path.unlink, cut_off], ids=["missing", "cut off"])
+def test_a_commit_names_no_file_that_is_not_whole(lake: Lake, commit: Any, damage: Any) -> None:
+    """One of three files is missing or shorter than it was: the table and its folder stay as they were, in one line."""
+    made, before = draft(lake, rows(5), rows(6), rows(7)), state(lake)
+    damage(written(made, 2))
+    told = r"_v2 stays as it was: 1 of 3 new files are not whole; Spark's workers do not see the home .* mount it at"
+    with pytest.raises(EnvironmentProblem, match=told):
+        commit(lake, made)
+    assert state(lake) == before
+
+
+@pytest.mark.parametrize(("name", "ends"), [("replace", [5, 6]), ("append", [1, 5, 6]), ("replace all", [5, 6])])
+def test_whole_files_are_committed(lake: Lake, name: str, ends: list[int]) -> None:
+    """The control of the test above; a second attempt finds the files that the first one moved."""
+    made = draft(lake, rows(5), rows(6))
+    slices._placed(lake, TABLE, made)
+    COMMITS[name](lake, made)
+    assert state(lake)[1] == ends
+
+
+def test_a_worker_without_the_folder_refuses(lake: Lake, tmp_path: Path) -> None:
+    """A worker that has not the folder which the driver made writes nothing, and answers why."""
+    part = slices._Part(TABLE, str(tmp_path / "hidden"), slices._blank(TABLE), {}, "writing")
+    [batch] = part.write(iter(rows(5).to_batches()))
+    [line] = batch.to_pylist()
+    assert line["refused"] == "EnvironmentProblem"
+    assert line["said"].startswith("writing: Spark's workers do not see the home")
+    assert not (tmp_path / "hidden").exists()
