@@ -6,12 +6,16 @@ It knows the layout of version 1 UUIDs; how they are ordered is `types`' busines
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TypeVar
 from uuid import UUID
+
+import numpy as np
 
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 
 VERSION = 1
+_Bits = TypeVar("_Bits", int, np.ndarray)
 FIRST_US = -GREGORIAN // 10
 """The least time (µs since 1970) that a timeuuid can hold."""
 LAST_US = ((1 << 60) - 1 - GREGORIAN) // 10 - 1
@@ -23,6 +27,21 @@ _VARIANT = 0x8000000000000000
 _VARIANT_MASK = 0x3FFFFFFFFFFFFFFF
 
 
+def high_half(ticks: _Bits) -> _Bits:
+    """The high half of the timeuuid of a time in 100 ns since 1582: of one (int) or of many (uint64[n])."""
+    return (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | VERSION << 12 | ticks >> 48
+
+
+def low_half(bits: _Bits) -> _Bits:
+    """A low half made of any 64 bits, one or many: the variant takes two of them."""
+    return bits & _VARIANT_MASK | _VARIANT
+
+
+def ticks_of(high: _Bits) -> _Bits:
+    """The time in 100 ns since 1582 in a high half; the inverse of `high_half`."""
+    return (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
+
+
 def timeuuid(us: int, low: int, steps: int = 0) -> UUID:
     """The timeuuid of a time (µs since 1970, and `steps` of 100 ns) whose low half is `low`, as it stands.
 
@@ -32,8 +51,7 @@ def timeuuid(us: int, low: int, steps: int = 0) -> UUID:
     if not FIRST_US <= us <= LAST_US:
         raise InputError(f"{us} µs cannot be the time of a timeuuid, which reaches from 1582-10-15 to 5236-03-31")
     ticks = us * 10 + steps + GREGORIAN
-    high = (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | VERSION << 12 | ticks >> 48
-    return UUID(int=high << 64 | low)
+    return UUID(int=high_half(ticks) << 64 | low)
 
 
 def log_time(us: int, *identity: bytes) -> UUID:
@@ -45,7 +63,7 @@ def log_time(us: int, *identity: bytes) -> UUID:
     for part in identity:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
-    return timeuuid(us, int.from_bytes(digest.digest(), "big") & _VARIANT_MASK | _VARIANT)
+    return timeuuid(us, low_half(int.from_bytes(digest.digest(), "big")))
 
 
 def earliest(us: int) -> UUID:

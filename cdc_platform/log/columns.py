@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.cql.schema import Column, TableSchema
-from cdc_platform.cql.timeuuid import FIRST_US, LAST_US
+from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, high_half, low_half
 from cdc_platform.cql.types import GREGORIAN, UserType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
@@ -28,8 +28,6 @@ StreamsOf = Callable[[pa.Array, pa.Array], pa.Array]
 """From keys (binary) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""
 
 _HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
-_VARIANT = np.uint64(0x8000000000000000)
-_VARIANT_MASK = np.uint64(0x3FFFFFFFFFFFFFFF)
 _HYPHENS = (8, 13, 18, 23)
 _DIGITS = [place for place in range(36) if place not in _HYPHENS]
 
@@ -301,14 +299,8 @@ def _timeuuids(timestamps: np.ndarray, low: np.ndarray) -> pa.Array:
     """Version 1 UUIDs as text, of times (int64, µs) and low halves (uint64)."""
     ticks = (timestamps * 10 + GREGORIAN).astype(np.uint64)
     words = np.empty((len(ticks), 2), dtype=">u8")
-    shifted = (ticks & np.uint64(0xFFFFFFFF)) << np.uint64(32)
-    words[:, 0] = (
-        shifted
-        | (ticks >> np.uint64(32) & np.uint64(0xFFFF)) << np.uint64(16)
-        | np.uint64(0x1000)
-        | ticks >> np.uint64(48)
-    )
-    words[:, 1] = low & _VARIANT_MASK | _VARIANT
+    words[:, 0] = high_half(ticks)
+    words[:, 1] = low_half(low)
     text = np.full((len(ticks), 36), ord("-"), dtype=np.uint8)
     text[:, _DIGITS] = _HEX[words.view(np.uint8).reshape(-1, 16)].reshape(-1, 32)
     ends: Any = np.arange(0, 36 * len(ticks) + 1, 36, dtype=np.int32)

@@ -6,11 +6,22 @@ import json
 from pathlib import Path
 from uuid import RFC_4122, UUID
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, earliest, latest, log_time, timeuuid
+from cdc_platform.cql.timeuuid import (
+    FIRST_US,
+    LAST_US,
+    earliest,
+    high_half,
+    latest,
+    log_time,
+    low_half,
+    ticks_of,
+    timeuuid,
+)
 from cdc_platform.cql.types import timeuuid_order, timeuuid_us
 from cdc_platform.errors import InputError
 
@@ -35,6 +46,17 @@ def test_any_time_goes_in_and_comes_out(us: int, low: int, steps: int) -> None:
     assert made.bytes[6] >> 4 == 1
     assert made.time == us * 10 + steps + 0x01B21DD213814000
     assert timeuuid_us(made) == us
+
+
+@given(st.lists(st.tuples(times, lows), min_size=1, max_size=20))
+def test_many_at_once_are_as_one(given_times: list[tuple[int, int]]) -> None:
+    """In arrays of uint64 the halves are those of Python's UUID, the highest bits too; their time comes out again."""
+    ticks = np.array([us * 10 + 0x01B21DD213814000 for us, _ in given_times], dtype=np.uint64)
+    high, low = high_half(ticks), low_half(np.array([low for _, low in given_times], dtype=np.uint64))
+    made = [UUID(int=int(a) << 64 | int(b)) for a, b in zip(high, low, strict=True)]
+    assert {each.version for each in made} == {1}
+    assert {each.variant for each in made} == {RFC_4122}
+    assert [each.time for each in made] == ticks_of(high).tolist() == ticks.tolist()
 
 
 @pytest.mark.parametrize("us", [FIRST_US - 1, LAST_US + 1, -(2**63), 2**63 - 1])

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import from_datetime
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.timeuuid import VERSION, ticks_of
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, tokens_of_column
@@ -167,14 +168,12 @@ def timeuuid_words(column: pa.Array) -> tuple[UInt64s, Bools]:
     good = (nibbles < 16).all(axis=1) & (flat[:, _HYPHENS] == ord("-")).all(axis=1)
     packed: Any = np.where(good[:, None], nibbles[:, ::2] << 4 | nibbles[:, 1::2], 0).astype(np.uint8)
     words = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
-    return words, good & ((words[:, 0] >> np.uint64(12) & np.uint64(15)) == 1)
+    return words, good & ((words[:, 0] >> np.uint64(12) & np.uint64(15)) == VERSION)
 
 
 def _us(words: UInt64s) -> Int64s:
     """The time (µs since 1970) in timeuuids."""
-    high = words[:, 0]
-    ticks = (high & np.uint64(0xFFF)) << np.uint64(48) | (high >> np.uint64(16) & np.uint64(0xFFFF)) << np.uint64(32)
-    return ((ticks | high >> np.uint64(32)).astype(np.int64) - GREGORIAN) // 10
+    return (ticks_of(words[:, 0]).astype(np.int64) - GREGORIAN) // 10
 
 
 def _streams(column: pa.Array) -> tuple[np.ndarray, Bools]:
