@@ -1,1 +1,4 @@
-"""Dagster's side of a generation's life: one module a table, with its asset, its checks and its sensor."""
+"""Dagster's side of a generation's life: a room a topic, each with its assets, checks, jobs, sensors and schedules.
+
+What a room defines it says itself, as `DEFINED`, in its module or in `defined`; what all rooms use is beside them.
+"""

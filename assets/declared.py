@@ -47,7 +47,7 @@ def table_asset(
     group: str,
     description: str,
     spark: bool,
-    deps: Sequence[AssetsDefinition | AssetDep] = (),
+    deps: Sequence[AssetKey | AssetDep] = (),
     partitions: PartitionsDefinition | None = None,
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
     """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session."""

@@ -10,18 +10,17 @@ from typing import Any
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
     DefaultScheduleStatus,
+    Definitions,
     In,
     MaterializeResult,
     Nothing,
     OpDefinition,
     OpExecutionContext,
     RunRequest,
-    RunsFilter,
     ScheduleEvaluationContext,
     SkipReason,
     define_asset_job,
@@ -32,15 +31,14 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import MEANINGS, results_of_those_there
+from assets.checks import check_results, check_specs
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import RETRIES, in_one_line
-from assets.generation_timestamps import cdc_generation_timestamps
-from assets.runs import MAX_RETRIES_TAG, WAITING_OR_RUNNING
+from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows, materialized, picture
 from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
-from cdc_platform.invariants.findings import EXPIRY_INVARIANTS
+from cdc_platform.invariants.findings import EXPIRY
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, Table
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
@@ -70,7 +68,7 @@ SOURCES: Sources = {
     REMOVED_GENERATIONS,
     group="expiry",
     spark=False,
-    deps=[cdc_generation_timestamps],
+    deps=[key(GENERATION_TIMESTAMPS)],
     description="Materialising it marks in `cdc_generation_timestamps` what has expired and shows the purge plan, with "
     "what keeps each generation, and how the tables would grow. It removes nothing: that is the job `expire`.",
 )
@@ -140,9 +138,7 @@ def forecast_told(lake: Lake, clock: Clock, settings: Settings) -> dict[str, Any
 @multi_asset_check(
     can_subset=True,
     name="audit_expiry",
-    specs=[
-        AssetCheckSpec(name, asset=key(REMOVED_GENERATIONS), description=MEANINGS[name]) for name in EXPIRY_INVARIANTS
-    ],
+    specs=check_specs(REMOVED_GENERATIONS, EXPIRY.invariants),
     pool=pool(REMOVED_GENERATIONS),
 )
 def audit_removed_generations(
@@ -151,9 +147,7 @@ def audit_removed_generations(
     """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
     with in_one_line():
         findings = audit_expiry(home.lake(), clock.clock(), home.settings())
-    yield from results_of_those_there(
-        REMOVED_GENERATIONS, EXPIRY_INVARIANTS, context.selected_asset_check_keys, findings
-    )
+    yield from check_results(REMOVED_GENERATIONS, context.selected_asset_check_keys, findings, EXPIRY)
 
 
 plan_expiry = define_asset_job(
@@ -226,7 +220,7 @@ def scheduled_plan(
     plan = purge_plan.plan(lake, clock, settings)
     if not any(removal.is_to_be_marked(each) for each in plan):
         return SkipReason("nothing has expired since the last plan")
-    return _request(instance, PLAN_JOB, moment)
+    return unless_under_way(instance, PLAN_JOB, moment)
 
 
 def scheduled_removal(
@@ -234,7 +228,7 @@ def scheduled_removal(
 ) -> RunRequest | SkipReason:
     """What the schedule of removals asks for at `moment`: a run, if it has anything to do and none is under way."""
     due = removal_due(lake, clock, settings, moment)
-    return _request(instance, EXPIRE_JOB, moment) if due else SkipReason("no generation may go yet")
+    return unless_under_way(instance, EXPIRE_JOB, moment) if due else SkipReason("no generation may go yet")
 
 
 def removal_due(lake: Lake, clock: Clock, settings: Settings, moment: datetime) -> str | None:
@@ -285,8 +279,9 @@ def hourly_expiry(
     return scheduled_removal(home.lake(), clock.clock(), home.settings(), context.instance, moment)
 
 
-def _request(instance: DagsterInstance, job_name: str, moment: datetime) -> RunRequest | SkipReason:
-    running = instance.get_runs(RunsFilter(job_name=job_name, statuses=WAITING_OR_RUNNING), limit=1)
-    if running:
-        return SkipReason(f"run {running[0].run_id} is under way")
-    return RunRequest(run_key=moment.isoformat(), tags={MAX_RETRIES_TAG: "0"})
+DEFINED = Definitions(
+    assets=[removed_generations],
+    asset_checks=[audit_removed_generations],
+    jobs=[plan_expiry, expire],
+    schedules=[hourly_expiry_plan, hourly_expiry],
+)

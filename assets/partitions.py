@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dagster import DynamicPartitionsDefinition
 
+from cdc_platform.errors import NotFound
+
 NAME = "generation"
 GENERATIONS = DynamicPartitionsDefinition(name=NAME)
 
@@ -17,3 +19,15 @@ TABLET_TABLES = DynamicPartitionsDefinition(name=TABLES_NAME)
 LOGS_NAME = "cdc_log"
 CDC_LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 """The tables that have a CDC log: one partition a table, its key `keyspace.table`."""
+
+
+def table_name(partition: str) -> tuple[str, str]:
+    """The table of a partition.
+
+    Raises:
+        NotFound: the partition names none.
+    """
+    keyspace, dot, table = partition.partition(".")
+    if not (keyspace and dot and table):
+        raise NotFound(f"partition {partition!r} names no table; tables are keyspace.table")
+    return keyspace, table

@@ -9,9 +9,8 @@ from dagster import (
     Config,
     DagsterInstance,
     DefaultSensorStatus,
+    Definitions,
     OpExecutionContext,
-    RunRequest,
-    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
     TableMetadataValue,
@@ -24,7 +23,7 @@ from pydantic import Field
 
 from assets.declared import key, pool
 from assets.failures import in_one_line
-from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
+from assets.runs import attempt
 from assets.told import few_rows
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
@@ -110,15 +109,14 @@ def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Se
         return SensorResult(skip_reason="a repair waits already; waiting_joins makes it")
     if checkup.blocked_by:
         return SensorResult(skip_reason=f"a repair is needed, but {checkup.blocked_by[0]}")
-    runs = instance.get_runs(RunsFilter(job_name=REPAIR_JOB, tags={_STATE_TAG: state}))
-    if any(run.status not in FINISHED for run in runs):
+    wish = attempt(instance, REPAIR_JOB, state, state=(_STATE_TAG, state))
+    if wish.active is not None:
         return SensorResult(skip_reason="a repair is being asked for")
-    if len(runs) >= MOST_ATTEMPTS:
+    if wish.request is None:
         return SensorResult(
-            skip_reason=f"{len(runs)} runs have asked for the repair; look at the last, and at `repair`"
+            skip_reason=f"{len(wish.ended)} runs have asked for the repair; look at the last, and at `repair`"
         )
-    request = RunRequest(run_key=f"{state}/{len(runs) + 1}", tags={_STATE_TAG: state, MAX_RETRIES_TAG: "0"})
-    return SensorResult(run_requests=[request])
+    return SensorResult(run_requests=[wish.request])
 
 
 @sensor(
@@ -138,3 +136,6 @@ def _conditions(checkup: repairing.Checkup) -> TableMetadataValue:
     kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))
     rows = [(kind, found.condition.value, found.detail) for kind, several in kinds for found in several]
     return few_rows(("kind", "condition", "detail"), rows)
+
+
+DEFINED = Definitions(asset_checks=[streams_fit_the_ring], jobs=[check_and_repair_streams], sensors=[needed_repairs])

@@ -28,7 +28,7 @@ _TICK = """
 import json, os, sys, time
 import cdc_platform.definitions  # the whole code location, as the code server has it before the first tick
 from dagster import DagsterInstance, build_sensor_context
-from assets.bootstrap_events import waiting_joins
+from assets.join.inbox import waiting_joins
 from bench.measure import children
 from resources.home import HomeResource
 took = []

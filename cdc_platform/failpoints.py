@@ -14,9 +14,8 @@ VARIABLE = "CDC_PLATFORM_KILL_AT"
 AFTER_DESCRIPTION = "after-description"
 AFTER_V2_INSERT = "after-v2-insert"
 AFTER_TIMESTAMP = "after-timestamp"
-IN_STREAMS = "in-streams"
 AFTER_STREAMS = "after-streams"
-JOIN = (AFTER_DESCRIPTION, AFTER_V2_INSERT, AFTER_TIMESTAMP, IN_STREAMS, AFTER_STREAMS)
+JOIN = (AFTER_DESCRIPTION, AFTER_V2_INSERT, AFTER_TIMESTAMP, AFTER_STREAMS)
 AFTER_V1_TIMESTAMP = "after-v1-timestamp"
 AFTER_V1_INSERT = "after-v1-insert"
 V1_JOIN = (AFTER_V1_TIMESTAMP, AFTER_V1_INSERT)
@@ -73,7 +72,7 @@ HOURS = (*CONSUME, AFTER_HOUR_NOTED)
 NAMES = (*JOIN, *V1_JOIN, *REWRITE, AFTER_TABLE_CHANGE, *EXPIRY, *TABLETS, *SWITCH, *SCRIPT, *CONSUME, AFTER_HOUR_NOTED)
 
 
-def reached(name: str, pid: int | None = None) -> None:
-    """Kill process `pid` (by default this one) if the environment names this point."""
+def reached(name: str) -> None:
+    """Kill this process if the environment names this point."""
     if os.environ.get(VARIABLE) == name:
-        os.kill(os.getpid() if pid is None else pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)

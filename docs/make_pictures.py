@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from assets.drawn import streams_on_shards
+from assets.join.drawn import streams_on_shards
 from cdc_platform.clock import parse_time_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake

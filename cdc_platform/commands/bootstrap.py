@@ -70,7 +70,7 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
     from cdc_platform.lake.session import spark_session
     from cdc_platform.lifecycle.join.joining import run_join
 
-    joined = run_join(spark_session(), lake, session.clock, home.settings, event.generation_id)
+    joined = run_join(spark_session(), lake, session.clock, home.settings, event.generation_id, door="bootstrap --run")
     return result | {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,

@@ -148,7 +148,7 @@ def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, a
     Raises:
         StateError: a step failed or an invariant does not hold.
     """
-    from assets.bootstrap_events import JOIN_JOB
+    from assets.join.inbox import JOIN_JOB
     from assets.partitions import NAME
     from cdc_platform.definitions import defs
 

@@ -63,7 +63,7 @@ def _run(session: Session, generation_id: str) -> dict[str, object]:
     from cdc_platform.lifecycle.join.joining import run_join
 
     home = session.open_home()
-    made = run_join(spark_session(), session.lake(), session.clock, home.settings, generation_id)
+    made = run_join(spark_session(), session.lake(), session.clock, home.settings, generation_id, door="repair --run")
     return {"time": format_ms(made.time_ms), "num_ranges": made.num_ranges, "num_streams": made.num_streams}
 
 

@@ -101,10 +101,8 @@ def audit_description(
 def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
     """Audit the V2 descriptions of a generation, and compare them with its topology description.
 
-    One Spark job, two more where indexes are wrong. Of a generation of the first format its V1 cell, without Spark.
+    One Spark job, two more where indexes are wrong.
     """
-    if first_format.is_v1(lake, generation_id):
-        return first_format.audit_inserted_v1(lake, generation_id, INSERTED_INVARIANTS)
     held = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
     if held is None:
         return _lines(INSERTED_INVARIANTS, [], _no_rows(GENERATION_DESCRIPTIONS_V2, generation_id))
@@ -121,9 +119,7 @@ def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[
 
 
 def audit_published(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
-    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job; of V1 none."""
-    if first_format.is_v1(lake, generation_id):
-        return first_format.audit_published_v1(lake, generation_id, PUBLISHED_INVARIANTS)
+    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job."""
     time = inventory.ledger_times(lake).get(generation_id)
     published = None if time is None else inventory.holding(lake, STREAMS_DESCRIPTIONS_V2, str(time))
     inserted = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
@@ -159,7 +155,7 @@ def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Findi
     """
     held = inventory.generations(lake)
     looked_at = held if generation_id is None else [inventory.find(held, generation_id)]
-    parts = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
+    parts: list[tuple[str, Totals]] = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
     return _lines(TIMESTAMP_INVARIANTS, parts, "no timestamp is published")
 
 
@@ -185,7 +181,7 @@ def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None
     judged = [each.rows for each in with_rows if each.rows is not None]
     result = run(spark, _readings(judged, [pair for some in pairs.values() for pair in some], ring))
     newest = _newest(held)
-    parts = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
+    parts: list[tuple[str, Totals]] = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
     for each in with_rows:
         parts.append((each.name, _of_generation(spark, each, pairs[each], result)))
         parts.append((each.name, {REFINES_VNODES: _refined(each, ring, is_newest=each is newest)}))
@@ -201,7 +197,7 @@ def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None
     return _lines(INVARIANTS, parts, _NOTHING)
 
 
-_NOTHING = {
+_NOTHING: Mapping[str, str] = {
     RING_COVERED_ONCE: "no generation has rows",
     REFINES_VNODES: "no ring is known that the generation serves; import a ring snapshot",
     VNODE_COLOCATION: "no generation has rows with streams",

@@ -1,98 +1,215 @@
 """The summary of an audit: one line an invariant, with how much was looked at, how much is wrong, and an example.
 
-Knows the invariants' names and how partial results add up; whether a line is good enough is `judge`'s business.
+Every invariant is declared here, once; how partial results add up is known here too. What a family's audit looks at is
+in the room of its topic; whether a line is good enough, `judge` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-RING_COVERED_ONCE = "ring_covered_once"
-REFINES_VNODES = "refines_vnodes"
-VNODE_COLOCATION = "vnode_colocation"
-SHARD_COLOCATION = "shard_colocation"
-STREAM_FORMAT = "stream_format"
-STREAMS_UNIQUE = "streams_unique"
-STREAMS_UNIQUE_ACROSS_GENERATIONS = "streams_unique_across_generations"
-ROW_COUNT = "row_count"
-PUBLISHED_EQUALS_DESCRIPTION = "published_equals_description"
-TIMESTAMP_COMPLETE = "timestamp_complete"
 
-INVARIANTS = (
-    RING_COVERED_ONCE,
-    REFINES_VNODES,
-    VNODE_COLOCATION,
-    SHARD_COLOCATION,
-    STREAM_FORMAT,
-    STREAMS_UNIQUE,
-    STREAMS_UNIQUE_ACROSS_GENERATIONS,
-    ROW_COUNT,
-    PUBLISHED_EQUALS_DESCRIPTION,
-    TIMESTAMP_COMPLETE,
+class Invariant(str):
+    """An invariant: it is its name, and knows its `meaning` and its `family`. To Spark's workers only the name goes."""
+
+    meaning: str
+    family: Family
+
+    def __new__(cls, name: str, meaning: str, family: Family) -> Invariant:
+        """One that `Family.asks` declares."""
+        made = super().__new__(cls, name)
+        made.meaning, made.family = meaning, family
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Invariants that one audit answers together, of the same things.
+
+    `of` what they are asked, `judged` in which way, `page` explains them. `blocking`: a violation stops what comes
+    after. `nothing` says why it is well that there is nothing to judge; empty: then nothing was proven. `alone`: that
+    may be so for one of them while others are judged.
+    """
+
+    of: str
+    judged: str
+    page: str
+    blocking: bool
+    nothing: str = ""
+    alone: bool = False
+    _members: list[Invariant] = field(default_factory=list)
+
+    def asks(self, name: str, meaning: str) -> Invariant:
+        """Declare the next invariant of the family."""
+        made = Invariant(name, meaning, self)
+        self._members.append(made)
+        return made
+
+    @property
+    def invariants(self) -> tuple[Invariant, ...]:
+        """Its members, in the order in which summaries list them."""
+        return tuple(self._members)
+
+
+GENERATIONS = Family(
+    of="generations",
+    judged="in one Spark pass over the rows of every table that has a generation",
+    page="docs/generations.md",
+    blocking=True,
 )
-"""Every invariant, in the order in which summaries list them."""
-
-LIVE_GENERATIONS_REWRITTEN = "live_generations_rewritten"
-REWRITTEN_EQUALS_V1 = "rewritten_equals_v1"
-V1_INVARIANTS = (LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1)
-"""What is asked of V1 tables and of what was rewritten from them; only where there are any."""
-
-TABLET_STREAM_FORMAT = "tablet_stream_format"
-TABLET_STREAM_AT_END = "tablet_stream_at_end"
-TABLET_RING_COVERED = "tablet_ring_covered"
-TABLET_SETS_ADD_UP = "tablet_sets_add_up"
-TABLET_CLOSED_IN_PREVIOUS = "tablet_closed_in_previous"
-TABLET_TIMESTAMP_COMPLETE = "tablet_timestamp_complete"
-TABLET_INVARIANTS = (
-    TABLET_STREAM_FORMAT,
-    TABLET_STREAM_AT_END,
-    TABLET_RING_COVERED,
-    TABLET_SETS_ADD_UP,
-    TABLET_CLOSED_IN_PREVIOUS,
-    TABLET_TIMESTAMP_COMPLETE,
+RING_COVERED_ONCE = GENERATIONS.asks("ring_covered_once", "The ranges cover the whole ring, each token once.")
+REFINES_VNODES = GENERATIONS.asks(
+    "refines_vnodes", "Every vnode of the ring, before and after the join, ends with a range's end."
 )
-"""What is asked of the stream sets of tablet-based tables; only where there are any."""
-
-SWITCH_DECIDED_ONCE = "switch_decided_once"
-SWITCH_TIME_AFTER_LEASES = "switch_time_after_leases"
-SWITCH_PROMISES_KEPT = "switch_promises_kept"
-SWITCH_HAS_ITS_GENERATION = "switch_has_its_generation"
-SWITCH_INVARIANTS = (
-    SWITCH_DECIDED_ONCE,
-    SWITCH_TIME_AFTER_LEASES,
-    SWITCH_PROMISES_KEPT,
-    SWITCH_HAS_ITS_GENERATION,
+VNODE_COLOCATION = GENERATIONS.asks(
+    "vnode_colocation", "The token of every stream lies in the range that the stream belongs to."
 )
-"""What is asked of two-phase switches; only where there are any."""
-
-
-EXPIRED_NOT_HELD = "expired_not_held"
-NONE_HALF_REMOVED = "none_half_removed"
-NODE_GENERATION_NOT_REMOVED = "node_generation_not_removed"
-EXPIRY_INVARIANTS = (EXPIRED_NOT_HELD, NONE_HALF_REMOVED, NODE_GENERATION_NOT_REMOVED)
-"""What is asked of generations that expire; of nodes only where one keeps a generation's ID."""
-
-LOG_TIME_IN_BOUNDS = "log_time_in_bounds"
-LOG_TIMESTAMP_IS_TIME = "log_timestamp_is_time"
-LOG_STREAM_OPERATES = "log_stream_operates"
-LOG_ROW_COLOCATED = "log_row_colocated"
-LOG_BATCH_COMPLETE = "log_batch_complete"
-LOG_BATCH_ENDED = "log_batch_ended"
-LOG_INVARIANTS = (
-    LOG_TIME_IN_BOUNDS,
-    LOG_TIMESTAMP_IS_TIME,
-    LOG_STREAM_OPERATES,
-    LOG_ROW_COLOCATED,
-    LOG_BATCH_COMPLETE,
-    LOG_BATCH_ENDED,
+SHARD_COLOCATION = GENERATIONS.asks(
+    "shard_colocation", "Stream j lies on shard j of the owner, where that shard owns anything of the range."
 )
-"""What is asked of the rows of CDC logs; only where there are any."""
+STREAM_FORMAT = GENERATIONS.asks(
+    "stream_format", "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index."
+)
+STREAMS_UNIQUE = GENERATIONS.asks("streams_unique", "No stream is in the generation twice.")
+STREAMS_UNIQUE_ACROSS_GENERATIONS = GENERATIONS.asks(
+    "streams_unique_across_generations", "No stream of the generation is in another generation too."
+)
+ROW_COUNT = GENERATIONS.asks(
+    "row_count", "The generation has as many rows as the ring has tokens, or as `num_ranges` claims."
+)
+PUBLISHED_EQUALS_DESCRIPTION = GENERATIONS.asks(
+    "published_equals_description", "The rows are those of the step before, stream by stream."
+)
+TIMESTAMP_COMPLETE = GENERATIONS.asks("timestamp_complete", "A timestamp that readers see has all of its rows.")
+INVARIANTS = GENERATIONS.invariants
 
-HOURS_HOLD_THE_LOG = "hours_hold_the_log"
-HOURS_HOLD_ROWS_ONCE = "hours_hold_rows_once"
-HOUR_INVARIANTS = (HOURS_HOLD_THE_LOG, HOURS_HOLD_ROWS_ONCE)
-"""What is asked of logs that are copied hour by hour; only where there are any."""
+FIRST_FORMAT = Family(
+    of="V1 tables and what was rewritten from them",
+    judged="cell by cell, without Spark",
+    page="docs/rewrite.md",
+    blocking=False,
+    nothing="there is nothing of it",
+    alone=True,
+)
+LIVE_GENERATIONS_REWRITTEN = FIRST_FORMAT.asks(
+    "live_generations_rewritten", "Every V1 generation that can hold live rows is in the new table."
+)
+REWRITTEN_EQUALS_V1 = FIRST_FORMAT.asks(
+    "rewritten_equals_v1", "The published rows of a V1 generation are those of its V1 description."
+)
+V1_INVARIANTS = FIRST_FORMAT.invariants
+
+TABLETS = Family(
+    of="stream sets of tablet-based tables",
+    judged="table by table, without Spark",
+    page="docs/tablets.md",
+    blocking=True,
+    nothing="there are no stream sets",
+)
+TABLET_STREAM_FORMAT = TABLETS.asks(
+    "tablet_stream_format", "Every stream ID of a tablet has 16 bytes, version 1 and index 0."
+)
+TABLET_STREAM_AT_END = TABLETS.asks(
+    "tablet_stream_at_end", "Each tablet has one stream, whose token is the tablet's last one."
+)
+TABLET_RING_COVERED = TABLETS.asks(
+    "tablet_ring_covered", "Every stream set covers the whole ring: its last stream has the last token."
+)
+TABLET_SETS_ADD_UP = TABLETS.asks(
+    "tablet_sets_add_up", "Every set is the one before it, without what was closed, with what was opened."
+)
+TABLET_CLOSED_IN_PREVIOUS = TABLETS.asks(
+    "tablet_closed_in_previous", "Whatever a set closes was open in the set before it."
+)
+TABLET_TIMESTAMP_COMPLETE = TABLETS.asks(
+    "tablet_timestamp_complete", "A timestamp that readers see has its current streams."
+)
+TABLET_INVARIANTS = TABLETS.invariants
+
+SWITCHES = Family(
+    of="two-phase switches",
+    judged="switch by switch, without Spark",
+    page="docs/switch.md",
+    blocking=False,
+    nothing="nothing was checked: there is no switch",
+)
+SWITCH_DECIDED_ONCE = SWITCHES.asks(
+    "switch_decided_once", "One decision a switch, made as the rules say; one undecided switch at a time."
+)
+SWITCH_TIME_AFTER_LEASES = SWITCHES.asks(
+    "switch_time_after_leases", "A committed generation starts after the lease end of every participant."
+)
+SWITCH_PROMISES_KEPT = SWITCHES.asks(
+    "switch_promises_kept", "Every participant answered with the lease end that it had promised."
+)
+SWITCH_HAS_ITS_GENERATION = SWITCHES.asks(
+    "switch_has_its_generation", "A committed generation is in the ledger under its time, no other one is."
+)
+SWITCH_INVARIANTS = SWITCHES.invariants
+
+EXPIRY = Family(
+    of="generations that expire, and nodes that keep their IDs",
+    judged="generation by generation, without Spark",
+    page="docs/expiry.md",
+    blocking=False,
+    nothing="there is nothing of it",
+    alone=True,
+)
+EXPIRED_NOT_HELD = EXPIRY.asks(
+    "expired_not_held", "No generation that is marked as expired is needed by a table, a reader or a node."
+)
+NONE_HALF_REMOVED = EXPIRY.asks(
+    "none_half_removed", "No generation that readers see lacks its streams; of a removed one nothing is left."
+)
+NODE_GENERATION_NOT_REMOVED = EXPIRY.asks(
+    "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
+)
+EXPIRY_INVARIANTS = EXPIRY.invariants
+
+LOGS = Family(
+    of="rows of CDC logs",
+    judged="row by row, large logs on Spark",
+    page="docs/log.md",
+    blocking=True,
+    nothing="there are no rows",
+)
+LOG_TIME_IN_BOUNDS = LOGS.asks(
+    "log_time_in_bounds", "Every row's `cdc$time` is a timeuuid of a time at which a stream set operates."
+)
+LOG_TIMESTAMP_IS_TIME = LOGS.asks(
+    "log_timestamp_is_time", "`cdc$timestamp`, by which readers skip files, is the time in `cdc$time`."
+)
+LOG_STREAM_OPERATES = LOGS.asks(
+    "log_stream_operates", "Every row is in a stream of the generation or tablet set of its `cdc$time`."
+)
+LOG_ROW_COLOCATED = LOGS.asks(
+    "log_row_colocated", "Every row is in the stream that the rule gives its base row's partition key."
+)
+LOG_BATCH_COMPLETE = LOGS.asks(
+    "log_batch_complete", "The rows of a batch are numbered from 0 on: none is missing, none comes twice."
+)
+LOG_BATCH_ENDED = LOGS.asks("log_batch_ended", "Exactly the last row of a batch says that it is the last.")
+LOG_INVARIANTS = LOGS.invariants
+
+HOURS = Family(
+    of="logs that are copied hour by hour",
+    judged="hour by hour against the log, without Spark",
+    page="docs/reading.md",
+    blocking=True,
+    nothing="no log was copied",
+)
+HOURS_HOLD_THE_LOG = HOURS.asks(
+    "hours_hold_the_log", "The hourly sink has the rows that the log has in the hour, and no others."
+)
+HOURS_HOLD_ROWS_ONCE = HOURS.asks("hours_hold_rows_once", "No row of the hour is in the hourly sink twice.")
+HOUR_INVARIANTS = HOURS.invariants
+
+FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS)
+"""Every family."""
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,6 @@ from cdc_platform.records import generation_data, reading
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 
-def is_v1(lake: Lake, generation_id: str) -> bool:
-    """Whether the generation has its timestamp and is one of the first format."""
-    id_ = reading.introduced_id(lake, generation_id)
-    return id_ is not None and id_.format == "v1"
-
-
 def audit_inserted_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...]) -> list[Finding]:
     """What `audit.audit_inserted` answers, of a V1 cell: it is compared with the topology description."""
     id_ = reading.introduced_id(lake, generation_id)

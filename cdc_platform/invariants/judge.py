@@ -25,6 +25,15 @@ class Judgement(Finding):
 
     passed: bool = False
 
+    @property
+    def said(self) -> str:
+        """The judgement in words."""
+        if self.passed:
+            return f"{self.population:,} checked"
+        if self.violations:
+            return f"{self.violations:,} of {self.population:,} violate it: {self.sample}"
+        return self.sample or "nothing was checked"
+
 
 def judge(findings: Sequence[Finding], expected: Sequence[str] = INVARIANTS) -> list[Judgement]:
     """Judge a summary; one judgement an expected invariant, in the order of `expected`, then those not expected.

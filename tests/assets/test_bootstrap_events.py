@@ -19,8 +19,9 @@ from dagster import (
 )
 from support.worlds.rehearsal import Rehearsal, node_config
 
-from assets.bootstrap_events import JOIN_JOB, MOST_ATTEMPTS, MOST_NEW_PARTITIONS, waiting_joins
+from assets.join.inbox import JOIN_JOB, MOST_NEW_PARTITIONS, waiting_joins
 from assets.partitions import NAME
+from assets.runs import MOST_ATTEMPTS
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
@@ -154,7 +155,7 @@ import json, sys, uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 import pyarrow as pa
-from assets.bootstrap_events import next_join
+from assets.join.inbox import next_join
 from assets.partitions import NAME
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS

@@ -9,7 +9,7 @@ from dagster import ExecuteInProcessResult
 from support.homes.log_lake import BATCHES, ROWS, START_US, SWITCH_US, put, rows_of, split, three
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.cdc_log import LOGS_JOB, next_logs
+from assets.log.logs import LOGS_JOB, next_logs
 from assets.partitions import LOGS_NAME
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs

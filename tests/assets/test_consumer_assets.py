@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
 from support.worlds.rehearsal import QUIET
 
-from assets.consumers import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
+from assets.log.hours import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, parse_time_us, to_datetime
 from cdc_platform.dagster_home import CLOCK_VARIABLE

@@ -9,7 +9,8 @@ from dagster import AssetCheckEvaluation, DagsterRunStatus, ExecuteInProcessResu
 from support.worlds.rehearsal import QUIET, Rehearsal
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from assets.generation_switches import MOST_ATTEMPTS, SWITCH_JOB, next_step, unfinished_switches
+from assets.runs import MOST_ATTEMPTS
+from assets.switch import SWITCH_JOB, next_step, unfinished_switches
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
@@ -58,7 +59,7 @@ def said(found: SensorResult) -> str:
 
 def checked(rehearsal: Rehearsal) -> dict[str, AssetCheckEvaluation]:
     """What the checks say, by name."""
-    from assets.generation_switches import audit_generation_switches
+    from assets.switch import audit_generation_switches
 
     result = (
         defs.resolve_implicit_global_asset_job_def()

@@ -22,7 +22,7 @@ from dagster import (
 from support.worlds.rehearsal import Rehearsal
 
 from assets.declared import key
-from assets.drawn import streams_on_shards
+from assets.join.drawn import streams_on_shards
 from cdc_platform.definitions import defs
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.lake import Lake

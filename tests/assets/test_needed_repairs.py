@@ -8,7 +8,7 @@ import pytest
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.bootstrap_events import waiting_joins
+from assets.join.inbox import waiting_joins
 from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring
 from cdc_platform.definitions import defs
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, NODES

@@ -20,8 +20,8 @@ from dagster import (
 from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
 from support.worlds.rehearsal import QUIET, Rehearsal
 
-from assets.rewrite import (
-    MOST_ATTEMPTS,
+from assets.runs import MOST_ATTEMPTS
+from assets.upgrade import (
     REWRITE_JOB,
     hourly_rewrite,
     next_rewrite,

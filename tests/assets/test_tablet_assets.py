@@ -10,8 +10,9 @@ from support.oracles import oracle, tablet_oracle
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.partitions import TABLES_NAME
-from assets.tablet_upkeep import GC_JOB, MOST_ATTEMPTS, next_changes, next_collections
-from assets.tablets import TABLETS_JOB
+from assets.runs import MOST_ATTEMPTS
+from assets.tablets.sets import TABLETS_JOB
+from assets.tablets.upkeep import GC_JOB, next_changes, next_collections
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs

@@ -20,6 +20,7 @@ from cdc_platform.lake.tables.generations import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
+    VERDICTS,
 )
 from cdc_platform.lake.tables.logs import CDC_TABLE_CHANGES, CDC_TABLES, CONSUMED_HOURS, CONSUMERS, KEPT_SCRIPTS
 from cdc_platform.lake.tables.nodes import BOOTSTRAP_EVENTS, CDC_LOCAL, NODES
@@ -39,6 +40,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             KEPT_SCRIPTS,
             REMOVED_GENERATIONS,
             TOPOLOGY_DESCRIPTIONS,
+            VERDICTS,
             GENERATIONS,
             GENERATION_DESCRIPTIONS_V2,
             GENERATION_DESCRIPTIONS,
@@ -84,6 +86,7 @@ __all__ = [
     "TIMESTAMP",
     "TOPOLOGY_DESCRIPTIONS",
     "UNORDERED_RANGES",
+    "VERDICTS",
     "Table",
     "array_of",
     "column",

@@ -181,3 +181,22 @@ UNORDERED_RANGES = Table(
     keys=("table_name", "generation", "range_end"),
     comment="Imported ranges whose streams could not be put back in shard order",
 )
+
+VERDICTS = Table(
+    "platform",
+    "verdicts",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation"),
+            column("step", pa.string(), "the step of its join that was judged"),
+            column("content", pa.string(), "hash of the names of the files that held what was judged"),
+            column("invariants", array_of(pa.string()), "the invariants that were asked"),
+            column("passed", pa.bool_(), "whether all of them hold"),
+            column("said", pa.string(), "the first that does not, in words; null where all hold", null=True),
+            column("door", pa.string(), "who asked: a command, or a run of Dagster"),
+            column("judged_at", TIMESTAMP, "when"),
+        ]
+    ),
+    keys=("generation_id", "step"),
+    comment="The last verdict on each step of a join: what comes after a step relies on it",
+)

@@ -6,8 +6,8 @@ It knows the steps and what each relies on. Who is next is the inbox's business,
 
 from __future__ import annotations
 
-import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,6 @@ from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,16 +121,12 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
     )
 
 
-def layout_of(ring: Ring, *, v1: bool) -> RingLayout:
-    """The layout that a generation over this ring is generated from: V1 has a limit on its streams."""
-    layout = RingLayout.of(ring)
-    return limit_streams_for_v1(layout) if v1 else layout
-
-
-def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
+def describe(
+    spark: SparkSession, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
+) -> Described:
     """Write the topology description of a joining node's generation; every range ends with a token of the ring after.
 
-    Where not every node understands V2 it is made within the limit of the first format.
+    `layout`: of the ring after the join, what the streams are generated from.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -141,16 +135,11 @@ def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
     """
     inbox.assert_next(lake, generation_id)
     before, after = rings(lake, generation_id)
-    layout = layout_of(after, v1=is_v1(lake, generation_id))
-    # Of nodes as they were when it was introduced the features are not known any more.
-    introduced = reading.introduced_id(lake, generation_id) is not None
-    warning = None if introduced else mixed_cluster_warning(after)
-    if warning:
-        log.warning("Generation %s: %s", generation_id, warning)
-    rows = description_rows(after, generation_id, layout)
+    made_from = layout(after)
+    rows = description_rows(after, generation_id, made_from)
     version = frames.replace_slice(spark, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
     failpoints.reached(failpoints.AFTER_DESCRIPTION)
-    return Described(before, after, after.tokens.size, layout.stream_total, version, warning)
+    return Described(before, after, after.tokens.size, made_from.stream_total, version)
 
 
 def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> int:
@@ -195,8 +184,6 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
         StateError: not all of its V2 descriptions are there, or the clock is behind the newest generation.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    if is_v1(lake, generation_id):
-        return _introduce_v1(lake, event)
     num_ranges = reading.complete_range_ends(lake, generation_id).size
     chosen = reading.introduced_at_ms(lake, generation_id)
     if chosen is None:
@@ -225,7 +212,7 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
     chosen = reading.introduced_at_ms(lake, generation_id)
     if chosen is None:
         inbox.assert_next(lake, generation_id)
-        layout = layout_of(rings(lake, generation_id)[1], v1=True)
+        layout = limit_streams_for_v1(RingLayout.of(rings(lake, generation_id)[1]))
         chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
         chosen = reading.introduced_at_ms(lake, generation_id)
@@ -233,11 +220,18 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
     return chosen
 
 
-def _introduce_v1(lake: Lake, event: inbox.BootstrapEvent) -> int:
-    """Keep the ID at the node; the timestamp was chosen before the insert, and is refused without its data."""
-    id_ = reading.introduced_id(lake, event.generation_id)
+def introduce_v1(lake: Lake, generation_id: str) -> int:
+    """Keep the ID of a generation of the first format at its node; answers with its timestamp (ms).
+
+    The timestamp was chosen before the insert, and is refused without its data.
+
+    Raises:
+        NotFound: it was not inserted yet.
+    """
+    event = inbox.event(lake, generation_id=generation_id)
+    id_ = reading.introduced_id(lake, generation_id)
     if id_ is None:
-        raise NotFound(f"generation {event.generation_id} has no V1 description; insert it first")
+        raise NotFound(f"generation {generation_id} has no V1 description; insert it first")
     generation_data.complete_range_ends(lake, id_)
     _keep_at_node(lake, event, id_)
     failpoints.reached(failpoints.AFTER_TIMESTAMP)

@@ -1,21 +1,42 @@
 """A generation for a cluster that does not understand V2 yet: its timestamp is chosen first, for it is its key.
 
-It knows the insert in the first format; the steps around it are those of `bootstrap` and `publish`. No Spark: the
-limit on its streams keeps a description within a few MB.
+It knows the description within the limit on streams, and the insert in the first format; the steps after it are those
+of `bootstrap` and `publish`.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations import RingLayout, TopologyDescription, limit_streams_for_v1
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lifecycle.join import bootstrap
-from cdc_platform.records import generation_data, inbox
+from cdc_platform.lifecycle.join.bootstrap import Described
+from cdc_platform.records import generation_data, inbox, reading
 from cdc_platform.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
+    """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
+    described = bootstrap.describe(spark, lake, generation_id, lambda ring: limit_streams_for_v1(RingLayout.of(ring)))
+    # Of nodes as they were when it was introduced the features are not known any more.
+    introduced = reading.introduced_id(lake, generation_id) is not None
+    warning = None if introduced else bootstrap.mixed_cluster_warning(described.ring_after)
+    if warning:
+        log.warning("Generation %s: %s", generation_id, warning)
+    return replace(described, warning=warning)
 
 
 def insert_description(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
@@ -24,13 +45,12 @@ def insert_description(lake: Lake, clock: Clock, settings: Settings, generation_
     Started again it takes the timestamp that was chosen. The time that the insert takes is lost for telling the
     other nodes, which is why the second format has it the other way round.
 
+    No Spark: the limit on its streams keeps a description within a few MB.
+
     Raises:
-        StateError: the description is missing, the generation is one of the second format, an earlier join is
-            unfinished, or another generation has the same time.
+        StateError: the description is missing, an earlier join is unfinished, or another generation has the same time.
     """
     inbox.assert_next(lake, generation_id)
-    if not bootstrap.is_v1(lake, generation_id):
-        raise StateError(f"generation {generation_id} is of the second format: insert its V2 descriptions")
     ring = bootstrap.rings(lake, generation_id)[1]
     bootstrap.assert_described(lake, generation_id, ring.tokens)
     description = read_topology(lake, generation_id)

@@ -1,16 +1,15 @@
-"""A whole join in one go: the same steps, with the same audits between them, that the assets take one by one."""
+"""A whole join in one go: every declared step, each judged before the next one is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_platform.clock import Clock
-from cdc_platform.errors import AuditFailed
-from cdc_platform.invariants import Finding, audit_description, audit_inserted, audit_published, judge
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, publish
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lifecycle.join.formats import steps_of
+from cdc_platform.lifecycle.join.step import Joining, insist, judged, step_of, take
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,8 +26,18 @@ class Joined:
     num_streams: int
 
 
-def run_join(spark: SparkSession, lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Joined:
+def run_join(
+    spark: SparkSession,
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    generation_id: str,
+    *,
+    door: str = "a program",
+) -> Joined:
     """Take a waiting join from its description to its published timestamp. Started again it goes on where it was.
+
+    `door` is noted with the verdicts: who asked.
 
     Raises:
         NotFound: no bootstrap event introduces this generation.
@@ -36,33 +45,22 @@ def run_join(spark: SparkSession, lake: Lake, clock: Clock, settings: Settings, 
         InputError: the node cannot join the ring as it stands.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
-    described = bootstrap.describe(spark, lake, generation_id)
-    insist(
-        f"topology description of {generation_id}",
-        audit_description(spark, lake, generation_id, described.ring_before, described.ring_after),
-    )
-    if bootstrap.is_v1(lake, generation_id):
-        bootstrap_v1.insert_description(lake, clock, settings, generation_id)
-    else:
-        bootstrap.insert_descriptions(spark, lake, generation_id)
-    insist(f"V2 descriptions of {generation_id}", audit_inserted(spark, lake, generation_id))
-    bootstrap.introduce(lake, clock, settings, generation_id)
-    bootstrap.admit(lake, generation_id)
-    publish.publish_streams(spark, lake, generation_id)
-    insist(f"published streams of {generation_id}", audit_published(spark, lake, generation_id))
-    time_ms = publish.publish_timestamp(lake, clock, generation_id)
-    return Joined(generation_id, time_ms, described.num_ranges, described.num_streams)
+    joining = Joining(lake, clock, settings, generation_id, lambda: spark, door)
+    steps = steps_of(lake, generation_id)
+    made = {}
+    for step in steps:
+        made[step.table] = take(joining, steps, step)
+        if step.audit is not None:
+            insist(joining, step, judged(joining, step))
+    described = made[TOPOLOGY_DESCRIPTIONS]
+    return Joined(generation_id, made[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
 
 
-def insist(what: str, findings: Sequence[Finding]) -> None:
-    """Go on only if every finding is good.
+def introduce(joining: Joining) -> int:
+    """Take the one step that gives an inserted generation its timestamp (ms): what a committed switch sets in motion.
 
     Raises:
-        AuditFailed: names the first invariant that is violated, with how often and an example.
+        StateError: what was inserted does not hold.
     """
-    for line in judge(findings, [finding.invariant for finding in findings]):
-        if not line.passed:
-            raise AuditFailed(
-                f"{what}: {line.invariant} is violated {line.violations} times in {line.population}: {line.sample}; "
-                "nothing after it was written; look at: cdc-platform check"
-            )
+    steps = steps_of(joining.lake, joining.generation_id)
+    return take(joining, steps, step_of(steps, CDC_LOCAL))

@@ -6,7 +6,6 @@ A reader that has seen the timestamp sees every row. Any number of nodes may pub
 from __future__ import annotations
 
 import logging
-import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ from cdc_platform.lake.tables import (
     NODES,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lake.volume import Batches, TaskRows
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import generation_data, inbox, reading
 
@@ -46,15 +44,13 @@ def publish_streams(spark: SparkSession, lake: Lake, generation_id: str) -> int 
     """
     id_ = _introduced(lake, generation_id)
     time_ms = id_.time_ms
-    if id_.uuid is None:
-        return _publish_v1(lake, generation_id, id_)
     expected = reading.complete_range_ends(lake, generation_id)
     if publish_v1.is_listed(lake, time_ms) and np.array_equal(reading.published_range_ends(lake, time_ms), expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
     time = to_datetime(time_ms * 1000)
     inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
-    rows = _killable(inserted.map(lambda batch: _published(batch, time)))
+    rows = inserted.map(lambda batch: _published(batch, time))
     version = frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
     failpoints.reached(failpoints.AFTER_STREAMS)
     return version
@@ -81,8 +77,16 @@ def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
     return time_ms
 
 
-def _publish_v1(lake: Lake, generation_id: str, id_: GenerationId) -> int | None:
-    """Publish from the cell of the first format, whose ID is the timestamp alone."""
+def publish_streams_v1(lake: Lake, generation_id: str) -> int | None:
+    """Insert the streams rows of a generation of the first format, whose ID is its timestamp alone, from its cell.
+
+    A generation that is published already is left alone and None is the answer.
+
+    Raises:
+        StateError: the generation has no timestamp yet.
+        NotFound: its cell is not there.
+    """
+    id_ = _introduced(lake, generation_id)
     description = generation_data.description_of(lake, id_)
     published = reading.published_range_ends(lake, id_.time_ms)
     if publish_v1.is_listed(lake, id_.time_ms) and np.array_equal(published, description.range_ends):
@@ -131,18 +135,3 @@ def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
 def _published(batch: pa.RecordBatch, time: datetime) -> pa.RecordBatch:
     times = pa.repeat(pa.scalar(time, STREAMS_DESCRIPTIONS_V2.schema.field("time").type), batch.num_rows)
     return pa.RecordBatch.from_pydict({"time": times, **{name: batch.column(name) for name in batch.schema.names}})
-
-
-def _killable(rows: TaskRows) -> TaskRows:
-    """Under test, a way to die while the streams are being written; otherwise the rows as they are."""
-    if os.environ.get(failpoints.VARIABLE) != failpoints.IN_STREAMS:
-        return rows
-    driver = os.getpid()
-
-    def die_after_the_first(batches: Batches) -> Batches:
-        for batch in batches:
-            yield batch
-            os.environ[failpoints.VARIABLE] = failpoints.IN_STREAMS
-            failpoints.reached(failpoints.IN_STREAMS, driver)
-
-    return rows.through(die_after_the_first)

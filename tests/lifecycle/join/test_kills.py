@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,8 @@ from cdc_platform.lake.tables import (
     TABLES,
 )
 
-# When a row was written is the one thing in which a second start may differ.
-BOOKKEEPING = {"created_at", "published_at"}
+# When a row was written, and into which files, is the one thing in which a second start may differ.
+BOOKKEEPING = {"created_at", "published_at", "judged_at", "content"}
 
 
 def command(home: Path, file: Path, *options: str) -> list[str]:
@@ -92,15 +93,34 @@ def test_a_killed_join_ends_where_it_would_have_ended(
     home = waiting / point
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
-    # In the middle of the streams the whole session has to die, not the client of one.
-    killed = run(first, None if point == failpoints.IN_STREAMS else server.remote, kill_at=point)
-    assert killed.returncode == -signal.SIGKILL
+    assert run(first, server.remote, kill_at=point).returncode == -signal.SIGKILL
     assert contents(home) != undisturbed
-    if point in (failpoints.AFTER_TIMESTAMP, failpoints.IN_STREAMS, failpoints.AFTER_STREAMS):
-        # The timestamp is chosen: a later clock must not choose another.
-        again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
-    else:
-        again = first
+    # Once the timestamp is chosen a later clock must not choose another.
+    later = "4" if point in (failpoints.AFTER_TIMESTAMP, failpoints.AFTER_STREAMS) else "3"
+    again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
+    done = run(again, server.remote)
+    assert done.returncode == 0, done.stderr
+    assert contents(home) == undisturbed
+
+
+def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
+    waiting: Path, undisturbed: dict[str, list[dict[str, object]]], server: ConnectServer
+) -> None:
+    """The whole session dies from outside, with streams rows in files and none in the table; the next start goes on."""
+    home = waiting / "in-streams"
+    shutil.copytree(waiting / "home", home)
+    streams = Path(Lake(home / "lake").path(STREAMS_DESCRIPTIONS_V2))
+    before = Lake(home / "lake").version(STREAMS_DESCRIPTIONS_V2)
+    first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    with subprocess.Popen(first, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        # A writer's files lie in a folder beside the table until they are all there.
+        while process.poll() is None and not any(streams.parent.glob(f".{streams.name}.*")):
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert Lake(home / "lake").version(STREAMS_DESCRIPTIONS_V2) == before
+    again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
     done = run(again, server.remote)
     assert done.returncode == 0, done.stderr
     assert contents(home) == undisturbed

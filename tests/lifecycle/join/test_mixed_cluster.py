@@ -24,8 +24,8 @@ from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.generations import description as rules
 from cdc_platform.home import open_home
-from cdc_platform.invariants import audit_lake, audit_published, judge
-from cdc_platform.invariants.audit import INSERTED_INVARIANTS, audit_inserted
+from cdc_platform.invariants import INSERTED_INVARIANTS, PUBLISHED_INVARIANTS, audit_lake, judge
+from cdc_platform.invariants.first_format import audit_inserted_v1, audit_published_v1
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
@@ -82,14 +82,14 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     second_id = queued(lake, request_of(2, upgraded=True, shard_count=7, ignore_msb=3))
 
     # Its timestamp comes before the insert, in the ledger, and the process dies there.
-    described = bootstrap.describe(spark, lake, second_id)
+    described = bootstrap_v1.describe(spark, lake, second_id)
     assert described.warning is not None
     assert str(uuid.UUID(int=1)) in described.warning
     assert "finish the upgrade" in described.warning
     assert "cdc-platform repair" in described.warning
     assert second_id in caplog.text
     with pytest.raises(NotFound, match="insert it first"):
-        bootstrap.introduce(lake, NOON, Settings(), second_id)
+        bootstrap.introduce_v1(lake, second_id)
     chosen = bootstrap.choose_v1_timestamp(lake, NOON, Settings(), second_id)
     assert [known.id for known in reading.known_generations(lake)] == [first.generation_id]
     later = Clock((NOON_MS + 3_600_000) * 1000)
@@ -157,28 +157,26 @@ def test_the_life_of_a_cluster_through_its_upgrade(
         swapped = _with_first_two_streams_swapped(description)
         rows = generation_data.cell_row if table is GENERATION_DESCRIPTIONS else generation_data.streams_rows
         lake.merge(table, rows(second.time_ms, swapped), update=True)
-        inserted = {line.invariant: line for line in audit_inserted(spark, lake, second_id)}
+        inserted = {line.invariant: line for line in audit_inserted_v1(lake, second_id, INSERTED_INVARIANTS)}
         assert tuple(inserted) == INSERTED_INVARIANTS
         if table is GENERATION_DESCRIPTIONS:
             assert inserted["published_equals_description"].violations == 1
             assert inserted["shard_colocation"].violations > 0
-            assert audit_published(spark, lake, second_id)[0].violations == 1
+            assert audit_published_v1(lake, second_id, PUBLISHED_INVARIANTS)[0].violations == 1
         lake.merge(table, rows(second.time_ms, description), update=True)
-    assert audit_published(spark, lake, second_id)[0].violations == 0
+    assert audit_published_v1(lake, second_id, PUBLISHED_INVARIANTS)[0].violations == 0
 
     # Each step refuses to run before what it relies on.
     fourth = queued(lake, request_of(4, upgraded=False))
     with pytest.raises(StateError, match="materialise topology_descriptions first"):
         bootstrap_v1.insert_description(lake, later, Settings(), fourth)
-    bootstrap.describe(spark, lake, fourth)
+    bootstrap_v1.describe(spark, lake, fourth)
     ends = lake.read(TOPOLOGY_DESCRIPTIONS, ["range_end"], [("generation_id", "=", fourth)])["range_end"].to_pylist()
     lake.delete(TOPOLOGY_DESCRIPTIONS, [("generation_id", "=", fourth), ("range_end", "in", ends[3:])])
     with pytest.raises(StateError, match="has 3 ranges, the ring has 64"):
         bootstrap_v1.insert_description(lake, later, Settings(), fourth)
     with pytest.raises(StateError, match="no timestamp yet"):
-        publish.publish_streams(spark, lake, fourth)
-    with pytest.raises(StateError, match="is of the second format"):
-        bootstrap_v1.insert_description(lake, later, Settings(), third.generation_id)
+        publish.publish_streams_v1(lake, fourth)
 
 
 def sorted_streams(lake: Lake, generation_id: str) -> list[dict[str, object]]:

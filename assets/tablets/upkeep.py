@@ -12,7 +12,6 @@ from dagster import (
     DefaultSensorStatus,
     OpExecutionContext,
     RunRequest,
-    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
     in_process_executor,
@@ -23,9 +22,9 @@ from dagster import (
 
 from assets.declared import pool
 from assets.failures import RETRIES, in_one_line
-from assets.partitions import TABLES_NAME, TABLET_TABLES
-from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS, PARTITION_TAG
-from assets.tablets import TABLETS_JOB, table_name
+from assets.partitions import TABLES_NAME, TABLET_TABLES, table_name
+from assets.runs import attempt
+from assets.tablets.sets import TABLETS_JOB
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
@@ -138,16 +137,13 @@ def _requests(
     requests: list[RunRequest] = []
     reasons: list[str] = []
     for table, what in wanted[:MOST_REQUESTS]:
-        runs = instance.get_runs(RunsFilter(job_name=job_name, tags={PARTITION_TAG: table}))
-        ended = [run for run in runs if run.tags.get(_WHAT_TAG) == what]
-        active = next((run for run in runs if run.status not in FINISHED), None)
-        if active is not None:
-            reasons.append(f"{table}: run {active.run_id} is under way")
-        elif len(ended) >= MOST_ATTEMPTS:
-            reasons.append(f"{table}: {what} did not end in {len(ended)} runs, the last is {ended[0].run_id}")
+        wish = attempt(instance, job_name, f"{table}/{what}", state=(_WHAT_TAG, what), partition=table)
+        if wish.request is not None:
+            requests.append(wish.request)
+        elif wish.active is not None:
+            reasons.append(f"{table}: run {wish.active.run_id} is under way")
         else:
-            tags = {_WHAT_TAG: what, MAX_RETRIES_TAG: "0"}
-            run_key = f"{table}/{what}/{len(ended) + 1}"
-            requests.append(RunRequest(run_key=run_key, partition_key=table, tags=tags))
+            last = wish.ended[0].run_id
+            reasons.append(f"{table}: {what} did not end in {len(wish.ended)} runs, the last is {last}")
     reason = None if requests else "; ".join(reasons)
     return SensorResult(run_requests=requests, skip_reason=reason, dynamic_partitions_requests=list(added))

@@ -23,16 +23,15 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import invariant_results, invariant_specs
+from assets.checks import check_results, check_specs
 from assets.declared import Sources, pool, table_asset
 from assets.failures import in_one_line
-from assets.partitions import CDC_LOGS, LOGS_NAME
-from assets.tablets import table_name
+from assets.partitions import CDC_LOGS, LOGS_NAME, table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants.findings import LOG_INVARIANTS
+from cdc_platform.invariants.findings import LOGS
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
@@ -83,7 +82,7 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_log",
-    specs=invariant_specs(CDC_LOG, LOG_INVARIANTS, CDC_LOGS),
+    specs=check_specs(CDC_LOG, LOGS.invariants, CDC_LOGS),
     pool=pool(CDC_LOG),
 )
 def audit_cdc_log(
@@ -97,7 +96,7 @@ def audit_cdc_log(
             if context.has_partition_key
             else audit_logs(lake, lambda: spark.spark_session)
         )
-    yield from invariant_results(CDC_LOG, asked, findings, nothing="there are no rows")
+    yield from check_results(CDC_LOG, asked, findings, LOGS)
 
 
 check_logs = define_asset_job(

@@ -20,15 +20,15 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import invariant_results, invariant_specs
-from assets.declared import Sources, pool, table_asset
+from assets.checks import check_results, check_specs
+from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
-from assets.partitions import TABLET_TABLES
+from assets.partitions import TABLET_TABLES, table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError
 from cdc_platform.generations.tablets import merged_ends, split_ends, tablet_ends, uniform_ends
-from cdc_platform.invariants.findings import TABLET_INVARIANTS, TABLET_TIMESTAMP_COMPLETE
+from cdc_platform.invariants.findings import TABLET_TIMESTAMP_COMPLETE, TABLETS
 from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
@@ -40,7 +40,7 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 
 TABLETS_JOB = "tablets"
-_STREAM_INVARIANTS = tuple(name for name in TABLET_INVARIANTS if name != TABLET_TIMESTAMP_COMPLETE)
+_STREAM_INVARIANTS = tuple(name for name in TABLETS.invariants if name != TABLET_TIMESTAMP_COMPLETE)
 _NO_SOURCES: Sources = {}
 _SOURCES: Sources = {name: [(TABLET_LAYOUTS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
 _STREAM_SOURCES: Sources = {
@@ -97,7 +97,7 @@ def tablet_layouts(
     TABLET_STREAMS,
     group="tablets",
     spark=False,
-    deps=[tablet_layouts],
+    deps=[key(TABLET_LAYOUTS)],
     partitions=TABLET_TABLES,
     description="The stream set of the tablets that were decided: state 0 its streams, 1 those it closes, 2 those it "
     "opens. The random bits of a stream are a hash of table, time and token, so that written again it is the same. "
@@ -121,7 +121,7 @@ def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: Clock
     TABLET_TIMESTAMPS,
     group="tablets",
     spark=False,
-    deps=[cdc_streams],
+    deps=[key(TABLET_STREAMS)],
     partitions=TABLET_TABLES,
     description="Readers that see a timestamp rely on all of its streams; so it is written last. The metadata names "
     "the consumers that hold back sets which could go but for them.",
@@ -148,7 +148,7 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_streams",
-    specs=invariant_specs(TABLET_STREAMS, _STREAM_INVARIANTS, TABLET_TABLES),
+    specs=check_specs(TABLET_STREAMS, _STREAM_INVARIANTS, TABLET_TABLES),
     pool=pool(TABLET_STREAMS),
 )
 def audit_cdc_streams(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
@@ -159,7 +159,7 @@ def audit_cdc_streams(context: AssetCheckExecutionContext, home: HomeResource) -
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_timestamps",
-    specs=invariant_specs(TABLET_TIMESTAMPS, [TABLET_TIMESTAMP_COMPLETE], TABLET_TABLES),
+    specs=check_specs(TABLET_TIMESTAMPS, [TABLET_TIMESTAMP_COMPLETE], TABLET_TABLES),
     pool=pool(TABLET_TIMESTAMPS),
 )
 def audit_cdc_timestamps(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
@@ -187,7 +187,7 @@ def _judged(context: AssetCheckExecutionContext, lake: Lake, table: Table) -> It
             if context.has_partition_key
             else audit_tablets(lake)
         )
-    yield from invariant_results(table, asked, findings, nothing="there are no stream sets")
+    yield from check_results(table, asked, findings, TABLETS)
 
 
 def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets) -> TabletChange:
@@ -213,15 +213,3 @@ def _whole_numbers(texts: Sequence[str]) -> list[int]:
         return [int(text) for text in texts]
     except ValueError as error:
         raise InputError(f"ends: {error}; tokens are integers in quotes") from None
-
-
-def table_name(partition: str) -> tuple[str, str]:
-    """The table of a partition.
-
-    Raises:
-        NotFound: the partition names none.
-    """
-    keyspace, dot, table = partition.partition(".")
-    if not (keyspace and dot and table):
-        raise NotFound(f"partition {partition!r} names no table; tables are keyspace.table")
-    return keyspace, table

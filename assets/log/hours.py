@@ -29,7 +29,6 @@ from dagster import (
     HourlyPartitionsDefinition,
     MaterializeResult,
     RunRequest,
-    RunsFilter,
     ScheduleEvaluationContext,
     SkipReason,
     define_asset_job,
@@ -39,17 +38,16 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.cdc_log import cdc_log
-from assets.checks import invariant_results, invariant_specs
-from assets.declared import Sources, pool, table_asset
+from assets.checks import check_results, check_specs
+from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
-from assets.generation_timestamps import cdc_generation_timestamps
-from assets.runs import MAX_RETRIES_TAG, PARTITION_TAG, WAITING_OR_RUNNING
+from assets.log.logs import CDC_LOG
+from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
-from cdc_platform.invariants.findings import HOUR_INVARIANTS
+from cdc_platform.invariants.findings import HOURS as HOURS_FAMILY
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_TABLES, CONSUMED_HOURS
+from cdc_platform.lake.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
 from cdc_platform.log.audit.hours import audit_hours
 from cdc_platform.log.reading import hourly
 from resources.clock import ClockResource
@@ -78,7 +76,7 @@ class Logs(Config):
     group="cdc_log",
     spark=False,
     # An hour can have rows of any table, and lie in any generation.
-    deps=[AssetDep(each, partition_mapping=AllPartitionMapping()) for each in (cdc_log, cdc_generation_timestamps)],
+    deps=[AssetDep(key(each), partition_mapping=AllPartitionMapping()) for each in (CDC_LOG, GENERATION_TIMESTAMPS)],
     partitions=HOURS,
     description="Materialising an hour brings its rows of every CDC log into `KS.T_scylla_cdc_log_hourly`, each once, "
     "in whatever order and however often hours are materialised. An hour can be read 30 seconds after its end.",
@@ -105,7 +103,7 @@ def consumed_hours(
 @multi_asset_check(
     can_subset=True,
     name="audit_consumed_hours",
-    specs=invariant_specs(CONSUMED_HOURS, HOUR_INVARIANTS, HOURS),
+    specs=check_specs(CONSUMED_HOURS, HOURS_FAMILY.invariants, HOURS),
     pool=pool(CONSUMED_HOURS),
 )
 def audit_consumed_hours(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
@@ -114,7 +112,7 @@ def audit_consumed_hours(context: AssetCheckExecutionContext, home: HomeResource
     with in_one_line():
         findings = audit_hours(home.lake(), hour_us)
     asked = context.selected_asset_check_keys
-    yield from invariant_results(CONSUMED_HOURS, asked, findings, nothing="no log was copied")
+    yield from check_results(CONSUMED_HOURS, asked, findings, HOURS_FAMILY)
 
 
 consume_hours = define_asset_job(
@@ -135,8 +133,7 @@ def scheduled_hours(
     due = [_partition(hour_us) for hour_us in hourly.due_hours(lake, clock, MOST_REQUESTS)]
     if not due:
         return SkipReason("every hour that can be read is copied")
-    active = instance.get_runs(RunsFilter(job_name=HOURS_JOB, statuses=WAITING_OR_RUNNING))
-    running = {run.tags.get(PARTITION_TAG): run.run_id for run in active}
+    running = partitions_under_way(instance, HOURS_JOB)
     requests = [
         RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={MAX_RETRIES_TAG: "0"})
         for hour in due

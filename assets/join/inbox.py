@@ -9,15 +9,16 @@ from collections.abc import Sequence
 import pandas as pd  # noqa: F401 pyarrow imports it with its first array: better as the location loads than in a tick
 from dagster import (
     AssetExecutionContext,
+    AssetSelection,
     Config,
     DagsterInstance,
-    DagsterRun,
     DefaultSensorStatus,
     MaterializeResult,
     RunRequest,
-    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
+    define_asset_job,
+    in_process_executor,
     sensor,
 )
 from pydantic import Field
@@ -25,7 +26,7 @@ from pydantic import Field
 from assets.declared import table_asset
 from assets.failures import in_one_line
 from assets.partitions import GENERATIONS, NAME
-from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS, PARTITION_TAG
+from assets.runs import Attempt, attempt
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
@@ -108,6 +109,14 @@ def bootstrap_events(
     return materialized(lake.version(BOOTSTRAP_EVENTS), rows=rows_now, watch=watch, sources={}, told=told)
 
 
+bootstrap = define_asset_job(
+    "bootstrap",
+    selection=AssetSelection.assets(bootstrap_events),
+    description="Queue a joining node: give it in the launchpad, as the description of its asset shows.",
+    executor_def=in_process_executor,
+)
+
+
 def next_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
     """What a tick asks for: partitions for the events that wait, and a run for the first of them.
 
@@ -149,25 +158,17 @@ def _missing_partitions(instance: DagsterInstance, waiting: Sequence[WaitingJoin
 
 def _request(instance: DagsterInstance, join: WaitingJoin) -> RunRequest | str:
     """The run that this join needs now, or why none is asked for."""
-    runs = instance.get_runs(RunsFilter(tags={PARTITION_TAG: join.generation_id}))
-    active = next((run for run in runs if run.status not in FINISHED), None)
-    if active is not None:
-        return f"generation {join.generation_id} is being joined by run {active.run_id}"
-    ended = [run for run in runs if run.job_name == JOIN_JOB]
-    if len(ended) >= MOST_ATTEMPTS:
-        return _given_up(join, ended[0], len(ended))
-    # A run key blocks for as long as a run has it, even a failed one: so the attempt is part of it. This sensor asks
-    # again itself, so the daemon must not repeat a crashed run too: there would be two at once.
-    return RunRequest(
-        run_key=f"{join.generation_id}/{len(ended) + 1}",
-        partition_key=join.generation_id,
-        tags={MAX_RETRIES_TAG: "0", "cdc_platform/event_id": join.event_id},
-    )
+    generation_id, tags = join.generation_id, {"cdc_platform/event_id": join.event_id}
+    wish = attempt(instance, JOIN_JOB, generation_id, partition=generation_id, any_job=True, tags=tags)
+    if wish.active is not None:
+        return f"generation {generation_id} is being joined by run {wish.active.run_id}"
+    return wish.request or _given_up(join, wish)
 
 
-def _given_up(join: WaitingJoin, last: DagsterRun, attempts: int) -> str:
+def _given_up(join: WaitingJoin, wish: Attempt) -> str:
     return (
-        f"the join of generation {join.generation_id} did not succeed in {attempts} runs, the last is {last.run_id}: "
+        f"the join of generation {join.generation_id} did not succeed in {len(wish.ended)} runs, the last is "
+        f"{wish.ended[0].run_id}: "
         "mend what it names and materialise the partition by hand, or take the event back with: "
         f"cdc-platform bootstrap --withdraw {join.event_id}"
     )

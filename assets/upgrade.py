@@ -5,21 +5,20 @@ No Spark: a generation of the first format is one cell. The steps are `lifecycle
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetSelection,
     Config,
     DagsterInstance,
-    DagsterRun,
     DefaultScheduleStatus,
     DefaultSensorStatus,
+    Definitions,
     MaterializeResult,
     RunRequest,
-    RunsFilter,
     ScheduleEvaluationContext,
     SensorEvaluationContext,
     SensorResult,
@@ -32,13 +31,13 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import MEANINGS, results_of_those_there
+from assets.checks import check_results, check_specs
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
-from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
+from assets.runs import attempt, unless_under_way
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
-from cdc_platform.invariants.findings import V1_INVARIANTS
+from cdc_platform.invariants.findings import FIRST_FORMAT
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
@@ -93,7 +92,7 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     STREAMS_DESCRIPTIONS,
     group="first_format",
     spark=False,
-    deps=[cdc_generation_descriptions],
+    deps=[key(GENERATION_DESCRIPTIONS)],
     description="What clients of old read. Materialising it runs the rewrite: every generation that can still hold "
     "live log rows goes into the tables that took its place, streams first and then its timestamp, and the nodes are "
     "marked as rewritten. Any number of runs may do that, one after the other or at once.",
@@ -130,7 +129,7 @@ def cdc_streams_descriptions(
 @multi_asset_check(
     can_subset=True,
     name="audit_rewrite",
-    specs=[AssetCheckSpec(name, asset=key(STREAMS_DESCRIPTIONS), description=MEANINGS[name]) for name in V1_INVARIANTS],
+    specs=check_specs(STREAMS_DESCRIPTIONS, FIRST_FORMAT.invariants),
     pool=pool(STREAMS_DESCRIPTIONS),
 )
 def audit_cdc_streams_descriptions(
@@ -139,7 +138,7 @@ def audit_cdc_streams_descriptions(
     """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
     with in_one_line():
         findings = audit_rewrite(home.lake(), clock.clock(), home.settings())
-    yield from results_of_those_there(STREAMS_DESCRIPTIONS, V1_INVARIANTS, context.selected_asset_check_keys, findings)
+    yield from check_results(STREAMS_DESCRIPTIONS, context.selected_asset_check_keys, findings, FIRST_FORMAT)
 
 
 rewrite = define_asset_job(
@@ -170,18 +169,15 @@ def next_rewrite(
     if not waiting:
         return SensorResult(skip_reason="every live V1 generation is in the new table", cursor=versions)
     state = _state(procedure.unmarked_nodes(lake), [each.time_ms for each in waiting])
-    runs = instance.get_runs(RunsFilter(job_name=REWRITE_JOB))
-    active = _active(runs)
-    if active:
-        return SensorResult(skip_reason=active)
-    ended = [run for run in runs if run.tags.get(_STATE_TAG) == state]
-    if len(ended) >= MOST_ATTEMPTS:
+    wish = attempt(instance, REWRITE_JOB, state, state=(_STATE_TAG, state))
+    if wish.active is not None:
+        return SensorResult(skip_reason=f"run {wish.active.run_id} is rewriting")
+    if wish.request is None:
         reason = (
-            f"{len(ended)} runs did not end the rewrite, the last is {ended[0].run_id}: mend what it names, and run"
+            f"{len(wish.ended)} runs did not end the rewrite, the last is {wish.ended[0].run_id}: mend what it names"
         )
-        return SensorResult(skip_reason=f"{reason}: cdc-platform rewrite")
-    tags = {_STATE_TAG: state, MAX_RETRIES_TAG: "0"}
-    return SensorResult(run_requests=[RunRequest(run_key=f"{state}/{len(ended) + 1}", tags=tags)])
+        return SensorResult(skip_reason=f"{reason}, and run: cdc-platform rewrite")
+    return SensorResult(run_requests=[wish.request])
 
 
 @sensor(
@@ -198,11 +194,11 @@ def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: Cl
 
 
 def scheduled_rewrite(
-    lake: Lake, settings: Settings, instance: DagsterInstance, moment: str
+    lake: Lake, settings: Settings, instance: DagsterInstance, moment: datetime
 ) -> RunRequest | SkipReason:
     """What the schedule asks for at `moment`: a run, unless nothing is to be done or one is under way."""
-    idle = _idle(lake, settings) or _active(instance.get_runs(RunsFilter(job_name=REWRITE_JOB)))
-    return SkipReason(idle) if idle else RunRequest(run_key=moment, tags={MAX_RETRIES_TAG: "0"})
+    idle = _idle(lake, settings)
+    return SkipReason(idle) if idle else unless_under_way(instance, REWRITE_JOB, moment)
 
 
 @schedule(
@@ -214,8 +210,7 @@ def scheduled_rewrite(
 )
 def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
     """`scheduled_rewrite` on this home and this instance."""
-    moment = context.scheduled_execution_time.isoformat()
-    return scheduled_rewrite(home.lake(), home.settings(), context.instance, moment)
+    return scheduled_rewrite(home.lake(), home.settings(), context.instance, context.scheduled_execution_time)
 
 
 def _idle(lake: Lake, settings: Settings) -> str | None:
@@ -229,11 +224,15 @@ def _idle(lake: Lake, settings: Settings) -> str | None:
     return None
 
 
-def _active(runs: Sequence[DagsterRun]) -> str | None:
-    active = next((run for run in runs if run.status not in FINISHED), None)
-    return None if active is None else f"run {active.run_id} is rewriting"
-
-
 def _state(hosts: Sequence[str], times: Sequence[int]) -> str:
     """A name for who has not rewritten and what is left to be rewritten."""
     return hashlib.sha256(repr((list(hosts), list(times))).encode()).hexdigest()[:16]
+
+
+DEFINED = Definitions(
+    assets=[cdc_generation_descriptions, cdc_streams_descriptions],
+    asset_checks=[audit_cdc_streams_descriptions],
+    jobs=[rewrite],
+    sensors=[v1_leftovers],
+    schedules=[hourly_rewrite],
+)

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
-    AssetCheckSpec,
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
     DefaultSensorStatus,
+    Definitions,
     MaterializeResult,
-    RunRequest,
-    RunsFilter,
     SensorEvaluationContext,
     SensorResult,
     define_asset_job,
@@ -24,19 +22,19 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import MEANINGS, invariant_results
+from assets.checks import check_results, check_specs
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
-from assets.generation_descriptions import cdc_generation_descriptions_v2
-from assets.runs import FINISHED, MAX_RETRIES_TAG, MOST_ATTEMPTS
+from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.generations.switch import Phase, due
-from cdc_platform.invariants.findings import SWITCH_INVARIANTS
+from cdc_platform.invariants.findings import SWITCHES
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
-from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.join.joining import introduce
+from cdc_platform.lifecycle.join.step import Joining
 from cdc_platform.lifecycle.switch import register
 from resources.clock import ClockResource
 from resources.home import HomeResource
@@ -55,7 +53,7 @@ _STATE_TAG = "cdc_platform/switch_state"
     GENERATION_SWITCHES,
     group="generations",
     spark=False,
-    deps=[cdc_generation_descriptions_v2],
+    deps=[key(GENERATION_DESCRIPTIONS_V2)],
     description="Shows where the switches stand. Materialising it does what is due: nodes that have not answered "
     "acknowledge, a switch with all answers is committed and its generation entered, one whose deadline has passed "
     "without them is aborted. Off unless `two_phase_switch = true` is in settings.toml.",
@@ -67,7 +65,7 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
         for left in register.unfinished(lake):
             done = register.drive(lake, now, settings, left.generation_id, BY)
             if done.phase is Phase.COMMITTED:
-                bootstrap.introduce(lake, now, settings, left.generation_id)
+                introduce(Joining(lake, now, settings, left.generation_id, None, BY))
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
         known = register.switches(lake)[::-1]
     rows = [
@@ -90,27 +88,14 @@ drive_switches = define_asset_job(
 @multi_asset_check(
     can_subset=True,
     name="audit_generation_switches",
-    specs=[
-        AssetCheckSpec(name, asset=key(GENERATION_SWITCHES), description=MEANINGS[name]) for name in SWITCH_INVARIANTS
-    ],
+    specs=check_specs(GENERATION_SWITCHES, SWITCHES.invariants),
     pool=pool(GENERATION_SWITCHES),
 )
 def audit_generation_switches(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
     """Judge every switch. Without any, which is how it is unless switches are turned on, nothing can be amiss."""
     with in_one_line():
         findings = audit_switches(home.lake())
-    asked = context.selected_asset_check_keys
-    if findings:
-        yield from invariant_results(GENERATION_SWITCHES, asked, findings)
-        return
-    for each in asked:
-        yield AssetCheckResult(
-            passed=True,
-            asset_key=each.asset_key,
-            check_name=each.name,
-            description="nothing was checked: there is no switch",
-            metadata={"population": 0, "violations": 0},
-        )
+    yield from check_results(GENERATION_SWITCHES, context.selected_asset_check_keys, findings, SWITCHES)
 
 
 def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:
@@ -126,17 +111,15 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
         return SensorResult(skip_reason="every switch is finished", cursor=versions)
     switch = left[0]
     state = f"{switch.generation_id}/{due(switch, clock.now_ms())}/{len(switch.leases)}"
-    runs = instance.get_runs(RunsFilter(job_name=SWITCH_JOB))
-    if any(run.status not in FINISHED for run in runs):
+    wish = attempt(instance, SWITCH_JOB, state, state=(_STATE_TAG, state))
+    if wish.active is not None:
         return SensorResult(skip_reason=f"the switch to generation {switch.generation_id} is being driven")
-    attempts = sum(run.tags.get(_STATE_TAG) == state for run in runs)
-    if attempts >= MOST_ATTEMPTS:
+    if wish.request is None:
         return SensorResult(
-            skip_reason=f"{attempts} runs have not moved the switch to generation {switch.generation_id}; look at the "
-            f"last of them, and at: cdc-platform switch show {switch.generation_id}"
+            skip_reason=f"{len(wish.ended)} runs have not moved the switch to generation {switch.generation_id}; look "
+            f"at the last of them, and at: cdc-platform switch show {switch.generation_id}"
         )
-    request = RunRequest(run_key=f"{state}/{attempts + 1}", tags={_STATE_TAG: state, MAX_RETRIES_TAG: "0"})
-    return SensorResult(run_requests=[request])
+    return SensorResult(run_requests=[wish.request])
 
 
 @sensor(
@@ -154,3 +137,11 @@ def unfinished_switches(context: SensorEvaluationContext, home: HomeResource, cl
 
 def _time(time_ms: int | None) -> str:
     return "-" if time_ms is None else format_ms(time_ms)
+
+
+DEFINED = Definitions(
+    assets=[generation_switches],
+    asset_checks=[audit_generation_switches],
+    jobs=[drive_switches],
+    sensors=[unfinished_switches],
+)

@@ -1,0 +1,1 @@
+"""A join in Dagster: the inbox, and an asset with its checks for each of its steps, a partition a generation."""

@@ -1,0 +1,78 @@
+"""Verdicts on the steps of a join, kept with what was judged: whoever comes later relies on them, by whichever door.
+
+It knows how a verdict is kept and what content it is of; what is judged, and who relies on it, is in `step`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import VERDICTS, Table
+
+Slices = Sequence[tuple[Table, Sequence[Filter]]]
+"""Parts of tables, by filters on partition columns: the step's own first, then what it is compared with."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one step of a generation's join.
+
+    `content` names what was judged, see `content_of`; `said` is empty where all of `invariants` hold; `door` asked.
+    """
+
+    generation_id: str
+    step: str
+    content: str
+    invariants: tuple[str, ...]
+    passed: bool
+    said: str
+    door: str
+
+
+def content_of(lake: Lake, slices: Slices) -> str:
+    """A name for what these slices hold now; empty where the first holds nothing.
+
+    It is made from the names of the data files, which Delta's log has: a file never changes, and no two have the same
+    name. The same rows written again are other content; then a verdict is made again, which is cheaper than to read
+    every stream for a hash.
+    """
+    files = [[(table, Path(path).name) for path in lake.files(table, filters)] for table, filters in slices]
+    if not files or not files[0]:
+        return ""
+    names = sorted(f"{table.full_name}/{name}" for some in files for table, name in some)
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+
+
+def keep(lake: Lake, clock: Clock, verdict: Verdict) -> None:
+    """Keep a verdict in the place of the last one on the step."""
+    row = {
+        "generation_id": verdict.generation_id,
+        "step": verdict.step,
+        "content": verdict.content,
+        "invariants": list(verdict.invariants),
+        "passed": verdict.passed,
+        "said": verdict.said or None,
+        "door": verdict.door,
+        "judged_at": to_datetime(clock.now_us()),
+    }
+    lake.merge(VERDICTS, pa.Table.from_pylist([row], schema=VERDICTS.schema), update=True)
+
+
+def last(lake: Lake, generation_id: str, step: str) -> Verdict | None:
+    """The last verdict on a step; None where there is none, as in a home that was made before verdicts were kept."""
+    columns = ["content", "invariants", "passed", "said", "door"]
+    found = lake.read(VERDICTS, columns, [("generation_id", "=", generation_id), ("step", "=", step)]).to_pylist()
+    if not found:
+        return None
+    row = found[0]
+    return Verdict(
+        generation_id, step, row["content"], tuple(row["invariants"]), row["passed"], row["said"] or "", row["door"]
+    )
