@@ -46,11 +46,10 @@ def check_results(
     """
     names = [each for each in family.invariants if AssetCheckKey(key(table), each) in asked]
     found = [line for line in findings if line.invariant in names]
-    told = {line.invariant for line in found}
-    absent = [name for name in names if name not in told] if family.nothing and (family.alone or not found) else []
-    for name in absent:
+    due = family.due(findings)
+    for name in (name for name in names if name not in due):
         yield _result(table, name, True, family.nothing, 0, 0)
-    yield from judgement_results(table, judge(found, [name for name in names if name not in absent]))
+    yield from judgement_results(table, judge(found, [name for name in names if name in due]))
 
 
 def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator[AssetCheckResult]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cdc_platform.commands.program import COMMANDS
-from cdc_platform.invariants.findings import INVARIANTS
+from cdc_platform.invariants.findings import FAMILIES, INVARIANTS
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -99,7 +99,10 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_invariant_is_documented() -> None:
-    """The model's page explains each invariant, in the order in which they are judged."""
+    """The page of each family names its invariants; the model's, in the order in which they are judged."""
+    for family in FAMILIES:
+        page = text_of(family.page)
+        assert [name for name in family.invariants if f"`{name}`" not in page] == [], family.page
     rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
     assert [row for row in rows if row in INVARIANTS] == list(INVARIANTS)
 

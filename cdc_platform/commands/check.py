@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from cdc_platform.clock import format_ms
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.clock import Clock
+    from cdc_platform.invariants.findings import Family, Finding
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.settings import Settings
 
 
 @click.command()
@@ -27,13 +36,8 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     """
     lake = session.lake()
     from cdc_platform.invariants import audit_lake, inventory, judge
-    from cdc_platform.invariants.switches import audit_switches
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
-    from cdc_platform.lifecycle.expiry.audit import audit_expiry
-    from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
-    from cdc_platform.log.audit.hours import audit_hours
-    from cdc_platform.log.audit.logs import audit_logs
     from cdc_platform.records import reading
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
@@ -44,12 +48,8 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     # A cluster whose tables are all tablet-based has no generations.
     judgements = [] if sets and not inventory.generations(lake) else judge(audit_lake(spark_session(), lake, name))
     if name is None:
-        settings = session.open_home().settings
-        beside = [*audit_live_generations(lake, session.clock, settings), *sets, *audit_switches(lake)]
-        beside += audit_expiry(lake, session.clock, settings)
-        beside += audit_logs(lake, spark_session)
-        beside += audit_hours(lake)
-        judgements += judge(beside, [line.invariant for line in beside])
+        for family, findings in _beside(lake, session.clock, session.open_home().settings, sets):
+            judgements += judge(findings, family.due(findings))
     if as_json:
         write_json(
             [
@@ -69,3 +69,23 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
         write_table(f"Invariants of {'all generations' if name is None else name}", columns, rows)
     if not all(line.passed for line in judgements):
         ctx.exit(1)
+
+
+def _beside(
+    lake: Lake, clock: Clock, settings: Settings, sets: list[Finding]
+) -> Iterator[tuple[Family, list[Finding]]]:
+    """What the audits of the tables around the generations answer, family by family; `sets` those of tablets."""
+    from cdc_platform.invariants import findings as families
+    from cdc_platform.invariants.switches import audit_switches
+    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lifecycle.expiry.audit import audit_expiry
+    from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
+    from cdc_platform.log.audit.hours import audit_hours
+    from cdc_platform.log.audit.logs import audit_logs
+
+    yield families.FIRST_FORMAT, audit_live_generations(lake, clock, settings)
+    yield families.TABLETS, sets
+    yield families.SWITCHES, audit_switches(lake)
+    yield families.EXPIRY, audit_expiry(lake, clock, settings)
+    yield families.LOGS, audit_logs(lake, spark_session)
+    yield families.HOURS, audit_hours(lake)

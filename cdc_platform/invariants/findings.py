@@ -6,7 +6,7 @@ in the room of its topic; whether a line is good enough, `judge` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -53,6 +53,13 @@ class Family:
     def invariants(self) -> tuple[Invariant, ...]:
         """Its members, in the order in which summaries list them."""
         return tuple(self._members)
+
+    def due(self, findings: Sequence[Finding]) -> tuple[Invariant, ...]:
+        """Which of its members a summary has to have, as there is something to judge, or as nothing would be proven."""
+        there = {line.invariant for line in findings}
+        if not self.nothing or (not self.alone and there & set(self._members)):
+            return self.invariants
+        return tuple(each for each in self._members if each in there)
 
 
 GENERATIONS = Family(
