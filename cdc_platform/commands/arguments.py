@@ -22,7 +22,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
 
-class _Checked(click.ParamType):
+class Checked(click.ParamType):
     """A parameter whose text is read by `read`; what that refuses is a usage error that names the parameter."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
@@ -38,7 +38,7 @@ class _Checked(click.ParamType):
         raise NotImplementedError
 
 
-class _ClockTime(_Checked):
+class _ClockTime(Checked):
     """A time with a zone, as µs since 1970."""
 
     name = "time"
@@ -47,7 +47,7 @@ class _ClockTime(_Checked):
         return parse_time_us(text)
 
 
-class _WriteTimestamp(_Checked):
+class _WriteTimestamp(Checked):
     """A write's timestamp: a time with a zone, or µs since 1970 as CQL's USING TIMESTAMP has it; as µs."""
 
     name = "time"
@@ -59,7 +59,7 @@ class _WriteTimestamp(_Checked):
         return int(text)
 
 
-class _GenerationTime(_Checked):
+class _GenerationTime(Checked):
     """A time with a zone and no finer than milliseconds, as ms since 1970."""
 
     name = "time"
@@ -68,7 +68,7 @@ class _GenerationTime(_Checked):
         return parse_time_ms(text)
 
 
-class _Generation(_Checked):
+class _Generation(Checked):
     """A generation's UUID (lower-case text) or its time (ms since 1970)."""
 
     name = "generation"
@@ -81,7 +81,7 @@ class _Generation(_Checked):
         return parse_time_ms(text)
 
 
-class _Token(_Checked):
+class _Token(Checked):
     """A token of the ring."""
 
     name = "token"
@@ -94,7 +94,7 @@ class _Token(_Checked):
         return int(text)
 
 
-class _Key(_Checked):
+class _Key(Checked):
     """A serialized partition key, or one component of it: hexadecimal digits, with or without 0x."""
 
     name = "hex"
@@ -110,7 +110,7 @@ class _Key(_Checked):
         return bytes.fromhex(digits)
 
 
-class _TableName(_Checked):
+class _TableName(Checked):
     """A table as KS.T, read as CQL reads names: unquoted ones are lower case. As (keyspace, table)."""
 
     name = "ks.t"

@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "expire": ("expire", "Which generations can go, and why others cannot; removes them."),
     "log": ("log", "CQL statements, their log rows, and the tables rebuilt from those."),
     "consume": ("consume", "Copy what is new in a table's CDC log, each row once."),
-    "sql": ("sql", "Spark SQL over every table."),
+    "sql": ("sql", "A query over every table, under ScyllaDB's own names."),
     "completion": ("completion", "Print a shell's completion script."),
 }
 """Commands by name: the module in cdc_platform.commands that has the function `<module>`, and what help says."""

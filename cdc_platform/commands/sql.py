@@ -1,122 +1,111 @@
-"""`cdc-platform sql`: Spark SQL over every table under its own name."""
+"""`cdc-platform sql`: a query over the tables under their own names, embedded or on Spark, as a table or a document."""
 
 from __future__ import annotations
 
-import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import json_option, warn, write_json, write_table
+from cdc_platform.clock import parse_time_us
+from cdc_platform.commands.arguments import Checked
+from cdc_platform.commands.output import json_option
+from cdc_platform.commands.query_results import (
+    check_file,
+    until_closed,
+    write_csv,
+    write_parquet,
+    write_rows,
+    write_shown,
+)
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lake.tables import Table
+    from cdc_platform.query.names import At
+    from cdc_platform.query.rows import Rows
 
 _SHOWN = 100
-_LOG_SUFFIX = "_scylla_cdc_log"
+
+
+class _At(Checked):
+    """A version of a table (int), or a time with a zone, as text that was found to be one."""
+
+    name = "version|time"
+
+    def read(self, text: str) -> int | str:
+        if text.isascii() and text.isdigit():
+            return int(text[:18])
+        parse_time_us(text)
+        return text
 
 
 @click.command()
 @click.argument("query")
-@click.option("--limit", type=click.IntRange(1), help="At most that many rows. [default: 100 in a table, all in JSON]")
+@click.option("--at", type=_At(), help="The tables as they were: a version of the one table named, or a time.")
+@click.option("--limit", type=click.IntRange(1), help="At most that many rows. [default: 100 in a table, else all]")
 @json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Write the rows as CSV, with a header.")
+@click.option("--parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows into a new file.")
+@click.option("--spark", "on_spark", is_flag=True, help="Run it on Spark, in Spark's SQL: for volume.")
 @pass_session
-def sql(session: Session, query: str, limit: int | None, as_json: bool) -> None:
+def sql(
+    session: Session,
+    query: str,
+    at: int | str | None,
+    limit: int | None,
+    as_json: bool,
+    as_csv: bool,
+    parquet: Path | None,
+    on_spark: bool,
+) -> None:
     """Run a QUERY over the tables, which have ScyllaDB's own names; CDC logs are among them.
+
+    Queries only answer: whatever would write, or read anything but the tables, is refused.
 
     \b
     Example:
       cdc-platform sql "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2026-01-31'"
-      cdc-platform sql 'SELECT `cdc$operation`, count(*) FROM shop.carts_scylla_cdc_log GROUP BY 1'
+      cdc-platform sql 'SELECT "cdc$operation", count(*) FROM shop.carts_scylla_cdc_log GROUP BY 1' --csv
+      cdc-platform sql "SUMMARIZE nodes" --at 3
     """
     if not query.strip():
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
-    lake = session.lake()
-    from cdc_platform.lake import frames
-    from cdc_platform.lake.session import spark_session
-    from cdc_platform.lake.translate import translated
-
-    spark = spark_session()
-    _quieten_query_errors()
-    frames.register(spark, lake, _named(lake, query))
-    with translated("the query"):
-        result = spark.sql(query)
-        if not as_json and limit is None:
-            result = result.limit(_SHOWN + 1)
-        elif limit is not None:
-            result = result.limit(limit)
-        rows = result.toArrow()
-    _write(rows, limit, as_json)
-
-
-def _named(lake: Lake, query: str) -> list[Table]:
-    """The tables that the query can mean; all of them where it names none, as SHOW TABLES does.
-
-    Naming a table in the catalog costs Spark a tenth of a second, and all of them more than most queries.
-    """
-    from cdc_platform.lake.tables import TABLES
-
-    text = query.lower()
-    declared = list(TABLES.values())
-    named = [table for table in declared if table.name in text]
-    if named and _LOG_SUFFIX not in text:
-        return named
-    from cdc_platform.log.audit.logs import logged_tables
-    from cdc_platform.log.log_table import log_table
-
-    logs = [log_table(schema) for schema in logged_tables(lake)]
-    named += [table for table in logs if table.name.lower() in text]
-    return named or [*declared, *logs]
+    if as_json + as_csv + (parquet is not None) > 1:
+        raise InputError("the result goes out in one form; give one of --json, --csv and --parquet")
+    home = session.open_home()
+    if parquet is not None:
+        check_file(parquet, home.path)
+    shown = not (as_json or as_csv or parquet)
+    most = _SHOWN + 1 if shown and limit is None else limit
+    with until_closed(), _answer(session.lake(), query, at, most, on_spark) as rows:
+        if as_json:
+            write_rows(rows)
+        elif as_csv:
+            write_csv(rows)
+        elif parquet is not None:
+            write_parquet(rows, parquet)
+        else:
+            write_shown(rows, _SHOWN if limit is None else limit)
 
 
-def _quieten_query_errors() -> None:
-    """PySpark logs a page of JVM stack for every query that is wrong; the one line that is raised says as much."""
-    from pyspark.logger import PySparkLogger
+def _answer(
+    lake: Lake, query: str, at: int | str | None, limit: int | None, on_spark: bool
+) -> AbstractContextManager[Rows]:
+    if on_spark:
+        from cdc_platform.query import spark
 
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+        return spark.answer(lake, query, at=_moment(at), limit=limit)
+    from cdc_platform.query import embedded
 
-
-def _write(rows: pa.Table, limit: int | None, as_json: bool) -> None:
-    names = _distinct(rows.column_names)
-    if as_json:
-        values = zip(*(_values(column) for column in rows.columns), strict=True)
-        write_json([dict(zip(names, row, strict=True)) for row in values])
-        return
-    if limit is None and rows.num_rows > _SHOWN:
-        warn(f"only the first {_SHOWN} rows are shown; --limit N shows more, --json all")
-        rows = rows.slice(0, _SHOWN)
-    numbers = [_is_number(field.type) for field in rows.schema]
-    columns = [f">{name}" if number else name for name, number in zip(names, numbers, strict=True)]
-    write_table("", columns, zip(*(_values(column) for column in rows.columns), strict=True))
+    return embedded.answer(lake, query, at=_moment(at), limit=limit)
 
 
-def _values(column: pa.ChunkedArray) -> list[object]:
-    """The column's values; maps as lists of [key, value] in key order."""
-    import pyarrow as pa
+def _moment(at: int | str | None) -> At:
+    from cdc_platform.query.names import At
 
-    values = column.to_pylist()
-    if pa.types.is_map(column.type):
-        return [None if entries is None else sorted(entries, key=lambda entry: entry[0]) for entries in values]
-    return values
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Column names, the second of one name with a number after it, so that a JSON object holds both."""
-    seen: dict[str, int] = {}
-    distinct = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return distinct
+    if isinstance(at, str):
+        return At(time_us=parse_time_us(at))
+    return At(version=at)

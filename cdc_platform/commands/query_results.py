@@ -1,0 +1,121 @@
+"""The rows of a query as a table for people, as JSON, as CSV, as a Parquet file: batch by batch, whatever their number.
+
+Values go out by the one rule of `output`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.commands.output import plain, warn, write_json_list, write_table
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cdc_platform.query.rows import Rows
+
+
+@contextmanager
+def until_closed() -> Iterator[None]:
+    """Write as long as somebody reads: a reader that has seen enough (`| head`) ends the command well."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer goes nowhere, or the interpreter would complain of it as it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def write_shown(rows: Rows, most: int) -> None:
+    """A table of the first `most` rows, with a remark where there are more."""
+    import pyarrow as pa
+
+    def is_number(kind: pa.DataType) -> bool:
+        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+    names = [f">{name}" if is_number(kind) else name for name, kind in zip(rows.names, rows.schema.types, strict=True)]
+    values = rows.values()
+    first = list(islice(values, most))
+    if next(values, None) is not None:
+        warn(f"only the first {most} rows are shown; --limit N shows more, --json, --csv and --parquet all")
+    write_table("", names, first)
+
+
+def write_rows(rows: Rows) -> None:
+    """A JSON list, an object a row."""
+    names = rows.names
+    objects = (dict(zip(names, row, strict=True)) for row in rows.values())
+    write_json_list(json.dumps(plain(each), ensure_ascii=False) for each in objects)
+
+
+def write_csv(rows: Rows) -> None:
+    """A header and a line a row; null is empty, lists and maps are JSON."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.names)
+    for row in rows.values():
+        writer.writerow(map(_cell, row))
+
+
+def check_file(file: Path, home: Path) -> None:
+    """Refuse, before anything is run, a file that is there, or whose place is no folder or in the home.
+
+    Raises:
+        InputError: says which.
+    """
+    place = file.expanduser().parent.resolve()
+    if (place / file.name).is_relative_to(home.resolve()):
+        raise InputError(f"--parquet {file} lies in the home {home}, which only the platform writes to; name another")
+    if not place.is_dir():
+        raise InputError(f"--parquet {file}: {place} is no folder; make it, or name another")
+    if os.path.lexists(place / file.name):
+        raise InputError(f"--parquet {file} is there already; name another, or move it away")
+
+
+def write_parquet(rows: Rows, file: Path) -> None:
+    """A new Parquet file, which is there when all rows are in it; says how many.
+
+    Raises:
+        InputError: a column has a type that Parquet has not, or the file was made by another in the meantime.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    target = file.expanduser()
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    schema = pa.schema([field.with_name(name) for field, name in zip(rows.schema, rows.names, strict=True)])
+    count = 0
+    try:
+        with ParquetWriter(draft, schema, compression="zstd") as writer:
+            for batch in rows.batches:
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+                count += batch.num_rows
+        os.link(draft, target)  # unlike a rename it puts nothing in another's place
+    except FileExistsError:
+        raise InputError(f"--parquet {file} was made by another in the meantime; name another") from None
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise InputError(f"--parquet {file}: {error}; read the column as text, with CAST(... AS VARCHAR)") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    click.echo(f"{count} rows in {file}")
+
+
+def _cell(value: Any) -> str:
+    """A value in CSV."""
+    told = plain(value)
+    if told is None:
+        return ""
+    return told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)

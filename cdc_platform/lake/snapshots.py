@@ -1,0 +1,250 @@
+"""Versions of tables as Arrow datasets, for readers that bring an engine of their own: which there are, what is in one.
+
+It knows Delta's log, files and time travel. Nothing is read but the log until the dataset is scanned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, reduce
+from operator import and_
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from cdc_platform.clock import format_us
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.translate import translated
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset, Expression
+
+_LOG = "_delta_log"
+# Of what is not here (deletion vectors, column mapping) a file alone does not tell the rows that a table has.
+_READABLE = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+# A scan has this many files open, and batches read ahead in each: by default they are 4 and 16 batches of 131,072
+# rows, gigabytes where rows have lists of streams.
+_FILES_AHEAD, _BATCHES_AHEAD, _ROWS_A_BATCH = 2, 2, 1 << 15
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A version of a table: its columns, its files (path in its folder, values of the partition columns).
+
+    `beyond` are the Delta features by which the files alone do not tell which rows it has.
+    """
+
+    table: Table
+    version: int
+    folder: Path
+    schema: pa.Schema
+    parts: tuple[tuple[str, dict[str, Any]], ...]
+    beyond: tuple[str, ...] = ()
+
+    def dataset(self) -> Dataset:
+        """The rows, to be scanned any number of times; partitions and row groups that a filter excludes stay unread.
+
+        Raises:
+            StateError: the table has a feature that takes more than its files to read.
+        """
+        from pyarrow.fs import LocalFileSystem
+
+        if self.beyond:
+            raise StateError(
+                f"{self.table.full_name} has the Delta feature {', '.join(self.beyond)}, which this reader does not"
+                " know; read it on Spark (--spark), or with another Delta reader"
+            )
+        arrow = _datasets()
+        files = LocalFileSystem()
+        # Spark writes times of 12 bytes, which pyarrow would read as nanoseconds.
+        reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        fragments = [
+            reading.make_fragment(str(self.folder / path), files, partition_expression=self._holds(values))
+            for path, values in self.parts
+        ]
+        return _bounded()(fragments, self.schema, reading, files)
+
+    def damage(self) -> str | None:
+        """The first file that is missing or cannot be read to its end, and why; None where all is well.
+
+        Reads every file: for when a query has failed.
+        """
+        for path, _ in self.parts:
+            told = _damage_of(self.folder / path)
+            if told is not None:
+                return f"{self.table.full_name}: {self.folder / path} {told}"
+        return None
+
+    def _holds(self, values: dict[str, Any]) -> Expression | None:
+        """What is true of every row of a file with these values in the partition columns."""
+        field = _datasets().field
+        each = [
+            field(name).is_null() if value is None else field(name) == pa.scalar(value, self.schema.field(name).type)
+            for name, value in values.items()
+        ]
+        return reduce(and_, each) if each else None
+
+
+def stored_names(lake: Lake) -> list[tuple[str, str]]:
+    """(keyspace, name) of every table that has files in the lake, declared or not, by name."""
+    _datasets()  # before the first value goes to pyarrow
+    found = (log.parent for log in lake.root.glob(f"*/*/{_LOG}"))
+    return sorted((path.parent.name, path.name) for path in found if not path.name.startswith("."))
+
+
+def newest(lake: Lake, table: Table) -> Snapshot | None:
+    """The table as it is now; None where it does not exist.
+
+    Raises:
+        StateError: its log is damaged.
+    """
+    opened = _opened(lake, table)
+    return None if opened is None else _snapshot(lake, table, opened)
+
+
+def of_version(lake: Lake, table: Table, version: int) -> Snapshot:
+    """A version of the table, in the columns that it had then.
+
+    Raises:
+        NotFound: there is no such version, any more or yet.
+        StateError: as `newest`.
+    """
+    opened = _opened(lake, table)
+    if opened is None:
+        raise NotFound(f"{table.full_name} does not exist in this home, so it has no version {version}")
+    if version > opened.version():
+        raise NotFound(f"{table.full_name} has no version {version}; its newest is {opened.version()}")
+    return _at(lake, table, opened, version)
+
+
+def of_time(lake: Lake, table: Table, at_us: int) -> Snapshot | None:
+    """The newest version that was committed at `at_us` (µs) or before; None where the table did not exist then.
+
+    By the times in the commits, which are of the clocks of the machines that made them.
+
+    Raises:
+        NotFound: what the table was then is forgotten.
+        StateError: as `newest`.
+    """
+    opened = _opened(lake, table)
+    if opened is None:
+        return None
+    commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.history() if "timestamp" in entry)
+    found = max((version for version, ms in commits if ms * 1000 <= at_us), default=None)
+    if found is not None:
+        return _at(lake, table, opened, found)
+    if commits and commits[0][0] == 0:
+        return None
+    raise NotFound(
+        f"the log of {table.full_name} no longer goes back to {format_us(at_us)}; its oldest commit here is version"
+        f" {commits[0][0] if commits else opened.version()}"
+    )
+
+
+def _opened(lake: Lake, table: Table) -> DeltaTable | None:
+    _datasets()  # before the first value goes to pyarrow
+    with translated(f"opening {table.full_name}"):
+        try:
+            return DeltaTable(lake.path(table))
+        except TableNotFoundError:
+            return None
+
+
+def _at(lake: Lake, table: Table, opened: DeltaTable, version: int) -> Snapshot:
+    if version != opened.version():
+        with translated(f"opening version {version} of {table.full_name}"):
+            opened = DeltaTable(lake.path(table), version=version)
+    found = _snapshot(lake, table, opened)
+    gone = next((path for path, _ in found.parts if not (found.folder / path).exists()), None)
+    if gone is not None:
+        raise NotFound(f"version {version} of {table.full_name} cannot be read any more: {found.folder / gone} is gone")
+    return found
+
+
+def _snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
+    with translated(f"opening {table.full_name}"):
+        added = pa.table(opened.get_add_actions(flatten=True))
+        names = list(opened.metadata().partition_columns)
+        schema = pa.schema(opened.schema())
+    columns = [added[f"partition.{name}"].to_pylist() if added.num_rows else [] for name in names]
+    values = zip(*columns, strict=True) if names else ((),) * added.num_rows
+    # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
+    paths = map(unquote, added["path"].to_pylist()) if added.num_rows else ()
+    parts = tuple((path, dict(zip(names, each, strict=True))) for path, each in zip(paths, values, strict=True))
+    return Snapshot(table, opened.version(), Path(lake.path(table)), schema, parts, _beyond(opened))
+
+
+def _beyond(opened: DeltaTable) -> tuple[str, ...]:
+    needed = set(opened.protocol().reader_features or ()) - _READABLE
+    if opened.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        needed.add("columnMapping")
+    return tuple(sorted(needed))
+
+
+def _damage_of(path: Path) -> str | None:
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            for _ in file.iter_batches(_ROWS_A_BATCH):
+                pass
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, pa.ArrowException) as error:
+        return f"is damaged ({' '.join(str(error).split())[:200]})"
+    return None
+
+
+@cache
+def _bounded() -> type[Any]:
+    """A dataset whose scans read little ahead: engines scan it by its method, and leave that to it."""
+    arrow = _datasets()
+
+    class Bounded(arrow.FileSystemDataset):
+        def scanner(self, **options: Any) -> Any:
+            ahead = {"batch_readahead": _BATCHES_AHEAD, "fragment_readahead": _FILES_AHEAD, "batch_size": _ROWS_A_BATCH}
+            return super().scanner(**{**options, **ahead})
+
+    return Bounded
+
+
+@cache
+def _datasets() -> Any:
+    """pyarrow's datasets, loaded without pandas: pyarrow would load it to see whether a first value is one of its own.
+
+    That costs a process that never meets pandas more than most queries; pyarrow finds it when it is asked for it.
+    """
+    with _absent("pandas"):
+        import pyarrow.dataset
+
+        return pyarrow.dataset
+
+
+@contextmanager
+def _absent(module: str) -> Iterator[None]:
+    """Let a module that is not loaded yet be one that is not installed."""
+
+    class Absent:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> None:
+            if name == module:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    if module in sys.modules:
+        yield
+        return
+    sys.meta_path.insert(0, Absent)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Absent)

@@ -1,0 +1,141 @@
+"""Which tables a query means: ScyllaDB's names, as they are written in it, to the tables of a lake.
+
+Those that are declared, and whatever else has files: CDC logs, and what consumers copied of them. Case decides where
+two names differ in nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+import pyarrow as pa
+
+from cdc_platform.clock import format_us
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.lake import snapshots
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.snapshots import Snapshot
+from cdc_platform.lake.tables import TABLES, Table
+from cdc_platform.log.log_table import log_table
+
+_LOG_SUFFIX = "_scylla_cdc_log"
+
+
+@dataclass(frozen=True)
+class At:
+    """Which past a query reads: a version of the one table that it names, or a time (µs) of all of them."""
+
+    version: int | None = None
+    time_us: int | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A table as a query names it. `keyspace` is empty where the query has none."""
+
+    keyspace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.keyspace}.{self.name}" if self.keyspace else self.name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of a query: its rows, or None where it does not exist, and its columns are those that it would have."""
+
+    table: Table
+    snapshot: Snapshot | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that the query sees."""
+        return self.table.schema if self.snapshot is None else self.snapshot.schema
+
+
+@dataclass
+class Names:
+    """The tables of a lake by name."""
+
+    lake: Lake
+    tables: list[Table] = field(init=False)
+
+    def __post_init__(self) -> None:
+        declared = [*TABLES.values()]
+        known = {table.full_name for table in declared}
+        others = [name for name in snapshots.stored_names(self.lake) if ".".join(name) not in known]
+        self.tables = [*declared, *(_undeclared(*name) for name in others)]
+
+    def find(self, reference: Reference) -> Table | None:
+        """The table that a query means; None where there is none of that name.
+
+        Raises:
+            InputError: the name alone does not tell which of several keyspaces is meant.
+        """
+        found = [table for table in self.tables if _matches(reference, table)] or self._unwritten_log(reference)
+        exact = [
+            table for table in found if table.name == reference.name and reference.keyspace in ("", table.keyspace)
+        ]
+        found = exact or found
+        if len(found) > 1:
+            names = ", ".join(sorted(table.full_name for table in found))
+            raise InputError(f"{reference} can be {names}; write the one that is meant, in double quotes where needed")
+        return found[0] if found else None
+
+    def close_to(self, reference: Reference) -> str:
+        """What somebody who wrote that may have meant, as the end of a sentence."""
+        names = {table.full_name.lower(): table.full_name for table in self.tables}
+        names |= {table.name.lower(): table.full_name for table in self.tables}
+        near = [names[name] for name in get_close_matches(str(reference).lower(), names, n=1, cutoff=0.6)]
+        return f"; did you mean {near[0]}?" if near else "; SHOW ALL TABLES lists what there is"
+
+    def sources(self, tables: Iterable[Table], at: At) -> list[Source]:
+        """The rows of these tables, now or in the past.
+
+        Raises:
+            InputError: a version is asked for, and not of one table.
+            NotFound: there is no such version or time of a table any more.
+        """
+        wanted = list(tables)
+        if at.version is not None and len(wanted) != 1:
+            named = ", ".join(table.full_name for table in wanted) or "none"
+            raise InputError(
+                f"a version is that of one table, and the query names {len(wanted)} ({named}); give --at a time, as in"
+                " --at 2026-01-31T12:00:00Z"
+            )
+        return [self._source(table, at) for table in wanted]
+
+    def _source(self, table: Table, at: At) -> Source:
+        if at.version is not None:
+            return Source(table, snapshots.of_version(self.lake, table, at.version))
+        if at.time_us is None:
+            return Source(table, snapshots.newest(self.lake, table))
+        found = snapshots.of_time(self.lake, table, at.time_us)
+        if found is None and not table.schema.names:
+            raise NotFound(f"{table.full_name} did not exist yet at {format_us(at.time_us)}")
+        return Source(table, found)
+
+    def _unwritten_log(self, reference: Reference) -> list[Table]:
+        """The logs of that name to which nothing was written yet: they have columns, and no files."""
+        if not reference.name.lower().endswith(_LOG_SUFFIX):
+            return []
+        # The grammar takes as long to load as small tables to be read.
+        from cdc_platform.records import cdc_tables
+        from cdc_platform.cql.catalog import Catalog
+        from cdc_platform.log.ddl import known_tables
+
+        logs = [log_table(schema) for schema in known_tables(Catalog(), cdc_tables.cdc_tables(self.lake))]
+        return [table for table in logs if _matches(reference, table)]
+
+
+def _matches(reference: Reference, table: Table) -> bool:
+    return table.name.lower() == reference.name.lower() and (
+        not reference.keyspace or table.keyspace.lower() == reference.keyspace.lower()
+    )
+
+
+def _undeclared(keyspace: str, name: str) -> Table:
+    """A table of which files alone are known; its columns are in them."""
+    return Table(keyspace, name, pa.schema([]), (), "")
