@@ -52,7 +52,7 @@ def answer(
         known = {(table.keyspace.lower(), table.name.lower()) for table in names.tables}
         query = judged(engine, unambiguous(text, _CATALOG, known))
         sources = _sources(names, query, at)
-        _name(engine, sources, query)
+        _name(engine, sources, _listed(names, sources) if query.everything else [])
         with _told(sources):
             relation = _fitting(engine.sql(query.statement))
             whole = frozenset(place for place, kind in enumerate(relation.types) if str(kind) in _WHOLE)
@@ -74,17 +74,21 @@ def _sources(names: Names, query: Query, at: At) -> list[Source]:
         if table is None:
             raise InputError(f"there is no table {reference} in this home{names.close_to(reference)}")
         found[table.full_name] = table
-    for reference in query.perhaps:
+    hidden = (reference for reference in query.hidden if len(names.like(reference)) == 1)
+    for reference in (*query.perhaps, *hidden):
         table = names.find(reference)
         if table is not None:
             found[table.full_name] = table
-    sources = names.sources(found.values(), at)
-    if query.everything:
-        listed = [table for table in names.tables if table.full_name not in found]
-        declared = [table for table in listed if table.schema.names]
-        sources += [Source(table, None) for table in declared]
-        sources += names.sources((table for table in listed if not table.schema.names), _NOW)
-    return sources
+    return names.sources(found.values(), at)
+
+
+def _listed(names: Names, sources: Sequence[Source]) -> list[Source]:
+    """All other tables, of which a list of what there is needs the columns alone; one where capitals alone differ."""
+    taken = {source.table.full_name.lower() for source in sources}
+    others = {table.full_name.lower(): table for table in names.tables}
+    wanted = [table for name, table in others.items() if name not in taken]
+    declared = [Source(table, None) for table in wanted if table.schema.names]
+    return declared + names.sources((table for table in wanted if not table.schema.names), _NOW)
 
 
 @contextmanager
@@ -107,35 +111,48 @@ def _engine(spill: Path, memory: str | None) -> Iterator[DuckDBPyConnection]:
         engine.close()
 
 
-def _name(engine: DuckDBPyConnection, sources: Sequence[Source], query: Query) -> None:
+def _name(engine: DuckDBPyConnection, sources: Sequence[Source], listed: Sequence[Source]) -> None:
     """Give the tables their names, and close all doors: from here on nothing can be named, opened or set."""
+    _refuse_alike(sources)
     # In a catalog of its own name: the engine's are called memory, system and temp, as keyspaces can be.
     engine.execute(f"ATTACH ':memory:' AS {_CATALOG}")
     engine.execute(f"USE {_CATALOG}")
-    taken: dict[str, Table] = {}
+    for keyspace in {source.table.keyspace.lower(): source.table.keyspace for source in (*sources, *listed)}.values():
+        engine.execute(f"CREATE SCHEMA IF NOT EXISTS {_CATALOG}.{quoted(keyspace)}")
     for number, source in enumerate(sources):
-        table = source.table
-        other = taken.setdefault(table.full_name.lower(), table)
-        if other is not table:
-            if query.everything:
-                continue
-            raise InputError(
-                f"{other.full_name} and {table.full_name} differ in capitals alone, which this engine does not tell"
-                " apart in one query; ask for one at a time"
-            )
-        raw = f"raw_{number}"
-        rows: Any = pa.Table.from_batches([], source.schema)
-        engine.register(raw, rows if source.snapshot is None else source.snapshot.dataset())
-        schema = f"{_CATALOG}.{quoted(table.keyspace)}"
-        engine.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-        engine.execute(f"CREATE VIEW {schema}.{quoted(table.name)} AS SELECT * FROM {raw}")
-    keyspaces = sorted({source.table.keyspace for source in sources})
+        raw: Any = _empty(source) if source.snapshot is None else source.snapshot.dataset()
+        engine.register(f"raw_{number}", raw)
+        engine.execute(f"CREATE VIEW {_place(source.table)} AS SELECT * FROM raw_{number}")
+    for source in listed:
+        engine.register("listed", _empty(source))
+        engine.execute(f"CREATE TABLE {_place(source.table)} AS SELECT * FROM listed")
+        engine.unregister("listed")
+    keyspaces = sorted({source.table.keyspace for source in (*sources, *listed)})
     if keyspaces:
         path = ",".join(f"{_CATALOG}.{quoted(keyspace)}" for keyspace in keyspaces)
         engine.execute(f"SET search_path = {_literal(path)}")
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
     engine.execute("BEGIN TRANSACTION READ ONLY")
+
+
+def _refuse_alike(sources: Sequence[Source]) -> None:
+    taken: dict[str, Table] = {}
+    for source in sources:
+        other = taken.setdefault(source.table.full_name.lower(), source.table)
+        if other is not source.table:
+            raise InputError(
+                f"{other.full_name} and {source.table.full_name} differ in capitals alone, which this engine does not"
+                " tell apart in one query; ask for one at a time"
+            )
+
+
+def _place(table: Table) -> str:
+    return f"{_CATALOG}.{quoted(table.keyspace)}.{quoted(table.name)}"
+
+
+def _empty(source: Source) -> pa.Table:
+    return pa.Table.from_batches([], source.schema)
 
 
 def _fitting(relation: DuckDBPyRelation) -> DuckDBPyRelation:

@@ -74,7 +74,7 @@ class Names:
         Raises:
             InputError: the name alone does not tell which of several keyspaces is meant.
         """
-        found = [table for table in self.tables if _matches(reference, table)] or self._unwritten_log(reference)
+        found = self.like(reference) or self._unwritten_log(reference)
         exact = [
             table for table in found if table.name == reference.name and reference.keyspace in ("", table.keyspace)
         ]
@@ -83,6 +83,10 @@ class Names:
             names = ", ".join(sorted(table.full_name for table in found))
             raise InputError(f"{reference} can be {names}; write the one that is meant, in double quotes where needed")
         return found[0] if found else None
+
+    def like(self, reference: Reference) -> list[Table]:
+        """The tables that there are by that name, whatever the case."""
+        return [table for table in self.tables if _matches(reference, table)]
 
     def close_to(self, reference: Reference) -> str:
         """What somebody who wrote that may have meant, as the end of a sentence."""

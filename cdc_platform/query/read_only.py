@@ -39,9 +39,7 @@ _OUTWARD = frozenset(
     }
 )  # fmt: skip
 """Functions of single values that tell of the process or act on it, here or in other builds of the engine."""
-_EXPLAIN = re.compile(
-    r"\s*explain\s+(?:analy[sz]e\s+)?(?:\(\s*\w+(?:\s+\w+)?(?:\s*,\s*\w+(?:\s+\w+)?)*\s*\)\s*)?", re.I
-)
+_EXPLAIN = re.compile(r"\s*explain\s+(?:analy[sz]e\s+)?(?:\(\s*(?:format|analy[sz]e)\b[^()]*\)\s*)?", re.IGNORECASE)
 _NOT_OF_VALUES = (
     "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type IN ('table', 'table_macro', 'pragma') "
     "EXCEPT SELECT lower(function_name) FROM duckdb_functions() WHERE function_type IN ('scalar', 'aggregate', 'macro')"
@@ -56,13 +54,14 @@ _VERBS = frozenset({"alter", "attach", "call", "copy", "create", "delete", "drop
 class Query:
     """A statement that was found to change nothing.
 
-    `tables` are those that it names; `perhaps` are names that can be of tables, or of other things. `everything`: it
-    asks which tables there are.
+    `tables` are those that it names; `perhaps` are names that can be of tables, or of other things; `hidden` are names
+    of tables that it gives to parts of itself. `everything`: it asks which tables there are.
     """
 
     statement: Any
     tables: tuple[Reference, ...]
     perhaps: tuple[Reference, ...] = ()
+    hidden: tuple[Reference, ...] = ()
     everything: bool = False
 
 
@@ -72,8 +71,8 @@ def judged(engine: DuckDBPyConnection, text: str) -> Query:
     Raises:
         InputError: it is no SQL, none or several statements, or does more than answer.
     """
-    statement = _only(engine, text)
-    kind, read = statement.type.name, statement.query
+    statement, kind = _only(engine, text)
+    read = statement.query
     if kind == "MULTI":
         return _pivot(engine, statement)
     if kind == "EXPLAIN":
@@ -86,7 +85,7 @@ def judged(engine: DuckDBPyConnection, text: str) -> Query:
     found = _Found()
     found.walk(tree)
     named = {each for each in found.tables if each.keyspace or each.name.lower() not in found.parts}
-    return Query(statement, _sorted(named), _sorted(found.tables - named), found.everything)
+    return Query(statement, _sorted(named), (), _sorted(found.tables - named), found.everything)
 
 
 def unambiguous(text: str, catalog: str, tables: Container[tuple[str, str]]) -> str:
@@ -106,25 +105,25 @@ def unambiguous(text: str, catalog: str, tables: Container[tuple[str, str]]) -> 
 
 def said(error: Exception) -> str:
     """What the engine says of a query, on one line: without the name of its class and the lines that point at it."""
-    text = re.split(r"\n\s*LINE \d+:", str(error), maxsplit=1)[0]
-    return " ".join(re.sub(r"^([A-Z][\w-]* )+Error: ", "", text).split())
+    text = re.split(r"\n\s*(?:LINE \d+:|Possible solutions:)", str(error), maxsplit=1)[0]
+    return " ".join(re.sub(r"^[A-Z][\w -]* Error: ", "", text).split())
 
 
-def _only(engine: DuckDBPyConnection, text: str) -> Any:
-    """The one statement of a text."""
+def _only(engine: DuckDBPyConnection, text: str) -> tuple[Any, str]:
+    """The one statement of a text, and its kind."""
     import duckdb
 
     try:
-        statements = engine.extract_statements(text)
+        found = [(statement, statement.type.name) for statement in engine.extract_statements(text)]
     except duckdb.Error as error:
         raise InputError(f"the query: {said(error)}") from None
     except ValueError:  # the engine's Python side does not know every kind of statement that its parser does
         raise InputError(f"{_first_word(text)} is refused: {_MEND}") from None
-    if not statements:
+    if not found:
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
-    if len(statements) > 1:
-        raise InputError(f"the query has {len(statements)} statements; one at a time is run")
-    return statements[0]
+    if len(found) > 1:
+        raise InputError(f"the query has {len(found)} statements; one at a time is run")
+    return found[0]
 
 
 def _tree(engine: DuckDBPyConnection, text: str) -> Any:

@@ -52,11 +52,15 @@ def assert_one_line(stderr: str, says: str) -> None:
     assert len(lines[0]) < 700
 
 
-def assert_refused(case: Case, home: Path, folder: Path, *, exit_code: int = 2) -> None:
-    """The command leaves with this code and one line on standard error, and the home is byte for byte as before."""
+def assert_refused(case: Case, home: Path, folder: Path, *, exit_code: int = 2) -> str:
+    """The command leaves with this code and one line on standard error, and the home is byte for byte as before.
+
+    Answers with that line.
+    """
     args = given(case, folder)
     before = listing(home)
     result = CliRunner().invoke(program, ["--home", str(home), *args])
     assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
     assert_one_line(result.stderr, case.says)
     assert listing(home) == before
+    return result.stderr
