@@ -1,4 +1,4 @@
-"""The tables as Spark DataFrames: read, replace one generation's slice, append, replace all, name them for SQL.
+"""The tables as Spark DataFrames: read, replace one generation's slice, append, replace all.
 
 Only the API that Spark Connect has, so the same code runs embedded, on a warm server and on a cluster.
 """
@@ -6,7 +6,7 @@ Only the API that Spark Connect has, so the same code runs embedded, on a warm s
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from cdc_platform.errors import InputError
 from cdc_platform.lake import slices
 from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
 from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
-from cdc_platform.lake.tables import TABLES, Table
+from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, rows_of_files
 
@@ -126,38 +126,6 @@ def _put(
         )
     finally:
         slices.discard(draft.folder)
-
-
-def register(spark: SparkSession, lake: Lake, tables: Iterable[Table] | None = None) -> None:
-    """Name the tables, by default all, in Spark's catalog: SQL finds them by `keyspace.name`. Missing ones are created.
-
-    A name that stands for another lake's table is moved to this one. Only names: no file is touched.
-    """
-    wanted: dict[str, list[Table]] = {}
-    for table in TABLES.values() if tables is None else tables:
-        lake.ensure(table)
-        wanted.setdefault(table.keyspace, []).append(table)
-    with translated("naming the tables in Spark's catalog"):
-        for keyspace, members in wanted.items():
-            known = _tables_named(spark, lake, keyspace)
-            for table in members:
-                if table.name not in known:
-                    name = f"{quoted(keyspace)}.{quoted(table.name)}"
-                    location = _literal(lake.path(table))
-                    spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {location}")
-
-
-def _tables_named(spark: SparkSession, lake: Lake, keyspace: str) -> set[str]:
-    """The names that a database of this lake has; one of another lake is dropped, which leaves its files alone."""
-    database = quoted(keyspace)
-    root = str(lake.root)
-    if keyspace in {row[0] for row in spark.sql("SHOW DATABASES").collect()}:
-        described = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE EXTENDED {database}").collect()}
-        if described.get("Comment") == root:
-            return {row["tableName"] for row in spark.sql(f"SHOW TABLES IN {database}").collect()}
-        spark.sql(f"DROP DATABASE {database} CASCADE")
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS {database} COMMENT {_literal(root)}")
-    return set()
 
 
 def _check_partition(table: Table, where: Mapping[str, Any]) -> None:

@@ -85,7 +85,9 @@ def _batches(result: DataFrame) -> Rows:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(result.schema, timezone="UTC")
-    streams = result.mapInArrow(_as_bytes, "batch binary").toLocalIterator()
+    # A query may call two columns the same, what is made of them here may not.
+    columns = result.toDF(*(f"c{place}" for place in range(len(schema))))
+    streams = columns.mapInArrow(_as_bytes, "batch binary").toLocalIterator()
 
     def batches() -> Iterator[pa.RecordBatch]:
         with translated("the query"):

@@ -70,6 +70,7 @@ class _Read(Spark):
 
     class Tokenizer(Spark.Tokenizer):
         QUOTES = ["'"]  # noqa: RUF012
+        STRING_ESCAPES = ["\\", "'"]  # noqa: RUF012
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
 
     class Parser(Spark.Parser):

@@ -88,7 +88,7 @@ def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None
         "SELECT time, X'00ff' AS blob, -9007199254740993 AS wide, map('b', 1, 'a', 2) AS m, 1 AS n, 2 AS n "
         "FROM system_distributed.cdc_generation_timestamps WHERE time > '2026-01-01'"
     )
-    result = run("--home", home, "sql", query, "--json")
+    result = run("--home", home, "sql", query, "--spark", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     row = {"time": answer["time"], "blob": "0x00ff", "wide": "-9007199254740993", "m": [["a", 2], ["b", 1]]}
     assert result.json == [row | {"n": 1, "n_2": 2}]
@@ -96,7 +96,7 @@ def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None
 
 def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
     """What Spark says of it, without Spark's stack."""
-    result = process(joined[0], "sql", "SELECT * FROM nowhere")
+    result = process(joined[0], "sql", "SELECT nowhere FROM nodes", "--spark")
     assert (result.returncode, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: ")
@@ -105,16 +105,19 @@ def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
 
 def test_a_table_shows_what_fits_and_says_so(joined: tuple[Path, dict[str, Any]]) -> None:
     """Without --limit a hundred rows are shown and the rest is mentioned; with it, that many."""
-    result = run("--home", joined[0], "sql", "SELECT id FROM range(200)")
+    result = run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: only the first 100 rows")
     assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
-    assert len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--limit", "150", "--json").json) == 150
+    assert (
+        len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark", "--limit", "150", "--json").json)
+        == 150
+    )
 
 
 def test_a_syntax_error_is_told_in_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
     """A query that is no SQL is a wrong request."""
-    result = run("--home", joined[0], "sql", "SELEC 1")
+    result = run("--home", joined[0], "sql", "SELEC 1", "--spark")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "SELEC" in result.stderr
     assert len(result.stderr.splitlines()) == 1

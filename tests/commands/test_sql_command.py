@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from bad_input import argument, assert_refused, listing
-from command_line import Cli
-from export_files import LATER_MS, TIME_MS, iso_time
+from support.files.bad_input import argument, assert_refused, listing
+from support.command_line import Cli, run
+from support.files.export_files import ID, LATER_MS, SNAPSHOT, TIME_MS, iso_time
+from support.homes.imported import home_with_generations
+
+from cdc_platform.clock import Clock
+from cdc_platform.lake.lake import Lake
+from cdc_platform.records import cdc_tables
+
+ROOT = Path(__file__).resolve().parents[2]
 
 TIMES = [iso_time(TIME_MS), iso_time(LATER_MS)]
 VALUES = (
@@ -141,3 +150,37 @@ def test_nothing_is_left_in_the_temporary_folder(seeded_home: Path, tmp_path: Pa
     assert (ran.returncode, ran.stderr) == (0, "")
     assert {"name": "nodes"} in json.loads(ran.stdout)
     assert list(tmp_path.iterdir()) == []
+
+
+def documented() -> list[list[str]]:
+    """The queries that the documents and the help show, as the shell splits them."""
+    from cdc_platform.commands.sql import sql
+
+    pages = [page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]]
+    shown = re.findall(r"^(?:\$ )?(?:\.venv/bin/)?cdc-platform (sql .+)$", "\n".join(pages), flags=re.MULTILINE)
+    shown += re.findall(r"`cdc-platform (sql '[^`]+)`", "\n".join(pages))
+    shown += re.findall(r"^ *cdc-platform (sql .+)$", sql.help or "", flags=re.MULTILINE)
+    return [shlex.split(line) for line in shown]
+
+
+def test_the_documents_show_queries() -> None:
+    """Those of README, the page on queries, that on logs, and --help."""
+    assert len(documented()) >= 12
+
+
+@pytest.mark.parametrize("words", documented(), ids=lambda words: " ".join(words))
+def test_documented_queries_answer(words: list[str], shop: Path) -> None:
+    """Each as it stands in the documents."""
+    result = run("--home", shop, *words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with generations, nodes and a table `shop.carts` to whose log nothing was written."""
+    home = home_with_generations(tmp_path_factory.mktemp("shop"), {ID: TIME_MS}, ring=json.dumps(SNAPSHOT))
+    ddl = "CREATE TABLE shop.carts (p int, v int, PRIMARY KEY (p)) WITH cdc = {'enabled': 'true'};"
+    lake = Lake(home / "lake")
+    cdc_tables.add(lake, Clock(TIME_MS * 1000), "shop", "carts", ttl_seconds=0, ddl=ddl)
+    return home

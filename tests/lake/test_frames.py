@@ -24,7 +24,6 @@ from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
-    GENERATION_TIMESTAMPS,
     NODES,
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
@@ -230,48 +229,29 @@ def test_the_pandera_model_is_the_declaration(spark: SparkSession, table: Table)
     assert judged.pandera.errors == {}
 
 
-def test_sql_finds_the_tables_under_scylladbs_names(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
-    """The query that people know from CQL runs as it is; a second lake takes the names over; no file goes."""
-    old, new = datetime(2020, 5, 1, tzinfo=UTC), TIME
-    rows = [{"key": "timestamps", "time": time} for time in (old, new)]
-    lake.merge(GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows), update=False)
-    query = "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2021-01-01'"
-    for _ in range(2):
-        frames.register(spark, lake)
-        found = spark.sql(query).toArrow()
-        assert found["time"].to_pylist() == [new]
-    assert spark.sql("SELECT host_id FROM system.cdc_local").collect() == []
-    comments = {row["col_name"]: row["comment"] for row in spark.sql("DESCRIBE TABLE system.cdc_local").collect()}
-    assert comments["host_id"] == "UUID of the node"
-    other = Lake(tmp_path / "other")
-    frames.register(spark, other, [GENERATION_TIMESTAMPS, CDC_LOCAL])
-    assert spark.sql(query).collect() == []
-    spark.sql("DROP TABLE system.cdc_local")
-    assert other.exists(CDC_LOCAL)
-    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
-
-
 @pytest.mark.parametrize(
     ("query", "error", "told"),
     [
         ("SELEC 1", InputError, "Syntax error at or near 'SELEC'"),
-        ("SELECT nothing FROM system.cdc_local", InputError, "`nothing` cannot be resolved"),
+        ("SELECT nothing FROM {local}", InputError, "`nothing` cannot be resolved"),
         ("SELECT * FROM nowhere.table", InputError, "`nowhere`.`table` cannot be found"),
         ("SELECT 1/0", InputError, "Division by zero"),
         ("SELECT CAST('x' AS INT)", InputError, "cannot be cast"),
         ("SELECT no_such_function(1)", InputError, "Cannot resolve routine"),
-        ("INSERT INTO system.cdc_local VALUES ('h', 'other', null, null)", InputError, r"known_key .*key : other"),
-        ("INSERT INTO system.cdc_local VALUES (null, 'cdc_local', null, null)", InputError, "NOT NULL .* host_id"),
-        ("DELETE FROM platform.bootstrap_events WHERE kind = 'join'", StateError, "only allow appends"),
+        ("INSERT INTO {local} VALUES ('h', 'other', null, null)", InputError, r"known_key .*key : other"),
+        ("INSERT INTO {local} VALUES (null, 'cdc_local', null, null)", InputError, "NOT NULL .* host_id"),
+        ("DELETE FROM {events} WHERE kind = 'join'", StateError, "only allow appends"),
     ],
 )
 def test_errors_of_a_query_are_one_line(
     spark: SparkSession, lake: Lake, query: str, error: type[Exception], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """No stack, no state codes, nothing printed: what is wrong, in the words of the query."""
-    frames.register(spark, lake, [CDC_LOCAL, BOOTSTRAP_EVENTS])
+    for table in (CDC_LOCAL, BOOTSTRAP_EVENTS):
+        lake.ensure(table)
+    named = {"local": f"delta.`{lake.path(CDC_LOCAL)}`", "events": f"delta.`{lake.path(BOOTSTRAP_EVENTS)}`"}
     with pytest.raises(error, match=told) as refused, translated("the query"):
-        spark.sql(query).collect()
+        spark.sql(query.format(**named)).collect()
     assert "SQLSTATE" not in str(refused.value)
     assert "\n" not in str(refused.value)
     assert capfd.readouterr() == ("", "")

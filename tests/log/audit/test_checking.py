@@ -433,7 +433,7 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
     monkeypatch.undo()
     assert seen == overview(lake, schema, no_spark)
     table = log_table(schema_of(lake, "ks", "tabs")).full_name
-    query = f"SELECT `cdc$operation` AS operation, count(*) AS n FROM {table} GROUP BY 1 ORDER BY 1"
+    query = f'SELECT "cdc$operation" AS operation, count(*) AS n FROM {table} GROUP BY 1 ORDER BY 1'
     answer = run("--home", home, "sql", query, "--json")
     assert answer.exit_code == 0, answer.stderr
     assert answer.json == [{"operation": 1, "n": BATCHES // 2}, {"operation": 2, "n": BATCHES}]
