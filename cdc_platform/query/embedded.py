@@ -191,6 +191,10 @@ def _told(sources: Iterable[Source]) -> Iterator[None]:
             f"the query needs more memory, or room to spill in {tempfile.gettempdir()}, than there is: {said(error)};"
             " narrow it, point TMPDIR at a larger disk, or run it with --spark"
         ) from None
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":  # how the engine hands on Ctrl-C
+            raise
+        raise KeyboardInterrupt from None
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         damaged = next(filter(None, (source.snapshot and source.snapshot.damage() for source in sources)), None)
         if damaged is not None:
