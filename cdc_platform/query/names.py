@@ -126,9 +126,9 @@ class Names:
         if not reference.name.lower().endswith(_LOG_SUFFIX):
             return []
         # The grammar takes as long to load as small tables to be read.
-        from cdc_platform.records import cdc_tables
         from cdc_platform.cql.catalog import Catalog
         from cdc_platform.log.ddl import known_tables
+        from cdc_platform.records import cdc_tables
 
         logs = [log_table(schema) for schema in known_tables(Catalog(), cdc_tables.cdc_tables(self.lake))]
         return [table for table in logs if _matches(reference, table)]

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.files.bad_input import argument, assert_refused, listing
 from support.command_line import Cli, run
+from support.files.bad_input import argument, assert_refused, listing
 from support.files.export_files import ID, LATER_MS, SNAPSHOT, TIME_MS, iso_time
 from support.homes.imported import home_with_generations
 

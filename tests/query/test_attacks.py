@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input import Case, assert_refused
-from read_logs import START_US, home_with_log, write
+from support.files.bad_input import Case, assert_refused
+from support.read_logs import START_US, home_with_log, write
 
 from cdc_platform.lake.lake import Lake
 

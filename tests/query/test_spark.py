@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from support.files.bad_input import listing
 from deltalake import write_deltalake
+from support.files.bad_input import listing
 from support.read_logs import START_US, home_with_log, write
 
 from cdc_platform.clock import to_datetime
