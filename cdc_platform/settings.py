@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdc_platform.errors import InputError
+from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 
 Policy = Literal["strict", "recent-past"]
 
@@ -21,9 +22,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    ring_delay_ms: int = Field(default=30_000, ge=0, le=3_600_000)
+    ring_delay_ms: int = Field(default=RING_DELAY_MS, ge=0, le=3_600_000)
     """How long gossip is given to reach every node."""
-    generation_leeway_ms: int = Field(default=5_000, ge=0, le=3_600_000)
+    generation_leeway_ms: int = Field(default=LEEWAY_MS, ge=0, le=3_600_000)
     """How far into the future a write's timestamp may lie, and the last part of a generation's delay."""
     first_generation_delay: bool = True
     """Whether the first generation waits like the others (the documents) or operates at once (later versions)."""

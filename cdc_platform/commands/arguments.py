@@ -9,6 +9,7 @@ import click
 
 from cdc_platform.clock import parse_time_ms, parse_time_us, to_datetime
 from cdc_platform.errors import InputError
+from cdc_platform.limits import MAX_CDC_TTL
 
 # As cdc_platform.ring has them; written down here because the command line is ready before numpy is loaded.
 FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
@@ -135,3 +136,4 @@ TOKEN = _Token()
 KEY = _Key()
 SHARDS = click.IntRange(1, MAX_SHARD_COUNT)
 IGNORE_MSB = click.IntRange(0, MAX_IGNORE_MSB)
+TTL = click.IntRange(0, MAX_CDC_TTL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS
+from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS, TTL
 from cdc_platform.commands.output import json_option, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--ring", "ring_file", metavar="FILE", help="Start from this ring snapshot and not from the lake's ring.")
 @click.option("--shards", type=SHARDS, help="Shards of the snapshot's nodes where the file does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of the snapshot's nodes where the file does not say.")
-@click.option("--ttl", "ttls", type=click.IntRange(0, 2**31 - 1), multiple=True, metavar="SECONDS")
+@click.option("--ttl", "ttls", type=TTL, multiple=True, metavar="SECONDS")
 @click.option("--max-bytes", type=click.IntRange(1), help="Name the first step at which a table holds more than this.")
 @click.option("--picture", metavar="FILE.png", help="Draw it too.")
 @json_option

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import format_ms, format_us
-from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME
+from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from cdc_platform.records.cdc_tables import CdcTable
 
-TTL = click.IntRange(0, 2**31 - 1)
 _ttl = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
 _Name = tuple[str, str]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import format_ms, format_us
-from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.arguments import TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -44,7 +44,7 @@ def tablets() -> None:
 @click.argument("table", type=TABLE_NAME)
 @click.option("--count", type=_COUNT, help="This many tablets of one size.")
 @click.option("--ends", metavar="FILE", help="Tablets with the last tokens in FILE, a JSON list; - is standard input.")
-@click.option("--ttl", type=click.IntRange(0, 2**31 - 1), metavar="SECONDS", help="TTL of a new log. [default: 86400]")
+@click.option("--ttl", type=TTL, metavar="SECONDS", help="TTL of a new log. [default: 86400]")
 @json_option
 @pass_session
 def create(session: Session, table: _Name, count: int | None, ends: str | None, ttl: int | None, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from cdc_platform.cql.types import (
     listed,
 )
 from cdc_platform.errors import InputError, NotFound
+from cdc_platform.limits import MAX_CDC_TTL
 from cdc_platform.ring import composite_key
 
 Kind = Literal["partition", "clustering", "static", "regular"]
@@ -46,7 +47,6 @@ Role = Literal[
 
 LOG_SUFFIX = "_scylla_cdc_log"
 DEFAULT_TTL = 86_400
-MAX_CDC_TTL = 2**31 - 1
 MAX_TTL = 20 * 365 * 86_400
 """The longest TTL of a write, in seconds: twenty years."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}

@@ -9,6 +9,7 @@ from cdc_platform.generations.description import (
     TopologyDescription,
     generate,
     generate_streams,
+    layout_of,
     limit_streams_for_v1,
     refines,
 )
@@ -16,7 +17,11 @@ from cdc_platform.generations.ids import GenerationId, parse_generation_id
 from cdc_platform.generations.metadata import Decision, Metadata, Policy, Verdict, decide, operating_index
 from cdc_platform.generations.shard_order import RestoredOrder, restore_shard_order, restore_shard_orders
 from cdc_platform.generations.stream_ids import StreamId, StreamIds, decode, encode, random_bits
-from cdc_platform.generations.timestamp import new_generation_timestamp, next_generation_timestamp
+from cdc_platform.generations.timestamp import (
+    choose_generation_timestamp,
+    new_generation_timestamp,
+    next_generation_timestamp,
+)
 
 __all__ = [
     "Decision",
@@ -30,11 +35,13 @@ __all__ = [
     "StreamIds",
     "TopologyDescription",
     "Verdict",
+    "choose_generation_timestamp",
     "decide",
     "decode",
     "encode",
     "generate",
     "generate_streams",
+    "layout_of",
     "limit_streams_for_v1",
     "new_generation_timestamp",
     "next_generation_timestamp",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdc_platform.generations.description import TopologyDescription
+from cdc_platform.generations.stream_ids import comparable
 from cdc_platform.ring import LAST, MINIMUM, bias, distinct, range_starts, shard_starts, unbias
-from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s
+from cdc_platform.ring.tokens import Int64s, UInt64s
 
 _RING = 2**64
 
@@ -30,17 +31,12 @@ class Comparison:
 
 def compare(old: TopologyDescription, new: TopologyDescription) -> Comparison:
     """What changes from `old` to `new`."""
-    kept = np.intersect1d(_comparable(old.streams), _comparable(new.streams)).size
+    kept = np.intersect1d(comparable(old.streams), comparable(new.streams)).size
     # Generations draw fresh random bits: without a common stream ID there is nothing to look for.
     share = _changed_share(old, new) if kept else 1.0
     return Comparison(
         np.setdiff1d(new.range_ends, old.range_ends), np.setdiff1d(old.range_ends, new.range_ends), int(kept), share
     )
-
-
-def _comparable(streams: UInt8s) -> np.ndarray:
-    """Stream IDs as values that numpy orders; the last byte holds the version and is never the zero it would strip."""
-    return np.ascontiguousarray(streams).view("S16").ravel()
 
 
 def _changed_share(old: TopologyDescription, new: TopologyDescription) -> float:

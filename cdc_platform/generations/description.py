@@ -249,6 +249,12 @@ def limit_streams_for_v1(layout: RingLayout) -> RingLayout:
     return RingLayout(layout.range_ends, layout.range_starts, counts, layout.ignore_msbs)
 
 
+def layout_of(ring: Ring, *, v1: bool) -> RingLayout:
+    """The layout that a generation over this ring is generated from: V1 has a limit on its streams."""
+    layout = RingLayout.of(ring)
+    return limit_streams_for_v1(layout) if v1 else layout
+
+
 def refines(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
     """The ring tokens (int64[], in their order) that end no range; empty when the ranges refine every vnode."""
     tokens = np.asarray(ring_tokens, dtype=np.int64)

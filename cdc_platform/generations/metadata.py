@@ -19,10 +19,11 @@ from cdc_platform.clock import format_us
 from cdc_platform.errors import InputError, WriteRefused
 from cdc_platform.generations.description import TopologyDescription
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
+from cdc_platform.limits import LEEWAY_MS
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 Policy = Literal["strict", "recent-past"]
-LEEWAY_US = 5_000_000
+LEEWAY_US = LEEWAY_MS * 1000
 
 _log = logging.getLogger(__name__)
 

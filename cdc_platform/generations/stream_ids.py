@@ -104,6 +104,14 @@ def ordered_words(ids: UInt8s) -> UInt64s:
 
 
 @np.errstate(over="ignore")
+def comparable(ids: UInt8s) -> np.ndarray:
+    """Streams (uint8[n, 16]) as one value each (S16[n]), which numpy orders and finds equal where all bytes are.
+
+    numpy strips zeros at the end: of shorter ones, padded to this length, none becomes another.
+    """
+    return np.ascontiguousarray(ids).view(f"S{STREAM_ID_BYTES}")[:, 0]
+
+
 def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -> UInt64s:
     """The 38 random bits (uint64, broadcast) of the streams of one generation.
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations.timestamp import next_generation_timestamp
+from cdc_platform.limits import LEEWAY_MS
 
 
 class Phase(StrEnum):
@@ -38,7 +39,7 @@ class SwitchTimes:
             margin right before the acknowledgement would have its node promise what it has broken already.
     """
 
-    leeway_ms: int = 5_000
+    leeway_ms: int = LEEWAY_MS
     lease_ms: int = 60_000
     deadline_ms: int = 30_000
     margin_ms: int = 5_000

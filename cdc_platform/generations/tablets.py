@@ -18,7 +18,8 @@ from cdc_platform.clock import format_ms, format_us
 from cdc_platform.errors import InputError
 from cdc_platform.generations.expiry import unread
 from cdc_platform.generations.metadata import LEEWAY_US, Decision, Verdict, operating_index
-from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, decode, encode, ordered_words, random_bits
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, comparable, decode, encode, ordered_words, random_bits
+from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 from cdc_platform.ring import LAST, MINIMUM, RangeLookup, bias, legal_tokens, unbias, uniform_last_tokens
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
 
@@ -185,15 +186,17 @@ def apply(previous: UInt8s, change: StreamDifference) -> UInt8s:
 
 def among(ids: UInt8s, others: UInt8s) -> Bools:
     """Which of the streams (uint8[n, 16]) are among the others (bool[n])."""
-    return np.isin(_comparable(ids), _comparable(others))
+    return np.isin(comparable(ids), comparable(others))
 
 
-def base_timestamp(now_ms: int, leeway_ms: int = 5_000) -> int:
+def base_timestamp(now_ms: int, leeway_ms: int = LEEWAY_MS) -> int:
     """The time (ms) of a table's first set: a leeway ago, so that it can be written to at once."""
     return now_ms - leeway_ms
 
 
-def next_set_timestamp(now_ms: int, last_ms: int, *, ring_delay_ms: int = 30_000, leeway_ms: int = 5_000) -> int:
+def next_set_timestamp(
+    now_ms: int, last_ms: int, *, ring_delay_ms: int = RING_DELAY_MS, leeway_ms: int = LEEWAY_MS
+) -> int:
     """The time (ms) of the set after the one of `last_ms`: late enough for every node to hear of it before."""
     return max(now_ms + 2 * ring_delay_ms + leeway_ms, last_ms + 1)
 
@@ -295,8 +298,3 @@ def _halved(ends: Int64s) -> Int64s:
 def tokens_of(ids: UInt8s) -> Int64s:
     """The tokens (int64[n]) of streams (uint8[n, 16])."""
     return decode(ids).tokens
-
-
-def _comparable(ids: UInt8s) -> np.ndarray:
-    """Streams as one value each. Bytes, padded with zeros to one length, are equal only where all of them are."""
-    return np.ascontiguousarray(ids).view(f"S{STREAM_ID_BYTES}")[:, 0]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import StateError
+from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 
 
 def new_generation_timestamp(
-    now_ms: int, *, ring_delay_ms: int = 30_000, leeway_ms: int = 5_000, add_delay: bool = True
+    now_ms: int, *, ring_delay_ms: int = RING_DELAY_MS, leeway_ms: int = LEEWAY_MS, add_delay: bool = True
 ) -> int:
     """The timestamp (ms) for a generation that is about to be introduced at `now_ms`.
 
@@ -18,6 +19,22 @@ def new_generation_timestamp(
     (design document 001: "a minute or two"). Without `add_delay`, or with a ring delay of 0, it operates at once.
     """
     return now_ms + 2 * ring_delay_ms + leeway_ms if add_delay and ring_delay_ms else now_ms
+
+
+def choose_generation_timestamp(
+    now_ms: int, last_ms: int | None, *, ring_delay_ms: int, leeway_ms: int, always_delay: bool
+) -> int:
+    """The timestamp (ms) of the generation that is introduced at `now_ms`, after the newest one at `last_ms`.
+
+    The very first has no delay unless `always_delay`: there is nobody who would have to hear of it in time.
+
+    Raises:
+        StateError: the clock is behind the newest generation by more than the delay.
+    """
+    candidate = new_generation_timestamp(
+        now_ms, ring_delay_ms=ring_delay_ms, leeway_ms=leeway_ms, add_delay=always_delay or last_ms is not None
+    )
+    return next_generation_timestamp(candidate, last_ms, 2 * ring_delay_ms + leeway_ms)
 
 
 def next_generation_timestamp(candidate_ms: int, last_ms: int | None, slack_ms: int) -> int:

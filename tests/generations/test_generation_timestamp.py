@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdc_platform.errors import StateError
-from cdc_platform.generations import new_generation_timestamp, next_generation_timestamp
+from cdc_platform.generations import choose_generation_timestamp, new_generation_timestamp, next_generation_timestamp
 
 
 def test_timestamps_of_the_vectors(vectors: dict[str, Any]) -> None:
@@ -37,3 +37,24 @@ def test_a_clock_that_is_behind_is_told() -> None:
         next_generation_timestamp(100, 106, slack_ms=5)
     assert "1970-01-01T00:00:00.100Z" in str(refused.value)
     assert "1970-01-01T00:00:00.106Z" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("now", "last", "always", "chosen"),
+    [
+        (1_000, None, False, 1_000),
+        (1_000, None, True, 1_250),
+        (1_000, 900, False, 1_250),
+        (1_000, 1_250, False, 1_251),
+        (1_000, 1_500, False, 1_501),
+    ],
+)
+def test_one_choice_from_clock_and_newest_generation(now: int, last: int | None, always: bool, chosen: int) -> None:
+    """The very first starts at once unless told otherwise; later ones after the delay, and after the newest."""
+    assert choose_generation_timestamp(now, last, ring_delay_ms=100, leeway_ms=50, always_delay=always) == chosen
+
+
+def test_no_choice_with_a_clock_that_is_behind() -> None:
+    """The newest generation may be one delay after the candidate, no more."""
+    with pytest.raises(StateError, match="more than 250 ms later"):
+        choose_generation_timestamp(1_000, 1_501, ring_delay_ms=100, leeway_ms=50, always_delay=False)

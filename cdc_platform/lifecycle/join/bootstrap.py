@@ -19,12 +19,10 @@ from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import (
     GenerationId,
-    RingLayout,
-    limit_streams_for_v1,
-    new_generation_timestamp,
-    next_generation_timestamp,
+    choose_generation_timestamp,
+    layout_of,
 )
-from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_without_v2
+from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_without_v2, understands_v2
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -103,7 +101,7 @@ def is_v1(lake: Lake, generation_id: str) -> bool:
         return id_.format == "v1"
     features = lake.read(NODES, ["features"], [("status", "=", inbox.NORMAL)])["features"].to_pylist()
     features.append(inbox.event(lake, generation_id=generation_id).node.features)
-    return not all(CDC_GENERATIONS_V2 in (understood or ()) for understood in features)
+    return not all(map(understands_v2, features))
 
 
 def mixed_cluster_warning(ring: Ring) -> str | None:
@@ -111,8 +109,7 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
     lacking = nodes_without_v2(ring.nodes)
     if not lacking:
         return None
-    layout = RingLayout.of(ring)
-    fewer = layout.stream_total - limit_streams_for_v1(layout).stream_total
+    fewer = layout_of(ring, v1=False).stream_total - layout_of(ring, v1=True).stream_total
     loss = f", with {fewer} streams fewer than there are shards, which loses shard colocation" if fewer else ""
     return (
         f"{len(lacking)} of {len(ring.nodes)} nodes lack the feature {CDC_GENERATIONS_V2}, the first "
@@ -259,14 +256,13 @@ def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool)
         for table in (GENERATIONS, GENERATION_TIMESTAMPS, GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)
         for moment in lake.read(table, ["time"])["time"].to_pylist()
     ]
-    delay = 2 * settings.ring_delay_ms + settings.generation_leeway_ms
-    candidate = new_generation_timestamp(
+    return choose_generation_timestamp(
         clock.now_ms(),
+        max(times, default=None),
         ring_delay_ms=settings.ring_delay_ms,
         leeway_ms=settings.generation_leeway_ms,
-        add_delay=always_delay or bool(times) or settings.first_generation_delay,
+        always_delay=always_delay or settings.first_generation_delay,
     )
-    return next_generation_timestamp(candidate, max(times, default=None), delay)
 
 
 def _enter_ledger(

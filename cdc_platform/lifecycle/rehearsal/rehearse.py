@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cdc_platform.errors import InputError
-from cdc_platform.generations import GenerationId, new_generation_timestamp, next_generation_timestamp
+from cdc_platform.generations import GenerationId, choose_generation_timestamp, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.colocation import Colocation, changed_share, colocation
 from cdc_platform.generations.damage import Finding, known_damage, range_damage, sharding_damage
 from cdc_platform.generations.expiry import LogHistory, Margins, expires_at_us
-from cdc_platform.lifecycle.rehearsal.start import REHEARSALS, TABLES, Kept, Operating, Start, layout_of
+from cdc_platform.lifecycle.rehearsal.start import REHEARSALS, TABLES, Kept, Operating, Start
 from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
@@ -166,7 +166,7 @@ class Rehearsal:
         if newest is None:
             return findings
         ends, counts, msbs = newest.layout.range_ends, newest.layout.shard_counts, newest.layout.ignore_msbs
-        expected = layout_of(self.ring, is_v1=not v2_everywhere)
+        expected = layout_of(self.ring, v1=not v2_everywhere)
         findings += range_damage(ends, self.ring.tokens)
         return findings + sharding_damage(ends, counts, msbs, self.ring, expected)
 
@@ -174,16 +174,14 @@ class Rehearsal:
         """The generation for the ring as it stands now."""
         before, settings = self.operating, self.settings
         is_v1 = bool(nodes_without_v2(self.ring.nodes))
-        layout = layout_of(self.ring, is_v1=is_v1)
-        candidate = new_generation_timestamp(
+        layout = layout_of(self.ring, v1=is_v1)
+        time_ms = choose_generation_timestamp(
             self.now_ms,
+            max((each.time_ms for each in self.kept), default=None),
             ring_delay_ms=settings.ring_delay_ms,
             leeway_ms=settings.generation_leeway_ms,
-            add_delay=always_delay or before is not None or settings.first_generation_delay,
+            always_delay=always_delay or before is not None or settings.first_generation_delay,
         )
-        last_ms = max((each.time_ms for each in self.kept), default=None)
-        slack_ms = 2 * settings.ring_delay_ms + settings.generation_leeway_ms
-        time_ms = next_generation_timestamp(candidate, last_ms, slack_ms)
         self.operating = Operating(GenerationId(time_ms, None if is_v1 else event_id), layout, event_id)
         kept = Kept(time_ms, len(layout), layout.stream_total, is_v1)
         self.kept.append(kept)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cdc_platform.clock import Clock, from_datetime
 from cdc_platform.errors import InputError, NotFound, StateError, Unavailable
-from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, limit_streams_for_v1
+from cdc_platform.generations import GenerationId, TopologyDescription, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
@@ -114,9 +114,7 @@ def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool
     try:
         if not streams:
             return outdated + range_damage(generation_data.complete_range_ends(lake, latest), ring.tokens)
-        layout = RingLayout.of(ring)
-        expected = layout if v2_everywhere else limit_streams_for_v1(layout)
-        return outdated + description_damage(reader(lake, latest), ring, expected)
+        return outdated + description_damage(reader(lake, latest), ring, layout_of(ring, v1=not v2_everywhere))
     except NotFound as error:
         return [Finding(Condition.MISSING_DATA, str(error))]
     except Unavailable as error:
