@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import ConflictError, InputError, NotFound
+from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
+from cdc_platform.limits import MAX_CDC_TTL
 
 ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
-LARGEST_TTL_SECONDS = 2**31 - 1
-"""The most that CQL's `cdc = {'ttl': ...}` takes."""
 _NAME = re.compile(r"\w{1,48}", re.ASCII)
-_LOG_SUFFIX = "_scylla_cdc_log"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,27 @@ def changes(lake: Lake) -> list[TableChange]:
         [*told, *_silent(lake, told)],
         key=lambda change: (change.keyspace_name, change.table_name, change.changed_at_us),
     )
+
+
+def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
+    """The TTLs that rows were written with in each log that is there, by keyspace and table, as the rule has them."""
+    found: dict[tuple[str, str], LogHistory] = {}
+    for name, said in groupby(changes(lake), key=lambda change: (change.keyspace_name, change.table_name)):
+        history = log_history(
+            [
+                Change(
+                    change.changed_at_us,
+                    change.created_at_us,
+                    change.enabled,
+                    change.ttl_seconds * 1_000_000,
+                    change.what == DROPPED,
+                )
+                for change in said
+            ]
+        )
+        if history is not None:
+            found[name] = history
+    return found
 
 
 def add(
@@ -318,12 +340,10 @@ def check_name(keyspace: str, table: str) -> None:
     for name in (keyspace, table):
         if not _NAME.fullmatch(name):
             raise InputError(f"{name!r} names no keyspace or table: a name has 1 to 48 letters, digits and underscores")
-    if table.endswith(_LOG_SUFFIX):
+    if table.endswith(LOG_SUFFIX):
         raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
 
 
 def _check_ttl(ttl_seconds: int) -> None:
-    if not 0 <= ttl_seconds <= LARGEST_TTL_SECONDS:
-        raise InputError(
-            f"a TTL of {ttl_seconds} s is out of range; it is 0 (rows never expire) to {LARGEST_TTL_SECONDS} s"
-        )
+    if not 0 <= ttl_seconds <= MAX_CDC_TTL:
+        raise InputError(f"a TTL of {ttl_seconds} s is out of range; it is 0 (rows never expire) to {MAX_CDC_TTL} s")

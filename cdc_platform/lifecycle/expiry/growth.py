@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import Clock
 from cdc_platform.errors import StateError
 from cdc_platform.generations.expiry import NEVER, Margins, expires_at_us
 from cdc_platform.generations.sizes import rows_bytes
-from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.expiry import purge_plan
-from cdc_platform.records import cdc_tables, inbox, reading
+from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.records.generation_sizes import generation_sizes
 from cdc_platform.settings import Settings
 
 
@@ -50,7 +49,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     ring = inbox.current_ring(lake)
     if not ring.nodes:
         raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
-    kept = kept_streams(lake)
+    kept = {each.time_ms: each.num_streams for each in generation_sizes(lake)}
     size = sum(part.bytes for part in purge_plan.held_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
@@ -75,30 +74,6 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
         )
         for number, (total, less) in enumerate(zip(forever, gone, strict=True))
     ]
-
-
-def kept_streams(lake: Lake) -> dict[int, int]:
-    """How many streams each known generation has, by its time (ms), oldest first.
-
-    From the ledger; only of generations that it does not have, the rows themselves are counted.
-    """
-    ledger = {
-        from_datetime(row["time"]) // 1000: row["num_streams"]
-        for row in lake.read(GENERATIONS, ["time", "num_streams"]).to_pylist()
-    }
-    return {
-        each.time_ms: ledger[each.time_ms] if each.time_ms in ledger else _counted(lake, each.time_ms)
-        for each in reading.known_generations(lake)
-    }
-
-
-def _counted(lake: Lake, time_ms: int) -> int:
-    where = [("time", "=", to_datetime(time_ms * 1000))]
-    for table in (STREAMS_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS):
-        lists = lake.read(table, ["streams"], where)["streams"]
-        if len(lists):
-            return int(np.asarray(compute.list_value_length(lists), dtype=np.int64).sum())
-    return 0
 
 
 def _shapes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,9 @@ import pyarrow as pa
 from cdc_platform.clock import Clock, format_ms, format_us, from_datetime
 from cdc_platform.generations.expiry import (
     NEVER,
-    Change,
     LogHistory,
     Margins,
     held_until_us,
-    log_history,
     unread,
     written_until_us,
 )
@@ -162,24 +159,8 @@ def size_of(generation: KnownGeneration, sizes: Mapping[object, Size]) -> Size:
 def table_histories(lake: Lake) -> dict[str, LogHistory]:
     """The logs that rows of generations can be in, by `keyspace.table`: those of all tables but tablet-based ones."""
     tablets = tablet_tables(lake)
-    found: dict[str, LogHistory] = {}
-    for name, said in groupby(cdc_tables.changes(lake), key=lambda change: change.full_name):
-        changes = list(said)
-        history = log_history(
-            [
-                Change(
-                    change.changed_at_us,
-                    change.created_at_us,
-                    change.enabled,
-                    change.ttl_seconds * 1_000_000,
-                    change.what == cdc_tables.DROPPED,
-                )
-                for change in changes
-            ]
-        )
-        if history is not None and (changes[0].keyspace_name, changes[0].table_name) not in tablets:
-            found[name] = history
-    return found
+    found = cdc_tables.histories(lake)
+    return {f"{name[0]}.{name[1]}": history for name, history in found.items() if name not in tablets}
 
 
 def tablet_tables(lake: Lake) -> set[tuple[str, str]]:

@@ -9,24 +9,21 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cdc_platform.clock import from_datetime, to_datetime
-from cdc_platform.generations import GenerationId, RingLayout, limit_streams_for_v1
+from cdc_platform.generations import GenerationId, RingLayout, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.colocation import Streams
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.generations.sizes import cell_bytes, rows_bytes
-from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
-    GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.repair import checkup
-from cdc_platform.records import cdc_tables, generation_data, inbox, reading
-from cdc_platform.records.reading import KnownGeneration
+from cdc_platform.records import cdc_tables, generation_data, inbox
+from cdc_platform.records.generation_sizes import generation_sizes
 from cdc_platform.ring import Ring
 
 REHEARSALS = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
@@ -89,8 +86,9 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
         made = generation_data.description_of(lake, newest)
         layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
         operating = Operating(newest, layout, made)
+    kept = tuple(Kept(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake))
     logs = tuple(purge_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
-    return Start(inbox.current_ring(lake), operating, _kept(lake), now_ms, logs)
+    return Start(inbox.current_ring(lake), operating, kept, now_ms, logs)
 
 
 def with_ttls(start: Start, ttl_seconds: Sequence[int]) -> Start:
@@ -104,34 +102,7 @@ def from_ring(ring: Ring, now_ms: int) -> Start:
     if not ring.nodes:
         return Start(ring, None, (), now_ms)
     is_v1 = bool(nodes_without_v2(ring.nodes))
-    layout, event_id = layout_of(ring, is_v1=is_v1), uuid.uuid5(REHEARSALS, "the generation at the start")
+    layout, event_id = layout_of(ring, v1=is_v1), uuid.uuid5(REHEARSALS, "the generation at the start")
     id = GenerationId(now_ms, None if is_v1 else event_id)
     kept = Kept(now_ms, len(layout), layout.stream_total, is_v1)
     return Start(ring, Operating(id, layout, event_id), (kept,), now_ms)
-
-
-def layout_of(ring: Ring, *, is_v1: bool) -> RingLayout:
-    """The layout of a generation for this ring; the first format has a limit on its streams."""
-    layout = RingLayout.of(ring)
-    return limit_streams_for_v1(layout) if is_v1 else layout
-
-
-def _kept(lake: Lake) -> tuple[Kept, ...]:
-    """What every known generation keeps in the tables. Rows are read only for one that the ledger does not have."""
-    ledger = {
-        from_datetime(row["time"]) // 1000: (row["num_ranges"], row["num_streams"])
-        for row in lake.read(GENERATIONS, ["time", "num_ranges", "num_streams"]).to_pylist()
-    }
-    return tuple(
-        Kept(known.time_ms, *(ledger.get(known.time_ms) or _counted(lake, known)), known.format == "v1")
-        for known in reading.known_generations(lake)
-    )
-
-
-def _counted(lake: Lake, known: KnownGeneration) -> tuple[int, int]:
-    """Ranges and streams of a generation, by its rows."""
-    if known.format == "v1":
-        made = generation_data.description_of(lake, GenerationId(known.time_ms))
-        return len(made), len(made.streams)
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["streams"], [("time", "=", to_datetime(known.time_ms * 1000))])
-    return rows.num_rows, compute.sum(compute.list_value_length(rows["streams"])).as_py() or 0

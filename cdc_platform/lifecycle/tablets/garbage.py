@@ -9,10 +9,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import tablets
+from cdc_platform.generations.expiry import Margins, held_until_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
 from cdc_platform.records import cdc_tables, consumers, tablet_rows
@@ -132,13 +135,8 @@ def _collection(
         if oldest < by_ttl
     ]
     base = min([by_ttl, *unread])
-    removed = times[:base]
-    at_risk = [
-        time
-        for time, superseded in zip(removed, times[1 : base + 1], strict=True)
-        if _can_hold_rows(lake, *name, time, superseded, now_ms)
-    ]
-    return Collection(*name, ttl_seconds, times[base], tuple(removed), tuple(at_risk), tuple(held_back))
+    at_risk = _at_risk(lake, name, times, base, now_ms)
+    return Collection(*name, ttl_seconds, times[base], tuple(times[:base]), at_risk, tuple(held_back))
 
 
 def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:
@@ -153,18 +151,11 @@ def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:
         lake.merge(TABLET_STREAMS, missing, update=False)
 
 
-def _can_hold_rows(lake: Lake, keyspace: str, table: str, from_ms: int, to_ms: int, now_ms: int) -> bool:
-    """Whether a row that was written while a set operated (from_ms to to_ms) can be there still."""
-    said = [
-        change for change in cdc_tables.changes(lake) if (change.keyspace_name, change.table_name) == (keyspace, table)
-    ]
-    for change, following in zip(said, [*said[1:], None], strict=True):
-        ended_ms = to_ms if following is None else min(to_ms, following.changed_at_us // 1000)
-        in_force = (
-            change.what != cdc_tables.DROPPED
-            and change.enabled
-            and max(from_ms, change.changed_at_us // 1000) < ended_ms
-        )
-        if in_force and (change.ttl_seconds == 0 or ended_ms + change.ttl_seconds * 1000 > now_ms):
-            return True
-    return False
+def _at_risk(lake: Lake, name: _Name, times_ms: list[int], removed: int, now_ms: int) -> tuple[int, ...]:
+    """Of the first `removed` sets (ms) those in which a row can be still, by the TTLs that rows were written with."""
+    history = cdc_tables.histories(lake).get(name) if removed else None
+    if history is None:
+        return ()
+    # The tablet of a row is that of its timestamp, whatever clock it comes from.
+    held = held_until_us(np.array(times_ms, dtype=np.int64) * 1000, history, Margins(0, 0, 0))
+    return tuple(time for time, until in zip(times_ms[:removed], held.tolist(), strict=False) if until > now_ms * 1000)

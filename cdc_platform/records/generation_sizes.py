@@ -1,0 +1,56 @@
+"""How many ranges and streams each known generation has: as the ledger says, or where it does not, counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import GenerationId
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.records import generation_data, reading
+
+
+@dataclass(frozen=True)
+class GenerationSize:
+    """A generation that starts at `time_ms` (ms), and how large it is; 0 where only its time is known."""
+
+    time_ms: int
+    num_ranges: int
+    num_streams: int
+    is_v1: bool
+
+
+def generation_sizes(lake: Lake) -> list[GenerationSize]:
+    """Of every known generation, oldest first. Rows are read only of one that the ledger does not have."""
+    ledger = {
+        from_datetime(row["time"]) // 1000: (row["num_ranges"], row["num_streams"])
+        for row in lake.read(GENERATIONS, ["time", "num_ranges", "num_streams"]).to_pylist()
+    }
+    return [
+        GenerationSize(
+            known.time_ms, *(ledger.get(known.time_ms) or _counted(lake, known.time_ms)), known.format == "v1"
+        )
+        for known in reading.known_generations(lake)
+    ]
+
+
+def _counted(lake: Lake, time_ms: int) -> tuple[int, int]:
+    """Ranges and streams by what readers get, by the V1 description, or by the old table, which knows no ranges."""
+    where = [("time", "=", to_datetime(time_ms * 1000))]
+    published = lake.read(STREAMS_DESCRIPTIONS_V2, ["streams"], where)["streams"]
+    if len(published):
+        return len(published), _total(published)
+    try:
+        made = generation_data.description_of(lake, GenerationId(time_ms))
+        return len(made), len(made.streams)
+    except (NotFound, StateError):
+        return 0, _total(lake.read(STREAMS_DESCRIPTIONS, ["streams"], where)["streams"])
+
+
+def _total(lists: pa.ChunkedArray) -> int:
+    return compute.sum(compute.list_value_length(lists)).as_py() or 0
