@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+_WHOLE = re.compile(r"\w{1,48}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether a keyspace or a table can be called so: 1 to 48 letters, digits and underscores."""
+    return _WHOLE.fullmatch(text) is not None
+
 
 def quoted(name: str) -> str:
     """A name as CQL needs it: in quotes unless it is lower case, digits and underscores, and not reserved."""

@@ -7,7 +7,6 @@ for old generations is `expiry`'s business.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import ConflictError, InputError, NotFound
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
@@ -23,7 +23,6 @@ from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 from cdc_platform.limits import MAX_CDC_TTL
 
 ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
-_NAME = re.compile(r"\w{1,48}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -338,7 +337,7 @@ def check_name(keyspace: str, table: str) -> None:
         InputError: it cannot.
     """
     for name in (keyspace, table):
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise InputError(f"{name!r} names no keyspace or table: a name has 1 to 48 letters, digits and underscores")
     if table.endswith(LOG_SUFFIX):
         raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")

@@ -14,6 +14,7 @@ import numpy as np
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
+from cdc_platform.cql.schema import DEFAULT_TTL
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.lake.lake import Lake
@@ -58,7 +59,6 @@ __all__ = [
     "write_streams",
 ]
 
-DEFAULT_TTL_SECONDS = 86_400
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ def _tell_of(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_seconds: i
 
 def _last_ttl(lake: Lake, keyspace: str, table: str) -> int:
     said = _said(lake, keyspace, table)
-    return said[-1].ttl_seconds if said else DEFAULT_TTL_SECONDS
+    return said[-1].ttl_seconds if said else DEFAULT_TTL
 
 
 def _last_said_us(lake: Lake, keyspace: str, table: str) -> int:

@@ -5,7 +5,6 @@ Windows are `windows`' business, positions those of `consumers`; here rows are r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake import frames
@@ -33,7 +33,6 @@ ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
 BY_HOUR = "hourly"
 """The name of the consumer that copies logs hour by hour; see `hourly`."""
-_NAME = re.compile(r"[A-Za-z0-9_]{1,48}")
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
@@ -104,7 +103,7 @@ def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
 
 def check_name(name: str) -> None:
     """Hold that a consumer's name is one that a table can have; raises InputError."""
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
 
 
