@@ -19,6 +19,7 @@ from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import (
     GenerationId,
+    RingLayout,
     choose_generation_timestamp,
     layout_of,
 )
@@ -209,7 +210,7 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
     chosen = reading.introduced_at_ms(lake, generation_id)
     if chosen is None:
         inbox.assert_next(lake, generation_id)
-        layout = limit_streams_for_v1(RingLayout.of(rings(lake, generation_id)[1]))
+        layout = layout_of(rings(lake, generation_id)[1], v1=True)
         chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
         chosen = reading.introduced_at_ms(lake, generation_id)
