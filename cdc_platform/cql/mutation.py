@@ -74,8 +74,9 @@ class Mutation:
 def merge(mutations: Iterable[Mutation]) -> Mutation:
     """The one mutation that several of the same partition come to, by last write wins.
 
-    Of two cells the later wins; at the same time the dead one, else the one with the larger serialized value, else
-    the one with the longer TTL, where none counts as the shortest. Elements that a tombstone of their collection
+    Of two cells the later wins; at the same time the dead one, else the one that expires, else the one that expires
+    later, else the one with the larger serialized value (mutation/atomic_cell.cc, compare_atomic_cell_for_merge; a TTL
+    counts from the timestamp, which is all that a log tells of it). Elements that a tombstone of their collection
     covers are gone; rows that a row, range or partition tombstone covers stay, since the log tells of both. Range
     tombstones come to their normal form, see `ranges`. The schema is that of the last mutation.
 
@@ -124,11 +125,13 @@ def newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:
         return one if one.timestamp > other.timestamp else other
     if one.dead or other.dead:
         return one if one.dead else other
-    return max(one, other, key=lambda cell: (b"" if kind is None else kind.to_bytes(cell.value), cell.ttl))
+    if one.ttl != other.ttl or kind is None:
+        return max(one, other, key=lambda cell: cell.ttl)
+    return max(one, other, key=lambda cell: kind.to_bytes(cell.value))
 
 
 def newer_marker(one: Marker, other: Marker) -> Marker:
-    """The marker that wins: the later one, else the one with the longer TTL."""
+    """The marker that wins: the later one, else the one with the longer TTL, where none counts as the shortest."""
     return max(one, other, key=lambda marker: (marker.timestamp, marker.ttl))
 
 

@@ -65,7 +65,7 @@ def log_mutations(
     """
     schema = mutation.schema
     imaged = schema.cdc.preimage != "false" or schema.cdc.postimage
-    images = Images(schema, mutation.partition_key, state, now_us) if imaged else None
+    images = Images(mutation, state, now_us) if imaged else None
     return [_log_mutation(mutation, changes, images, identity) for changes in split(mutation)]
 
 
@@ -96,15 +96,21 @@ class _Writer:
 
     def changes(self, changes: Changes) -> None:
         """One row an upsert, a row deletion and the deletion of the partition; one or two a range."""
+        if changes.deletions_first:
+            self._delete_rows(changes)
         for upsert in changes.upserts:
             self._upsert(upsert)
-        for key in changes.row_deletions:
-            self._row(Operation.ROW_DELETE, key)
+        if not changes.deletions_first:
+            self._delete_rows(changes)
         for bounds in _range_rows(changes.ranges):
             for operation, prefix in bounds:
                 self._row(operation, prefix)
         if changes.partition_deleted:
             self._row(Operation.PARTITION_DELETE, None)
+
+    def _delete_rows(self, changes: Changes) -> None:
+        for key in changes.row_deletions:
+            self._row(Operation.ROW_DELETE, key)
 
     def image(self, operation: Operation, key: Key | None, columns: dict[str, Value | None]) -> None:
         """A row as it is before or after: a column without a value is shown as deleted, before and not after."""

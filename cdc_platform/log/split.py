@@ -26,13 +26,17 @@ class Upsert:
 
 @dataclass(slots=True)
 class Changes:
-    """All that a mutation does at one timestamp (µs), in the order in which the log tells it."""
+    """All that a mutation does at one timestamp (µs), in the order in which the log tells it.
+
+    `deletions_first` says that row deletions come in front of the upserts, not behind them.
+    """
 
     timestamp: int
     upserts: list[Upsert] = field(default_factory=list)
     row_deletions: list[Key] = field(default_factory=list)
     ranges: list[RangeTombstone] = field(default_factory=list)
     partition_deleted: bool = False
+    deletions_first: bool = False
 
 
 def split(mutation: Mutation) -> list[Changes]:
@@ -40,7 +44,7 @@ def split(mutation: Mutation) -> list[Changes]:
 
     At one timestamp come static cells, inserts, other updates, row deletions, ranges, the partition; parts of a row by
     ascending TTL. A tombstone of a collection belongs to the microsecond after it, without TTL. A mutation that needs
-    no splitting keeps its rows in clustering order, inserted or not.
+    no splitting keeps its rows in clustering order: deleted, inserted or not.
     """
     ranges = normal_form(mutation.schema, mutation.range_tombstones)
     if not should_split(mutation, ranges):
@@ -51,13 +55,35 @@ def split(mutation: Mutation) -> list[Changes]:
 def should_split(mutation: Mutation, ranges: list[RangeTombstone]) -> bool:
     """Whether a mutation is more than one timestamp, one TTL and one kind of change; `ranges` in normal form.
 
-    Live cells of a collection in a row with a marker are a reason as well: only a whole overwrite can be an INSERT.
+    Rows are looked at in clustering order: deletions of rows may stand in front of what is written to others, but not
+    behind it; live elements of a collection are a reason as soon as a row before them, or their own, has a marker,
+    since only a whole overwrite can be an INSERT (cdc/split.cc, should_split_visitor).
     """
-    times = set(_times(mutation, ranges))
-    kinds = (mutation.static, mutation.rows, mutation.row_tombstones, ranges, mutation.partition_tombstone is not None)
-    if len(times) > 1 or sum(map(bool, kinds)) > 1:
+    if len(set(_times(mutation, ranges))) > 1:
         return True
-    return any(row.marker is not None and _adds_elements(row.cells) for row in mutation.rows.values())
+    clustered = bool(mutation.rows or mutation.row_tombstones)
+    kinds = (mutation.static, clustered, ranges, mutation.partition_tombstone is not None)
+    return sum(map(bool, kinds)) > 1 or _deletes_behind(mutation) or _adds_behind_a_marker(mutation)
+
+
+def _deletes_behind(mutation: Mutation) -> bool:
+    """Whether a row is deleted that does not lie before all rows that are written to."""
+    if not mutation.rows or not mutation.row_tombstones:
+        return False
+    order = mutation.schema.clustering_order
+    return max(map(order, mutation.row_tombstones)) >= min(map(order, mutation.rows))
+
+
+def _adds_behind_a_marker(mutation: Mutation) -> bool:
+    if all(row.marker is None for row in mutation.rows.values()):
+        return False
+    marked = False
+    for key in _in_order(mutation, mutation.rows):
+        row = mutation.rows[key]
+        marked = marked or row.marker is not None
+        if marked and _adds_elements(row.cells):
+            return True
+    return False
 
 
 def _adds_elements(columns: ColumnChanges) -> bool:
@@ -101,7 +127,7 @@ def _whole(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
         for key in _in_order(mutation, mutation.rows)
     ]
     deletions = _in_order(mutation, mutation.row_tombstones)
-    return [Changes(timestamp, upserts, deletions, ranges, mutation.partition_tombstone is not None)]
+    return [Changes(timestamp, upserts, deletions, ranges, mutation.partition_tombstone is not None, bool(upserts))]
 
 
 def _in_order(mutation: Mutation, keys: Mapping[Key, object]) -> list[Key]:

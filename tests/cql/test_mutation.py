@@ -38,11 +38,17 @@ def _row(marker: Marker | None = None, **cells: Cell | CollectionChange) -> Muta
         (Cell(7, -1), Cell(7, 1)),
         (Cell(7, 2, 5), Cell(7, 2)),
         (Cell(7, 2, 9), Cell(7, 2, 5)),
-        (Cell(7, 3), Cell(7, 2, 5)),
+        (Cell(7, 2, 5), Cell(7, 3)),
+        (Cell(7, 2, 9), Cell(7, 3, 5)),
+        (Cell(7, 3, 5), Cell(7, 2, 5)),
+        (Cell(7, dead=True), Cell(7, 3, 5)),
     ],
 )
 def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
-    """The later, else the dead, else the larger bytes (a minus sign is the highest bit), else the longer TTL."""
+    """The later, else the dead, the expiring, the longer TTL, the larger bytes (a minus sign is the highest bit).
+
+    These are the steps of compare_atomic_cell_for_merge in ScyllaDB's mutation/atomic_cell.cc.
+    """
     for pair in ((winner, loser), (loser, winner)):
         merged = merge(_row(v=cell) for cell in pair)
         assert merged.rows[(0,)].cells["v"] == winner

@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import given
 from support.histories.log_histories import histories
-from support.oracles.log_model import ModelPartition
+from support.oracles.log_model import ImageModel, ModelPartition, by_element
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import RangeTombstone
+from cdc_platform.log.rows import LogMutation, log_mutations
 from cdc_platform.cql.schema import CdcOptions, Column, Images, TableSchema
-from cdc_platform.cql.types import INT, MapType
-from cdc_platform.log.rows import log_mutations
+from cdc_platform.cql.types import INT, MapType, UserType
 
 T = 1_606_390_225_588_947
 COLUMNS = (
@@ -129,9 +129,107 @@ def test_one_timestamp_sees_what_the_one_before_did() -> None:
     ]
 
 
-@given(histories(CdcOptions(enabled=True, preimage="full", postimage=True)))
-def test_images_are_the_model_before_and_after(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
-    """Of a batch's first timestamp the pre-images, of its last the post-images; deltas are those without images."""
+def test_a_row_that_was_touched_has_a_postimage_even_if_it_holds_nothing() -> None:
+    """Keys alone; also the static row (cdc/log.cc: clustered_row_cells keeps a state, generate_image tells of it)."""
+    schema = _schema("true", True)
+    delta, after = {"operation": 1, "k": 0, "deleted_v": True}, {"operation": 9, "k": 0}
+    assert _told(_row(schema, (0,), v=Cell(T, dead=True)), None) == [[delta, after]]
+    static = Mutation(schema, (0,), static={"s": Cell(T, dead=True)})
+    assert _told(static, None) == [[{"operation": 1, "deleted_s": True}, {"operation": 9}]]
+
+
+def test_a_row_that_was_touched_has_preimages_at_later_timestamps() -> None:
+    """With every column deleted that the row does not have, though no SELECT would find the row."""
+    schema = _schema("true")
+    dead = [_row(schema, (0,), v=Cell(T, dead=True)), _row(schema, (0,), w=Cell(T + 1, 3))]
+    assert _told(merge(dead), None)[1] == [
+        {"operation": 0, "k": 0, "deleted_w": True},
+        {"operation": 1, "k": 0, "w": 3},
+    ]
+
+
+def test_a_column_is_touched_at_one_timestamp_and_shown_at_the_next() -> None:
+    """A static column that a batch empties at T and writes at T + 1: the second pre-image says that it is empty."""
+    schema = TableSchema(
+        "ks", "t", (*COLUMNS, Column("z", INT, "static")), CdcOptions(enabled=True, preimage="true", postimage=True)
+    )
+    writes = [
+        Mutation(schema, (0,), static={"z": Cell(T, dead=True)}),
+        Mutation(schema, (0,), static={"s": Cell(T + 1, 2)}),
+    ]
+    assert _told(merge(writes), None) == [
+        [{"operation": 1, "deleted_z": True}, {"operation": 9}],
+        [{"operation": 0, "deleted_s": True}, {"operation": 1, "s": 2}, {"operation": 9, "s": 2}],
+    ]
+
+
+def test_a_late_write_is_in_the_postimage() -> None:
+    """State is what was read with the delta over it (cdc/log.cc, process_row_visitor): timestamps are not compared."""
+    schema = _schema("true", True)
+    before = {"operation": 0, "k": 0, "v": 1}
+    assert _told(_row(schema, (0,), v=Cell(T - 99, 2)), _there(schema)) == [
+        [before, {"operation": 1, "k": 0, "v": 2}, {"operation": 9, "k": 0, "v": 2, "m": ((1, 10),)}]
+    ]
+    late = Mutation(schema, (0,), row_tombstones={(0,): T - 99})
+    full = {"operation": 0, "k": 0, "v": 1, "deleted_w": True, "m": ((1, 10),)}
+    assert _told(late, _there(schema)) == [[full, {"operation": 3, "k": 0}]]
+
+
+def test_a_collection_without_its_last_element_is_empty_and_not_null() -> None:
+    """cdc/log.cc, merge: the frozen value of no elements; a collection that is deleted, or never was, is null."""
+    schema = _schema("true", True)
+    removed = _row(schema, (0,), m=CollectionChange(None, {1: Cell(T, dead=True)}))
+    deleted = {"operation": 1, "k": 0, "deleted_elements_m": (1,)}
+    assert _told(removed, _there(schema)) == [
+        [{"operation": 0, "k": 0, "m": ((1, 10),)}, deleted, {"operation": 9, "k": 0, "v": 1, "m": ()}]
+    ]
+    assert _told(removed, None) == [[deleted, {"operation": 9, "k": 0}]]
+    emptied = _row(schema, (0,), m=CollectionChange(T - 1))
+    assert _told(emptied, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1}
+    both = _row(schema, (0,), m=CollectionChange(T - 1, {2: Cell(T, 20), 1: Cell(T, dead=True)}))
+    assert _told(both, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1, "m": ((2, 20),)}
+    only_dead = _row(schema, (0,), m=CollectionChange(T - 1, {1: Cell(T, dead=True)}))
+    assert _told(only_dead, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1}
+
+
+def test_a_collection_that_is_touched_without_elements_has_no_value_after() -> None:
+    """`v = 2, m = m + {}`: ScyllaDB's state of the column is lost, that of the table is not (cdc/log.cc)."""
+    schema = _schema("true", True)
+    write = _row(schema, (0,), v=Cell(T, 2), m=CollectionChange())
+    assert _told(write, _there(schema)) == [
+        [
+            {"operation": 0, "k": 0, "v": 1, "m": ((1, 10),)},
+            {"operation": 1, "k": 0, "v": 2},
+            {"operation": 9, "k": 0, "v": 2},
+        ]
+    ]
+
+
+def test_a_user_type_that_was_written_is_never_null() -> None:
+    """Setting it to null leaves a value without fields (cdc/log.cc: its added cells are always there)."""
+    schema = _schema("false", True, (*COLUMNS[:2], Column("u", UserType("ks", "ut", (("a", INT), ("b", INT))))))
+    state = _row(schema, (0,), u=CollectionChange(None, {0: Cell(T - 9, 1), 1: Cell(T - 9, 2)}))
+    (rows,) = _told(_row(schema, (0,), u=CollectionChange(T - 1)), state)
+    assert rows[-1] == {"operation": 9, "k": 0, "u": (None, None)}
+    (rows,) = _told(_row(schema, (0,), u=CollectionChange(None, {0: Cell(T, dead=True)})), state)
+    assert rows[-1] == {"operation": 9, "k": 0, "u": (None, 2)}
+
+
+def test_the_static_row_outlives_the_partition_in_images() -> None:
+    """A deletion of the partition takes the rows that were read, and not what was read of the static row."""
+    schema = _schema("true", True)
+    state = merge([_there(schema), Mutation(schema, (0,), static={"s": Cell(T - 9, 1)})])
+    writes = [Mutation(schema, (0,), T), Mutation(schema, (0,), static={"s": Cell(T + 1, 2)})]
+    writes.append(_row(schema, (0,), v=Cell(T + 1, 2)))
+    assert _told(merge(writes), state)[1][:2] == [{"operation": 0, "s": 1}, {"operation": 1, "s": 2}]
+
+
+@given(
+    histories(CdcOptions(enabled=True, preimage="full", postimage=True))
+    | histories(CdcOptions(enabled=True, preimage="true", postimage=True))
+)
+def test_images_are_those_of_the_model(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
+    """Which rows have images at every timestamp of a batch, and what is in them; deltas are those without images."""
     schema, batches = history
     plain = TableSchema("ks", "t", schema.columns, CdcOptions(enabled=True))
     for partition in {batch[0].partition_key for batch in batches}:
@@ -145,12 +243,11 @@ def test_images_are_the_model_before_and_after(history: tuple[TableSchema, list[
             parts = log_mutations(merged, state)
             bare = log_mutations(Mutation(plain, *_fields(merged)))
             assert [_deltas(part.rows) for part in parts] == [_deltas(part.rows) for part in bare]
-            if parts:
-                _assert_images(schema, parts[0].rows, 0, model.select(0))
+            images = _model_of_images(schema, model, batch)
+            for part in parts:
+                _assert_images(schema, images, batch, part)
             for mutation in batch:
                 model.apply(mutation)
-            if parts:
-                _assert_images(schema, parts[-1].rows, 9, model.select(0))
             state = merged if state is None else merge([state, merged])
 
 
@@ -171,14 +268,81 @@ def _deltas(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in numbered} for row in deltas]
 
 
-def _assert_images(schema: TableSchema, rows: list[dict[str, Any]], operation: int, expected: dict) -> None:
-    for row in (row for row in rows if row["cdc$operation"] == operation):
-        key = tuple(row[column.name] for column in schema.clustering_key)
-        static = bool(key) and None in key
-        values_there = expected[None if static else key]
-        for column in schema.statics if static else schema.regulars:
-            there = values_there.get(column.name)
+def _model_of_images(schema: TableSchema, model: ModelPartition, batch: list[Mutation]) -> ImageModel:
+    """The rows that the batch names as they were before it."""
+    named: set[tuple | None] = {key for mutation in batch for key in (*mutation.rows, *mutation.row_tombstones)}
+    if not schema.clustering_key:
+        named.add(())
+    named |= {None} if any(mutation.static for mutation in batch) else set()
+    there = {key: row for key, row in model.select(0).items() if key in named}
+    return ImageModel(model.types, there, None in there)
+
+
+def _assert_images(schema: TableSchema, images: ImageModel, batch: list[Mutation], part: LogMutation) -> None:
+    """Pre-images by what was known, then the deltas one by one, then post-images by what is known."""
+    deltas = [row for row in part.rows if row["cdc$operation"] not in (0, 9)]
+    touched: dict[tuple | None, set[str]] = {}
+    for row in deltas:
+        if row["cdc$operation"] in (1, 2):
+            touched.setdefault(_key_of(schema, row), set()).update(_columns(schema, row))
+        elif row["cdc$operation"] == 3 or (row["cdc$operation"] == 4 and not schema.clustering_key):
+            touched[_key_of(schema, row)] = {column.name for column in schema.regulars}
+    full = schema.cdc.preimage == "full"
+    _assert_shown(schema, images, part, 0, dict.fromkeys(touched) if full else touched)
+    for row in deltas:
+        _tell(schema, images, batch, part.timestamp, row)
+    _assert_shown(schema, images, part, 9, dict.fromkeys(touched))
+
+
+def _assert_shown(
+    schema: TableSchema,
+    images: ImageModel,
+    part: LogMutation,
+    operation: int,
+    wanted: dict[tuple | None, set[str]] | dict[tuple | None, None],
+) -> None:
+    found = {_key_of(schema, row): row for row in part.rows if row["cdc$operation"] == operation}
+    order = [key for key in found if key is not None]
+    assert order == sorted(order, key=schema.clustering_order)
+    expected = {key: image for key in wanted if (image := images.image(key)) is not None}
+    assert set(found) == set(expected)
+    for key, row in found.items():
+        for column in schema.statics if key is None else schema.regulars:
+            names = wanted[key]
+            there = expected[key].get(column.name) if names is None or column.name in names else None
+            gone = there is None and operation == 0 and (names is None or column.name in names)
+            assert row[f"cdc$deleted_{column.name}"] == (True if gone else None)
             assert (row[column.name] is None) == (there is None)
-            assert row[f"cdc$deleted_{column.name}"] == (True if there is None and operation == 0 else None)
-            if not column.type.multicell:
+            if column.type.multicell:
+                assert by_element(column.type, row[column.name]) == (there or {})
+            else:
                 assert row[column.name] == there
+
+
+def _tell(schema: TableSchema, images: ImageModel, batch: list[Mutation], timestamp: int, row: dict[str, Any]) -> None:
+    operation, known = row["cdc$operation"], [key for key in images.rows if key is not None]
+    if operation in (1, 2):
+        images.tell(_key_of(schema, row), _columns(schema, row))
+    elif operation == 3:
+        images.forget([_key_of(schema, row) or ()])
+    elif operation == 4:
+        images.forget(known)
+    else:
+        ranges = [each for mutation in batch for each in mutation.range_tombstones]
+        hit = {key: [each.timestamp for each in ranges if each.covers(schema, key)] for key in known}
+        images.forget([key for key, times in hit.items() if max(times, default=None) == timestamp])
+
+
+def _key_of(schema: TableSchema, row: dict[str, Any]) -> tuple | None:
+    key = tuple(row[column.name] for column in schema.clustering_key)
+    return None if None in key else key
+
+
+def _columns(schema: TableSchema, row: dict[str, Any]) -> dict[str, tuple[Any, bool, tuple]]:
+    found = {}
+    for column in schema.statics if _key_of(schema, row) is None else schema.regulars:
+        value, deleted = row[column.name], bool(row[f"cdc$deleted_{column.name}"])
+        gone = row.get(f"cdc$deleted_elements_{column.name}") or ()
+        if value is not None or deleted or gone:
+            found[column.name] = (value, deleted, gone)
+    return found

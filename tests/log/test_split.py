@@ -118,6 +118,40 @@ def test_kinds_of_change_have_their_order() -> None:
     assert _told(*writes) == [(0, rows)]
 
 
+def _deleted(*keys: int) -> Mutation:
+    return Mutation(SCHEMA, (0,), row_tombstones={(key,): T for key in keys})
+
+
+def test_deletions_in_front_of_other_rows_need_no_split() -> None:
+    """As rows are visited in clustering order (cdc/split.cc, should_split_visitor), only a deletion behind one does."""
+    update, deletion = {"op": 1, "k": 1, "v": 1}, {"op": 3, "k": 0}
+    assert _told(_deleted(0), _row(1, v=Cell(T, 1))) == [(0, [deletion, update])]
+    assert _told(_deleted(2), _row(1, v=Cell(T, 1))) == [(0, [update, {"op": 3, "k": 2}])]
+    assert _told(_deleted(1), _row(1, v=Cell(T, 1))) == [(0, [update, {"op": 3, "k": 1}])]
+    assert _told(_deleted(0, 2), _row(1, v=Cell(T, 1))) == [(0, [update, deletion, {"op": 3, "k": 2}])]
+    assert _told(_deleted(0), _row(1, v=Cell(T, 1, 5))) == [(0, [{**update, "ttl": 5}, deletion])]
+
+
+def test_elements_behind_a_marker_need_a_split() -> None:
+    """A marker of any row before them will do, and none behind them (cdc/split.cc, live_collection_cell)."""
+    added = CollectionChange(None, {1: Cell(T, 10)})
+    first, last = {"op": 2, "k": 0}, {"op": 2, "k": 2}
+    update = {"op": 1, "k": 1, "m": ((1, 10),)}
+    writes = (_row(0, Marker(T)), _row(1, m=added), _row(2, Marker(T)))
+    assert _told(*writes) == [(0, [first, last, update])]
+    assert _told(*writes[1:]) == [(0, [update, last])]
+
+
+def test_a_touched_collection_without_elements_is_told_beside_others() -> None:
+    """`l = l + []` alone leaves no row, and one without columns where the mutation is not split (cdc/split.cc)."""
+    nothing = _row(0, m=CollectionChange())
+    assert _told(nothing) == []
+    assert _told(nothing, _row(1, v=Cell(T, 1))) == [(0, [{"op": 1, "k": 0}, {"op": 1, "k": 1, "v": 1}])]
+    assert _told(nothing, _row(1, Marker(T, 5), v=Cell(T, 1))) == [
+        (0, [{"op": 2, "ttl": 5, "k": 1}, {"op": 1, "k": 1, "v": 1}])
+    ]
+
+
 def test_timestamps_are_apart_and_ascend() -> None:
     """Each has a time and numbers of its own; a tombstone of DELETE shows with what is written a microsecond later."""
     deletion = _row(0, m=CollectionChange(T))

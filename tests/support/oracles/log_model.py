@@ -13,8 +13,12 @@ from cdc_platform.cql.mutation import Cell, CollectionChange, Mutation
 from cdc_platform.cql.ranges import RangeTombstone
 from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
 
-Best = tuple[int, bool, bytes, int]
-"""What decides between two cells: timestamp, dead, bytes of the value, TTL."""
+Best = tuple[int, bool, int, bytes]
+"""What decides between two cells: timestamp, dead, expiry, bytes.
+
+It is compare_atomic_cell_for_merge of ScyllaDB's mutation/atomic_cell.cc. The TTL stands for the expiry, 0 for none:
+both cells have one timestamp, and one that expires beats one that does not.
+"""
 
 
 def encoded(kind: CqlType, value: Any) -> bytes:
@@ -42,7 +46,9 @@ def _best(kind: CqlType, one: Cell | None, other: Cell) -> Cell:
 
 
 def _rank(kind: CqlType, cell: Cell) -> Best:
-    return cell.timestamp, cell.dead, b"" if cell.dead else encoded(kind, cell.value), cell.ttl
+    if cell.dead:
+        return cell.timestamp, True, 0, b""
+    return cell.timestamp, False, cell.ttl, encoded(kind, cell.value)
 
 
 def _element_kind(kind: CqlType, element: Any) -> CqlType:
@@ -153,3 +159,56 @@ class ModelPartition:
 
 def _shown(cell: Cell) -> tuple:
     return cell.timestamp, cell.dead, None if cell.dead else cell.value, 0 if cell.dead else cell.ttl
+
+
+@dataclass
+class ImageModel:
+    """Images as ScyllaDB makes them (cdc/log.cc): what was read once, and each row of the log put over it in turn.
+
+    `rows` are the values of the rows that the batch names, by clustering key and None for the static one, as
+    `ModelPartition.select` has them; `types` are the columns' by name. Timestamps play no part.
+    """
+
+    types: dict[str, CqlType]
+    rows: dict[tuple | None, dict[str, Any]]
+    static_known: bool
+
+    def tell(self, key: tuple | None, columns: dict[str, tuple[Any, bool, tuple]]) -> None:
+        """A row of operation 1 or 2: of each touched column the value, whether it was deleted, the elements that were.
+
+        Values as the log has them. process_row_visitor: a deletion forgets, elements come on top, a column of which
+        nothing is left is empty and not null; but user types always have a value.
+        """
+        self.static_known = self.static_known or key is None
+        row = self.rows.setdefault(key, {})
+        for name, (value, deleted, gone) in columns.items():
+            kind = self.types[name]
+            if not kind.multicell:
+                row[name] = value
+                continue
+            known = None if deleted else row.get(name)
+            if value is None and (known is None or not gone):
+                row[name] = None
+                continue
+            merged = {**(known or {}), **by_element(kind, value)}
+            row[name] = {element: inner for element, inner in merged.items() if element not in gone}
+
+    def forget(self, keys: list[tuple]) -> None:
+        """Rows that were deleted: they have no image any more."""
+        for key in keys:
+            self.rows.pop(key, None)
+
+    def image(self, key: tuple | None) -> dict[str, Any] | None:
+        """What is known of a row, columns without a value left out; None where it has no image."""
+        if key not in self.rows and not (key is None and self.static_known):
+            return None
+        return {name: value for name, value in self.rows.get(key, {}).items() if value is not None}
+
+
+def by_element(kind: CqlType, value: Any) -> dict[Any, Any]:
+    """The elements of a value of the log by what tells them apart."""
+    if value is None:
+        return {}
+    if isinstance(kind, UserType):
+        return {index: part for index, part in enumerate(value) if part is not None}
+    return dict.fromkeys(value) if isinstance(kind, SetType) else dict(value)
