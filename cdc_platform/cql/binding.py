@@ -41,7 +41,7 @@ class Binder:
         Raises:
             InputError, NotFound: the statement is not allowed; the message says what is.
         """
-        keys: dict[int, ListKeys] = {}
+        keys = ListKeys()
         mutations: dict[tuple[str, bytes], list[Mutation]] = {}
         for write in _writes(body):
             for mutation in self._mutations(write, keys):
@@ -50,7 +50,7 @@ class Binder:
                 mutations.setdefault(name, []).append(mutation)
         return [merge(several) for several in mutations.values()]
 
-    def _mutations(self, write: s.Write, keys: dict[int, ListKeys]) -> Iterator[Mutation]:
+    def _mutations(self, write: s.Write, keys: ListKeys) -> Iterator[Mutation]:
         schema = self.catalog.table(write.table)
         if write.conditional:
             raise InputError(
@@ -60,7 +60,7 @@ class Binder:
             raise InputError(f"{schema.full_name} has counters, whose writes are not supported")
         timestamp = self._timestamp(write.using)
         ttl = self._ttl(write.using, schema)
-        writing = Writing(timestamp, ttl, self.moment, keys.setdefault(timestamp, ListKeys(timestamp)))
+        writing = Writing(timestamp, ttl, self.moment, keys)
         if isinstance(write, s.Insert):
             return self._insert(schema, write, writing)
         if isinstance(write, s.Update):

@@ -96,7 +96,8 @@ def field_deleted(column: Column, field: str, writing: Writing) -> ColumnChange:
 def _elements(kind: CqlType, value: Value, writing: Writing, *, prepend: bool = False) -> dict[Value, Cell]:
     """The cells that hold a value of a collection or user type."""
     if isinstance(kind, ListType):
-        keys = writing.keys.prepended(len(value)) if prepend else writing.keys.appended(len(value))
+        given = writing.keys.prepended if prepend else writing.keys.appended
+        keys = given(writing.timestamp, len(value))
         return {key: writing.cell(inner) for key, inner in zip(keys, value, strict=True)}
     if isinstance(kind, SetType):
         return {element: writing.element() for element in value}
@@ -106,23 +107,30 @@ def _elements(kind: CqlType, value: Value, writing: Writing, *, prepend: bool = 
 
 
 def _added(column: Column, assignment: s.Assignment, writing: Writing) -> ColumnChange | None:
+    """Elements added; where there are none a list or map is touched all the same, and a set is not (cql3/sets.cc)."""
     prepend = assignment.sign == "prepend"
     if prepend and not isinstance(column.type, ListType):
         raise InputError(f"column {column.name} is no list; write SET {column.name} = {column.name} + ...")
     value = _not_null(column, column_value(column, assignment.value, writing.moment))
     elements = _elements(column.type, value, writing, prepend=prepend)
-    return CollectionChange(None, elements) if elements else None
+    return None if isinstance(column.type, SetType) and not elements else CollectionChange(None, elements)
 
 
 def _removed(column: Column, term: s.Term, writing: Writing, elements: Elements) -> ColumnChange | None:
+    """Elements removed; where there are none the column is touched all the same, but for an empty list."""
     kind = column.type
     if isinstance(kind, ListType):
-        unwanted = set(_not_null(column, column_value(column, term, writing.moment)))
-        keys = [key for key, value in elements().items() if value in unwanted]
+        unwanted = {
+            kind.element.to_bytes(value) for value in _not_null(column, column_value(column, term, writing.moment))
+        }
+        there = elements()
+        if not there:
+            return None
+        keys = [key for key, value in there.items() if kind.element.to_bytes(value) in unwanted]
     else:
         removed = SetType(kind.parts[0])
         keys = _not_null(column, _value(column, removed, term, writing))
-    return CollectionChange(None, {key: writing.cell(None) for key in keys}) if keys else None
+    return CollectionChange(None, {key: writing.cell(None) for key in keys})
 
 
 def _element(

@@ -268,6 +268,49 @@ def test_lists_are_in_the_order_in_which_they_were_made(rehearsed: Rehearse):
     assert all(timeuuid_us(key) == NOW_US for key in keys)
 
 
+def test_prepends_of_one_batch_have_keys_of_their_own(rehearsed: Rehearse):
+    """However many there are, whatever else the batch appends, and at whatever timestamps: the last one comes first."""
+    prepends = "".join(f"UPDATE ks.t SET l = [{n}, {n + 100}] + l WHERE pk = 0;" for n in range(40))
+    others = "UPDATE ks.t SET l = l + [7] WHERE pk = 0; UPDATE ks.t SET l = l + [8] WHERE pk = 0;"
+    result = rehearsed(LISTS + f"BEGIN BATCH {prepends} {others} APPLY BATCH;")
+    assert base(result)[0]["l"] == [value for n in reversed(range(40)) for value in (n, n + 100)] + [7, 8]
+    earlier = f"UPDATE ks.t USING TIMESTAMP {NOW_US - 1} SET l = [1] + l WHERE pk = 0;"
+    later = f"UPDATE ks.t USING TIMESTAMP {NOW_US} SET l = [2] + l WHERE pk = 0;"
+    for batch in (earlier + later, later + earlier):
+        assert base(rehearsed(LISTS + f"BEGIN BATCH {batch} APPLY BATCH;"))[0]["l"] == [2, 1]
+
+
+def test_a_prepend_has_a_timestamp_after_2010(rehearsed: Rehearse):
+    """Since its key lies as far before that as the write behind it (cql3/lists.cc, prepender)."""
+    at = 1_262_304_000_000_000
+    write = "UPDATE ks.t USING TIMESTAMP {} SET l = [1] + l WHERE pk = 0;"
+    for timestamp in (at, at - 1, 0):
+        error = rehearsed(LISTS + write.format(timestamp)).outcomes[-1].error
+        assert "List prepend custom timestamp must be greater than Jan 1 2010 00:00:00" in str(error)
+    error = rehearsed(LISTS + write.format(at + 1)).outcomes[-1].error
+    assert isinstance(error, WriteRefused)
+    appended = write.format(at).replace("[1] + l", "l + [1]")
+    assert isinstance(rehearsed(LISTS + appended).outcomes[-1].error, WriteRefused)
+
+
+def test_the_two_zeros_are_two_keys(accepted: Accepted):
+    """In clustering keys, partition keys, maps and sets: -0.0 lies before 0.0, however it is written."""
+    done = accepted(
+        """CREATE TABLE ks.f (p double, k float, s set<double>, m map<float, int>, PRIMARY KEY (p, k))
+            WITH cdc = {'enabled': true, 'postimage': true};
+        INSERT INTO ks.f (p, k, s, m) VALUES (0.0, 0.0, {0.0, -0.0}, {-0: 1, 0: 2});
+        UPDATE ks.f SET s = s - {0.0} WHERE p = 0 AND k = 0;
+        UPDATE ks.f SET s = {1} WHERE p = -0.0 AND k IN (-0.0, 0.0);
+        DELETE FROM ks.f WHERE p = -0.0 AND k < 0.0;"""
+    )
+    shown = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in done[1].rows]
+    assert shown[0][1:] == ["0.0", "0.0", "[-0.0, 0.0]", "[[-0.0, 1], [0.0, 2]]"]
+    assert [[str(row["s"])] for row in done[2].rows] == [["None"], ["[-0.0]"]]
+    keys = [(row["cdc$operation"], str(row["p"]), str(row["k"])) for row in done[3].rows]
+    assert keys == [(1, "-0.0", "-0.0"), (1, "-0.0", "0.0"), (9, "-0.0", "-0.0"), (9, "-0.0", "0.0")]
+    assert [str(row["k"]) for row in done[4].rows] == ["0.0"]
+
+
 def test_what_changes_nothing_leaves_no_row(accepted: Accepted):
     """Adding no elements, removing values that are not there, IN without choices."""
     done = accepted(
