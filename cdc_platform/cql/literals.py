@@ -158,6 +158,9 @@ def _constant(term: Constant, kind: CqlType) -> Value:
     if not isinstance(kind, Scalar) or kind.name not in _FITTING[term.kind]:
         raise InputError(f"{_short(term.text)} is no value of type {kind.cql}; write {written(kind)}")
     reader = _READERS.get((term.kind, kind.name))
+    if term.kind == "integer" and not term.value and term.text.startswith("-") and kind.name in ("float", "double"):
+        # An integer has no zero with a sign; a number that is read from the same text has.
+        return kind.canonical(-0.0)
     try:
         return kind.canonical(term.value if reader is None else reader(term.value))
     except InputError as error:

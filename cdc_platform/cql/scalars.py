@@ -30,6 +30,28 @@ NAN = math.nan
 """The one NaN of canonical values: it equals itself by identity wherever values are keys."""
 
 
+class _NegativeZero(float):
+    """-0.0 as a value of its own: CQL tells it from 0.0 in keys and sets, and Python's floats do not."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and other == 0.0 and math.copysign(1.0, other) < 0
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("-0.0")
+
+    def __reduce__(self) -> str:
+        return "NEGATIVE_ZERO"
+
+
+NEGATIVE_ZERO = _NegativeZero(-0.0)
+"""The one -0.0 of canonical values, which 0.0 does not equal."""
+
+
 @dataclass(frozen=True)
 class CqlType:
     """A CQL type. `multicell` says that its elements are cells of their own: a non-frozen collection or user type."""
@@ -185,12 +207,19 @@ def _whole(low: int | None, high: int | None) -> Callable[[Value], int]:
 def _number(value: Value) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
-    return NAN if math.isnan(value) else float(value)
+    if math.isnan(value):
+        return NAN
+    number = float(value)
+    return NEGATIVE_ZERO if _is_negative_zero(number) else number
+
+
+def _is_negative_zero(number: float) -> bool:
+    return float.__eq__(number, 0.0) is True and math.copysign(1.0, number) < 0
 
 
 def _narrow(value: Value) -> float:
     wide = _number(value)
-    return wide if math.isnan(wide) or math.isinf(wide) else struct.unpack(">f", struct.pack(">f", wide))[0]
+    return wide if math.isnan(wide) or math.isinf(wide) else _number(struct.unpack(">f", struct.pack(">f", wide))[0])
 
 
 def _text(value: Value) -> str:
@@ -229,8 +258,9 @@ def _itself(value: Value) -> Value:
     return value
 
 
-def _float_order(value: float) -> tuple[bool, float]:
-    return (True, 0.0) if math.isnan(value) else (False, value)
+def _float_order(value: float) -> tuple[bool, float, bool]:
+    """NaN behind all numbers, -0.0 in front of 0.0."""
+    return (True, 0.0, True) if math.isnan(value) else (False, value + 0.0, not _is_negative_zero(value))
 
 
 def _integer_bytes(size: int) -> Callable[[int], bytes]:

@@ -283,7 +283,7 @@ def test_collections_are_in_the_order_of_their_elements(given_map: dict[int, str
         ("text", ["", "A", "a", "b", "é", "€", "𐍈"]),
         ("blob", [b"", b"\x00", b"\x7f", b"\x80", b"\xff"]),
         ("boolean", [False, True]),
-        ("double", [-math.inf, -1.0, 0.0, 1.0, math.inf, math.nan]),
+        ("double", [-math.inf, -1.0, -0.0, 0.0, 1.0, math.inf, math.nan]),
         ("decimal", [Decimal("-1E+3"), Decimal("0.5"), Decimal("0.50000001"), Decimal(7)]),
         ("inet", [ipaddress.ip_address(text) for text in ("1.2.3.4", "10.0.0.1", "2001:db8::1", "255.0.0.1")]),
         # Time first, whatever the bytes before it; then the low bytes as signed ones.
