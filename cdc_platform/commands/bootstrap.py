@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Clock, format_ms, format_us, to_datetime
 from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.records.join_request import JoinRequest
+
+_LONGEST_DELAY_US = 86_400_000_000
+"""More than any settings put between now and a generation's start."""
 
 
 @click.command()
@@ -61,6 +64,8 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
     from cdc_platform.lake.lake import Lake
     from cdc_platform.records import inbox
 
+    # Before there is a home: a clock that no generation can start after would leave an event that nobody can finish.
+    _assert_room(session.clock)
     home = session.open_home(create=True)
     lake = Lake(home.lake)
     event = inbox.queue(lake, session.clock, request, to_run_now=run)
@@ -76,6 +81,18 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
         "num_ranges": joined.num_ranges,
         "num_streams": joined.num_streams,
     }
+
+
+def _assert_room(clock: Clock) -> None:
+    """Hold that a generation that is made now starts before the end of the year 9999; raises InputError."""
+    now_us = clock.now_us()
+    try:
+        to_datetime(now_us + _LONGEST_DELAY_US)
+    except InputError:
+        raise InputError(
+            f"the clock shows {format_us(now_us)}; a generation starts up to a day later, which has to be in the years"
+            " 1 to 9999: set --clock back"
+        ) from None
 
 
 def _withdraw(session: Session, event_id: str) -> dict[str, object]:
