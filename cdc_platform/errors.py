@@ -5,6 +5,10 @@ The edges (command line, Dagster) turn these into one line and an exit code; any
 
 from __future__ import annotations
 
+_LONGEST = 4000
+"""The characters of a message; a longer one, which has a name or value of that length, keeps its begin and its end."""
+_LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
+
 
 class PlatformError(Exception):
     """Base of every error the platform raises on purpose. The message is one line, fit to be shown to a person."""
@@ -12,7 +16,8 @@ class PlatformError(Exception):
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        text = " ".join(message.split())
+        super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST_HEAD]} ... {text[-_LONGEST_TAIL:]}")
 
 
 class InputError(PlatformError, ValueError):

@@ -12,6 +12,20 @@ from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
 from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, UserType, listed, scalar
 from cdc_platform.errors import InputError, NotFound
+from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
+from cdc_platform.cql.statements import Name, TypeName
+from cdc_platform.cql.types import (
+    COUNTER,
+    SCALARS,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    UserType,
+    listed,
+    scalar,
+)
 
 _COLLECTIONS = {"list": 1, "set": 1, "map": 2}
 
@@ -155,7 +169,7 @@ class Catalog:
 
     def _part(self, written: TypeName, keyspace: str, owner: str) -> CqlType:
         part = self.type_of(written, keyspace)
-        if part.cql == "counter":
+        if part == COUNTER:
             raise InputError(f"counters cannot be inside of {owner}<>; a counter is a column of its own")
         return part
 

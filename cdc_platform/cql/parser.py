@@ -20,6 +20,10 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.names import RESERVED
 from cdc_platform.cql.times import parse_duration
 from cdc_platform.errors import InputError
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.names import RESERVED
+from cdc_platform.cql.scalars import integer_of_text
+from cdc_platform.cql.times import parse_duration
 
 _SAID = {
     "IDENTIFIER": "a name",
@@ -57,17 +61,9 @@ def parse(text: str) -> list[s.Statement]:
     """
     try:
         tree = _parser().parse(text)
-        return [_statement(text, child) for child in tree.children if isinstance(child, Tree)]
     except UnexpectedInput as error:
         raise InputError(_message(text, error)) from None
-    except VisitError as error:
-        if isinstance(error.orig_exc, RecursionError):
-            raise InputError(_TOO_DEEP) from None
-        if isinstance(error.orig_exc, InputError):
-            raise error.orig_exc from None
-        raise
-    except RecursionError:
-        raise InputError(_TOO_DEEP) from None
+    return [_statement(text, child) for child in tree.children if isinstance(child, Tree)]
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +74,22 @@ def _parser() -> Lark:
 
 def _statement(text: str, tree: Tree[Token]) -> s.Statement:
     meta = tree.meta
-    return s.Statement(text[meta.start_pos : meta.end_pos].strip(), meta.line, _Bodies().transform(tree))
+    try:
+        body = _Bodies().transform(tree)
+    except VisitError as error:
+        if isinstance(error.orig_exc, RecursionError):
+            raise _at(meta, _TOO_DEEP) from None
+        if isinstance(error.orig_exc, InputError):
+            raise _at(error.obj.meta if isinstance(error.obj, Tree) else error.obj, str(error.orig_exc)) from None
+        raise
+    except RecursionError:
+        raise _at(meta, _TOO_DEEP) from None
+    return s.Statement(text[meta.start_pos : meta.end_pos].strip(), meta.line, body)
+
+
+def _at(place: Any, message: str) -> InputError:
+    """The error with where it is; `place` is a token, or where a part of a statement begins."""
+    return InputError(f"line {place.line}, column {place.column}: {message}")
 
 
 def _message(text: str, error: UnexpectedInput) -> str:
@@ -97,7 +108,9 @@ def _message(text: str, error: UnexpectedInput) -> str:
 
 
 def _found(text: str, at: int) -> str:
-    if text[at] in "'\"":
+    if text.startswith("/*", at):
+        return f"the comment that begins with {text[at : at + 20]!r} has no end"
+    if text[at] in "'\"" or text.startswith("$$", at):
         return f"the text that begins with {text[at : at + 20]!r} has no end"
     return f"found {text[at : at + 20].splitlines()[0]!r}"
 
@@ -132,10 +145,7 @@ class _Bodies(Transformer[Token, Any]):
         if token.type == "QUOTED_IDENTIFIER":
             return token[1:-1].replace('""', '"')
         if token.lower() in RESERVED:
-            raise InputError(
-                f"line {token.line}, column {token.column}: {token} is a reserved word; put it in double quotes to"
-                " use it as a name"
-            )
+            raise InputError(f"{token} is a reserved word; put it in double quotes to use it as a name")
         return token.lower()
 
     def qualified(self, first: str, second: str | None) -> s.Name:
@@ -408,7 +418,8 @@ class _Bodies(Transformer[Token, Any]):
 
 def _components(columns: tuple[str, ...], term: s.Term) -> tuple[s.Term, ...]:
     if not isinstance(term, s.TupleLiteral):
-        raise InputError(f"({', '.join(columns)}) is compared with a tuple of values, as in (a, b) > (1, 2)")
+        names = ", ".join(columns[:_MOST_SAID])
+        raise InputError(f"({names}) is compared with a tuple of values, as in (a, b) > (1, 2)")
     return term.items
 
 
@@ -417,24 +428,26 @@ def _string(token: Token) -> tuple[s.ConstantKind, object]:
 
 
 def _integer(token: Token) -> tuple[s.ConstantKind, object]:
-    if len(token) > 4000:
-        raise InputError(f"line {token.line}, column {token.column}: an integer of {len(token)} digits is too long")
-    return "integer", int(token)
+    return "integer", integer_of_text(token)
+
+
+def _float(token: Token) -> tuple[s.ConstantKind, object]:
+    try:
+        return "float", Decimal(str(token))
+    except ArithmeticError:
+        raise InputError(f"{str(token)[:40]} is no number; its exponent is too large") from None
 
 
 def _blob(token: Token) -> tuple[s.ConstantKind, object]:
     if len(token) % 2:
-        raise InputError(
-            f"line {token.line}, column {token.column}: {str(token)[:40]} has {len(token) - 2} hexadecimal digits;"
-            " a byte has two"
-        )
+        raise InputError(f"{str(token)[:40]} has {len(token) - 2} hexadecimal digits; a byte has two")
     return "blob", bytes.fromhex(token[2:])
 
 
 _READERS = {
     "STRING": _string,
     "INTEGER": _integer,
-    "FLOAT": lambda token: ("float", Decimal(str(token))),
+    "FLOAT": _float,
     "BOOLEAN": lambda token: ("boolean", token.lower() == "true"),
     "NULL": lambda _: ("null", None),
     "UUID": lambda token: ("uuid", UUID(str(token))),

@@ -6,6 +6,7 @@ Which Python values they have is in the table of `types`, where the types that a
 from __future__ import annotations
 
 import math
+import reprlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 Value = Any
 """A value in canonical form, as the module's table has it."""
 
+_MOST_SHOWN = 120
+"""The characters of a value that an error shows."""
+_LONGEST_BITS = 14_000
+"""Integers of more bits may have more than the 4,300 digits that Python writes and reads by itself."""
 NAN = math.nan
 """The one NaN of canonical values: it equals itself by identity wherever values are keys."""
 
@@ -50,6 +55,12 @@ class _NegativeZero(float):
 
 NEGATIVE_ZERO = _NegativeZero(-0.0)
 """The one -0.0 of canonical values, which 0.0 does not equal."""
+
+
+def shortened(value: object) -> str:
+    """A value as an error shows it, in a bounded number of characters."""
+    text = integer_text(value) if isinstance(value, int) and value.bit_length() > _LONGEST_BITS else reprlib.repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 @dataclass(frozen=True)
@@ -111,7 +122,7 @@ class CqlType:
 
     def refuse(self, value: object) -> InputError:
         """The error for a value that is not of this type."""
-        return InputError(f"{value!r} is no value of type {self.cql}")
+        return InputError(f"{shortened(value)} is no value of type {self.cql}")
 
 
 @dataclass(frozen=True)
@@ -204,6 +215,18 @@ def _whole(low: int | None, high: int | None) -> Callable[[Value], int]:
     return check
 
 
+def integer_text(value: int) -> str:
+    """An integer in decimal, however long; Python's own way ends at 4,300 digits."""
+    return f"{Decimal(value):f}"
+
+
+def integer_of_text(text: str) -> int:
+    """The integer of decimal digits, however many; raises ValueError."""
+    if not text.removeprefix("-").isdecimal() or not text.isascii():
+        raise ValueError(text[:40])
+    return int(Decimal(text))
+
+
 def _number(value: Value) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
@@ -234,7 +257,7 @@ def _ascii(value: Value) -> str:
 
 def _decimal(value: Value) -> Decimal:
     number = Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else _instance(Decimal)(value)
-    if not number.is_finite():
+    if not number.is_finite() or not -(2**31) <= -int(number.as_tuple().exponent) < 2**31:
         raise ValueError
     return number
 
@@ -273,7 +296,7 @@ def _varint_bytes(value: int) -> bytes:
 
 def _decimal_bytes(value: Decimal) -> bytes:
     sign, digits, exponent = value.as_tuple()
-    unscaled = int("".join(map(str, digits)))
+    unscaled = integer_of_text("".join(map(str, digits)))
     return (-int(exponent)).to_bytes(4, "big", signed=True) + _varint_bytes(-unscaled if sign else unscaled)
 
 
@@ -293,6 +316,11 @@ def _shortest_narrow(value: float) -> float:
     return value if not math.isfinite(value) else float(str(np.float32(value)))
 
 
+def _json_integer(value: int) -> object:
+    """An integer as JSON has it; one that is too long for Python to write is text."""
+    return value if value.bit_length() <= _LONGEST_BITS else integer_text(value)
+
+
 def _integers(name: str, bits: int) -> Scalar:
     bound = 1 << (bits - 1)
     return Scalar(name, _whole(-bound, bound - 1), _itself, _integer_bytes(bits // 8))
@@ -305,7 +333,7 @@ SMALLINT = _integers("smallint", 16)
 INT = _integers("int", 32)
 BIGINT = _integers("bigint", 64)
 COUNTER = _integers("counter", 64)
-VARINT = Scalar("varint", _whole(None, None), _itself, _varint_bytes)
+VARINT = Scalar("varint", _whole(None, None), _itself, _varint_bytes, _json_integer)
 DECIMAL = Scalar("decimal", _decimal, _itself, _decimal_bytes)
 FLOAT = Scalar("float", _narrow, _float_order, lambda value: struct.pack(">f", value), _shortest_narrow)
 DOUBLE = Scalar("double", _number, _float_order, lambda value: struct.pack(">d", value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from decimal import Decimal
 from uuid import UUID
@@ -262,3 +263,62 @@ def test_what_is_nested_without_end_is_refused(opening: str) -> None:
     closing = {"[": "]", "{": "}"}.get(opening, ")")
     with pytest.raises(InputError, match="nested too deeply"):
         parse(f"INSERT INTO t (a) VALUES ({opening * 5000}1{closing * 5000})")
+
+
+def test_a_comment_ends_at_a_carriage_return() -> None:
+    """As at a line feed, in statements and in what is passed by (Cql.g, COMMENT)."""
+    script = "-- one\rUSE a; // two\rSELECT 1 -- three;\r; USE b -- four"
+    assert [type(each.body) for each in parse(script)] == [s.Use, s.Read, s.Use]
+
+
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [
+        ("USE a;\nUSE select", "line 2, column 5: "),
+        ("USE a;\n UPDATE t USING TTL 1 AND TTL 2 SET v = 1 WHERE k = 0", "line 2, column 11: "),
+        ("UPDATE t SET v = 1\nWHERE (a, b) = 1", "line 2, column 7: "),
+        ("UPDATE t SET v = 0xABC WHERE k = 0", "line 1, column 18: "),
+        ("UPDATE t SET v = 1e9999999999999999999 WHERE k = 0", "line 1, column 18: "),
+        ("USE a;\n  UPDATE t SET v = " + "[" * 5_000 + "]" * 5_000 + " WHERE k = 0", "line 2, column 3: "),
+        ("CREATE TABLE t (a " + "list<" * 5_000 + "int" + ">" * 5_000 + " PRIMARY KEY)", "line 1, column 1: "),
+        ("USE a;\n/* no end", "line 2, column 1: the comment that begins with '/* no end' has no end"),
+        ("UPDATE t SET v = $$no end", "line 1, column 18: the text that begins with '$$no end' has no end"),
+        ("UPDATE t SET v = 1\n", "line 2, column 1: "),
+    ],
+)
+def test_every_error_says_where(script: str, place: str) -> None:
+    """Line and column of the part that is wrong; of what is nested too deeply, those of its statement."""
+    with pytest.raises(InputError) as caught:
+        parse(script)
+    assert str(caught.value).startswith(place)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("long", ["-- x\n", "/* x */", "/* x\n"])
+@pytest.mark.parametrize("script", ["{}USE a", "SELECT {} FROM t", "UPDATE t SET v = 1 {} WHERE k = 0"])
+def test_comments_take_linear_time(script: str, long: str) -> None:
+    """Eight times as many take about eight times as long, and not 64 times; also where they do not end."""
+
+    def seconds(count: int) -> float:
+        text = script.format(long * count)
+        best = float("inf")
+        for _ in range(3):
+            start = time.process_time()
+            with suppress(InputError):
+                parse(text)
+            best = min(best, time.process_time() - start)
+        return best
+
+    parse("USE a")
+    assert seconds(16_000) < 30 * seconds(2_000) + 0.05
+
+
+def test_integers_and_decimals_have_any_size() -> None:
+    """Beyond the digits that Python converts by itself."""
+    body = one(f"UPDATE t SET v = {'9' * 50_000}, w = -1.{'0' * 50_000}1e-77 WHERE k = 0")
+    assert isinstance(body, s.Update)
+    number, fraction = (assignment.value for assignment in body.assignments)
+    assert isinstance(number, s.Constant)
+    assert number.value == 10**50_000 - 1
+    assert isinstance(fraction, s.Constant)
+    assert fraction.value.as_tuple().exponent == -50_078
