@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 
 from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
 from cdc_platform.cql.statements import Name, TypeName
-from cdc_platform.cql.types import SCALARS, CqlType, ListType, MapType, SetType, TupleType, UserType, listed, scalar
-from cdc_platform.errors import InputError, NotFound
-from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
-from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import (
     COUNTER,
     SCALARS,
@@ -26,6 +22,7 @@ from cdc_platform.cql.types import (
     listed,
     scalar,
 )
+from cdc_platform.errors import InputError, NotFound
 
 _COLLECTIONS = {"list": 1, "set": 1, "map": 2}
 

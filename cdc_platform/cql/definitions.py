@@ -107,6 +107,9 @@ def _user_type(catalog: Catalog, name: s.Name) -> UserType:
 @_define.register
 def _add_fields(body: s.AddFields, catalog: Catalog, now_us: int) -> None:
     old = _user_type(catalog, body.name)
+    for field, written in body.fields:
+        if _uses([catalog.type_of(written, old.keyspace)], old.name):
+            raise InputError(f"field {field} would make type {old.keyspace}.{old.name} a part of itself; leave it out")
     _put_type(catalog, replace(old, fields=_fields(catalog, old.keyspace, old.name, old.fields, body.fields)))
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
-from cdc_platform.errors import InputError
 from cdc_platform.cql.timeuuid import timeuuid
+from cdc_platform.errors import InputError
 
 MOST_VALUES = 1 << 17
 """The values that all lists of one statement or batch may get (utils/UUID_gen.hh, SUBMICRO_LIMIT)."""

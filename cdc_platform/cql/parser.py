@@ -18,12 +18,9 @@ from lark.lexer import PatternStr
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.names import RESERVED
-from cdc_platform.cql.times import parse_duration
-from cdc_platform.errors import InputError
-from cdc_platform.cql import statements as s
-from cdc_platform.cql.names import RESERVED
 from cdc_platform.cql.scalars import integer_of_text
 from cdc_platform.cql.times import parse_duration
+from cdc_platform.errors import InputError
 
 _SAID = {
     "IDENTIFIER": "a name",

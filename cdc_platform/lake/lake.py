@@ -106,8 +106,14 @@ class Lake:
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """All rows of a version of the table, in the columns that it had then, in no order."""
+        # Takes half as long to load as everything else here.
+        from pyarrow.dataset import ParquetReadOptions
+
         with translated(f"reading version {version} of {table.full_name}"):
-            return DeltaTable(self.path(table), version=version).to_pyarrow_table()
+            opened = DeltaTable(self.path(table), version=version)
+            # Spark's timestamps would be read as nanoseconds, which end in 2262.
+            options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+            return opened.to_pyarrow_dataset(parquet_read_options=options).to_table()
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> Merged:
         """Insert the rows whose key is not there; those that are there stay, or with `update` become the given ones.

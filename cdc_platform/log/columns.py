@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
 from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, high_half, low_half
 from cdc_platform.cql.types import GREGORIAN, UserType
 from cdc_platform.errors import InputError
@@ -23,11 +23,14 @@ from cdc_platform.log.fingerprint import fingerprints
 from cdc_platform.log.key_bytes import key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.rows import Operation
+from cdc_platform.log.stored_names import stored
+from cdc_platform.log.typed_values import refuse_wrong_keys, refuse_wrong_values
 
 StreamsOf = Callable[[pa.Array, pa.Array], pa.Array]
 """From keys (binary) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""
 
 _HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
+_SIGNS = np.uint64(0x8080808080808080)
 _HYPHENS = (8, 13, 18, 23)
 _DIGITS = [place for place in range(36) if place not in _HYPHENS]
 
@@ -60,19 +63,43 @@ def log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf
     """The log rows of a batch of typed writes, in the columns of the log's Delta table.
 
     Rows of one write stand together, in the order of `cdc$batch_seq_no`. The low half of `cdc$time` is a hash of all
-    that is written, so that the same writes always have the same rows.
+    that is written, so that the same writes always have the same rows; of several writes to a partition at one time
+    the hashes are put into the order of the batch.
 
     Raises:
         InputError: a write is none that the table can have, or no generation operates at its time.
     """
+    schema = stored(schema)
     columns = dict(zip(writes.schema.names, writes.columns, strict=True))
     batch = _Batch(schema, columns, len(writes))
     keys = key_bytes(schema, [columns[key.name] for key in schema.partition_key])
+    refuse_wrong_keys(schema, keys)
     streams = streams_of(keys, columns["timestamp"])
     if streams.null_count:
         raise InputError(f"{streams.null_count} writes have a timestamp at which no known generation operates")
-    times = _timeuuids(batch.timestamps, fingerprints([keys, *writes.columns], len(writes)))
+    low = low_half(fingerprints([keys, *writes.columns], len(writes)))
+    times = _timeuuids(batch.timestamps, _in_order(fingerprints([keys, columns["timestamp"]], len(writes)), low))
     return batch.log(streams, times)
+
+
+def _in_order(writes: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Low halves (uint64) that ascend, as timeuuids do, by place in the batch among the rows that are one in `writes`.
+
+    Writes to one partition at one time would else be in no order, and the same one twice would be one.
+    """
+    order = np.argsort(writes, kind="stable")
+    starts = np.flatnonzero(np.diff(writes[order], prepend=~writes[order[:1]] if len(order) else 0))
+    if len(starts) == len(order):
+        return low
+    low = low.copy()
+    for begin, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
+        if end - begin > 1:
+            group = order[begin:end]
+            # Timeuuids compare these bytes as signed ones.
+            places = np.arange(len(group), dtype=np.uint64)
+            ranked = np.maximum(np.sort(low[group] ^ _SIGNS), places)
+            low[group] = (np.maximum.accumulate(ranked - places) + places) ^ _SIGNS
+    return low
 
 
 class _Batch:
@@ -131,7 +158,8 @@ class _Batch:
         _refuse(
             (self.timestamps < FIRST_US) | (self.timestamps > LAST_US), self.timestamps, "timestamp", "1582 to 5236"
         )
-        _refuse(self._ttls < 0, self._ttls, "ttl", "0 or more seconds")
+        _refuse((self._ttls < 0) | (self._ttls > MAX_TTL), self._ttls, "ttl", f"0 to {MAX_TTL} seconds, 20 years")
+        refuse_wrong_values(self._schema, self._columns)
         if not self._schema.clustering_key and np.any(self._operations == Operation.ROW_DELETE):
             raise InputError(f"{self._schema.full_name} has no clustering column; operation 4 deletes its rows, not 3")
 
@@ -300,7 +328,7 @@ def _timeuuids(timestamps: np.ndarray, low: np.ndarray) -> pa.Array:
     ticks = (timestamps * 10 + GREGORIAN).astype(np.uint64)
     words = np.empty((len(ticks), 2), dtype=">u8")
     words[:, 0] = high_half(ticks)
-    words[:, 1] = low_half(low)
+    words[:, 1] = low
     text = np.full((len(ticks), 36), ord("-"), dtype=np.uint8)
     text[:, _DIGITS] = _HEX[words.view(np.uint8).reshape(-1, 16)].reshape(-1, 32)
     ends: Any = np.arange(0, 36 * len(ticks) + 1, 36, dtype=np.int32)

@@ -13,8 +13,8 @@ from cdc_platform.cql.live import Partition, collected
 from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Mutation
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import Column
-from cdc_platform.log.split import Changes, Upsert
 from cdc_platform.cql.types import CqlType, SetType, UserType, Value
+from cdc_platform.log.split import Changes, Upsert
 
 Image = tuple[Key | None, dict[str, Value | None]]
 """The clustering key of a row (None: the static row), and the values of its columns, None where there is none."""

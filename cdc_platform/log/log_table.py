@@ -12,9 +12,7 @@ import pyarrow as pa
 from cdc_platform.cql.schema import LogColumn, TableSchema, log_columns
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType
 from cdc_platform.lake.tables import TIMESTAMP, Table, array_of, column
-
-WRITTEN_AT = "cdc$timestamp"
-"""The one column that ScyllaDB's log has not: the time in `cdc$time` as a timestamp, by which files are skipped."""
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, stored
 
 _SCALARS: dict[str, pa.DataType] = {
     "ascii": pa.string(),
@@ -65,8 +63,13 @@ def arrow_type(kind: CqlType) -> pa.DataType:
 
 
 @lru_cache(maxsize=512)
-def log_table(schema: TableSchema) -> Table:
-    """The Delta table of a base table's log: the log's columns, with the time of the write behind its own ones."""
+def log_table(schema: TableSchema, *, exact: bool = False) -> Table:
+    """The Delta table of a base table's log: the log's columns, with the time of the write behind its own ones.
+
+    Columns have the names that Delta can tell apart, see `stored_names`. With `exact` there is a last one for values
+    that no native column holds.
+    """
+    schema = stored(schema)
     fields = [_field(each) for each in log_columns(schema)]
     when = column(WRITTEN_AT, TIMESTAMP, "time of the write, µs; cdc$time holds the same")
     # Delta keeps the bounds of the first 32 columns of a file only.
@@ -74,10 +77,18 @@ def log_table(schema: TableSchema) -> Table:
     return Table(
         schema.keyspace,
         schema.log_name,
-        pa.schema([*fields[:head], when, *fields[head:]]),
+        pa.schema([*fields[:head], when, *fields[head:], *([_EXACT] if exact else [])]),
         keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
         comment=f"CDC log of {schema.full_name}",
     )
+
+
+_EXACT = column(
+    EXACT,
+    pa.map_(pa.string(), pa.string()),
+    "by column: the value as JSON, where the column has but the nearest date or timestamp that all readers have",
+    null=True,
+)
 
 
 def _field(each: LogColumn) -> pa.Field:
@@ -85,13 +96,14 @@ def _field(each: LogColumn) -> pa.Field:
 
 
 def writes_schema(schema: TableSchema) -> pa.Schema:
-    """The columns of typed writes to a table, each of one row: what `volume` turns into log rows.
+    """The columns of typed writes to a table, by their names in Delta, a row a write, as `volume` takes them.
 
     `operation` (int8) is 1 to update, 2 to insert, 3 to delete the row, 4 to delete the partition; `timestamp` (int64,
     µs); `ttl` (int64, s; 0: none, null: that of the table). All other columns are those of the log: a key, a value
     (null: not written), `cdc$deleted_X` (the column is set to null, or the collection overwritten),
     `cdc$deleted_elements_X`.
     """
+    schema = stored(schema)
     head = [pa.field("operation", pa.int8()), pa.field("timestamp", pa.int64()), pa.field("ttl", pa.int64())]
     roles = ("key", "value", "deleted", "deleted_elements")
     rest = [each for each in log_columns(schema) if each.role in roles]

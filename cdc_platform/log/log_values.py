@@ -5,49 +5,53 @@ It knows how each CQL type is kept; which columns there are is `log_table`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from decimal import Decimal
-from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.cql.times import parse_duration
+from cdc_platform.cql.schema import LogColumn, TableSchema
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 from cdc_platform.errors import InputError
 from cdc_platform.lake.tables import TIMESTAMP
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.exact import OF_TEXT, decoded, encoded, is_far, may_be_far, nearest, to_text
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, candidates, marked, stored_columns, stored_type
 
 _EPOCH = date(1970, 1, 1).toordinal()
-_TO_TEXT = ("decimal", "duration", "inet", "timeuuid", "uuid", "varint")
-_FROM_TEXT: dict[str, Callable[[str], Any]] = {
-    "decimal": Decimal,
-    "duration": parse_duration,
-    "inet": ip_address,
-    "timeuuid": UUID,
-    "uuid": UUID,
-    "varint": int,
-}
-_US_LIMIT = 2**63 // 1000
+Row = Mapping[str, Value | None]
 
 
-def rows_table(schema: TableSchema, rows: Sequence[dict[str, Value | None]]) -> pa.Table:
+def rows_table(schema: TableSchema, rows: Sequence[Row], *, exact: bool = False) -> pa.Table:
     """Log rows, each with its stream, in the columns of the log's Delta table.
 
-    Raises:
-        InputError: a timestamp is too far away for Delta, which counts µs.
+    Dates and timestamps that not every reader has are the nearest of those that it has, and as they are in a column of
+    their own, which there is where a value needs it, or with `exact`.
     """
-    arrays = {each.name: [arrow_value(each.type, row[each.name]) for row in rows] for each in log_columns(schema)}
+    columns = stored_columns(schema)
+    beside = _beside(columns, rows)
+    fields = log_table(schema, exact=exact or any(beside)).schema
+    arrays: dict[str, list[Any]] = {
+        name: [arrow_value(stored_type(each.type), row[each.name]) for row in rows] for each, name in columns
+    }
     arrays[WRITTEN_AT] = [timeuuid_us(_uuid(row)) for row in rows]
-    fields = log_table(schema).schema
+    arrays[EXACT] = [list(found.items()) or None for found in beside]
     return pa.table([pa.array(arrays[field.name], field.type) for field in fields], schema=fields)
 
 
-def _uuid(row: dict[str, Value | None]) -> UUID:
+def _beside(columns: Sequence[tuple[LogColumn, str]], rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Of each row, the values that its native columns do not hold, by the names of those."""
+    wide = [(each, name) for each, name in columns if may_be_far(each.type)]
+    return [
+        {name: encoded(each.type, row[each.name]) for each, name in wide if is_far(each.type, row[each.name])}
+        for row in rows
+    ]
+
+
+def _uuid(row: Row) -> UUID:
     time = row["cdc$time"]
     if not isinstance(time, UUID):
         raise InputError("a log row has no cdc$time; every row of a CDC log has one")
@@ -56,15 +60,38 @@ def _uuid(row: dict[str, Value | None]) -> UUID:
 
 def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Value | None]]:
     """The log rows of a log's Delta table, with values in canonical form; columns that it lacks are null."""
-    columns = log_columns(schema)
-    present = set(table.schema.names)
+    columns = stored_columns(schema)
+    places = [_place(each, name, table) for each, name in columns]
     lists = [
-        canonical_values(each.type, table.column(each.name)) if each.name in present else [None] * table.num_rows
-        for each in columns
+        [None] * table.num_rows if place is None else canonical_values(stored_type(each.type), table.column(place))
+        for (each, _), place in zip(columns, places, strict=True)
     ]
-    names = [each.name for each in columns]
+    by_place = {place: index for index, place in enumerate(places) if place is not None}
+    for number, beside in _exact(table):
+        for place, text in beside:
+            if place in by_place:
+                index = by_place[place]
+                lists[index][number] = decoded(columns[index][0].type, text)
+    names = [each.name for each, _ in columns]
     for values in zip(*lists, strict=True):
         yield dict(zip(names, values, strict=True))
+
+
+def _place(each: LogColumn, name: str, table: pa.Table | pa.RecordBatch) -> str | None:
+    """The name that a column has in a table, which may be of a time when other columns were beside it."""
+    present = set(table.schema.names)
+    if each.base is None or name in present:
+        return name if name in present else None
+    prefix = each.name.removesuffix(each.base.name)
+    known = (prefix + other for other in candidates(each.base.name))
+    return next((other for other in known if other in present), None)
+
+
+def _exact(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    if EXACT in table.schema.names:
+        for number, beside in enumerate(table.column(EXACT).to_pylist()):
+            if beside:
+                yield number, list(beside.items() if isinstance(beside, dict) else beside)
 
 
 def canonical_values(kind: CqlType, values: pa.ChunkedArray | pa.Array) -> list[Value | None]:
@@ -91,7 +118,7 @@ def arrow_value(kind: CqlType, value: Value | None) -> Any:
         return None
     match kind:
         case Scalar():
-            return _scalar_value(kind.name, value)
+            return _scalar_value(kind, value)
         case MapType():
             return [(arrow_value(kind.key, key), arrow_value(kind.value, inner)) for key, inner in value]
         case ListType() | SetType():
@@ -104,14 +131,12 @@ def arrow_value(kind: CqlType, value: Value | None) -> Any:
     raise AssertionError(f"unreachable: {kind}")
 
 
-def _scalar_value(name: str, value: Value) -> Any:
-    if name in _TO_TEXT:
-        return str(value)
-    if name == "timestamp":
-        if not -_US_LIMIT <= value <= _US_LIMIT:
-            raise InputError(f"timestamp {value} ms is too far away for a Delta table, which counts microseconds")
-        return value * 1000
-    return value
+def _scalar_value(kind: Scalar, value: Value) -> Any:
+    if kind.name in OF_TEXT:
+        return to_text(kind.name, value)
+    if kind.name == "date":
+        return nearest(kind, value)
+    return nearest(kind, value) * 1000 if kind.name == "timestamp" else value
 
 
 def canonical_value(kind: CqlType, value: Any) -> Value | None:
@@ -127,16 +152,22 @@ def canonical_value(kind: CqlType, value: Any) -> Value | None:
         case ListType() | SetType():
             return kind.canonical([canonical_value(kind.element, part) for part in value])
         case UserType():
-            return tuple(canonical_value(of, value.get(name)) for name, of in kind.fields)
+            return tuple(canonical_value(of, _field(value, name)) for name, of in kind.fields)
         case TupleType():
             return tuple(canonical_value(of, value[f"_{place}"]) for place, of in enumerate(kind.components, 1))
     raise AssertionError(f"unreachable: {kind}")
 
 
+def _field(value: Mapping[str, Any], name: str) -> Any:
+    """A field of a user type, which may have been written when the type had no other field of that name."""
+    plain = name.rpartition("$")[0]
+    return value[name] if name in value else value.get(plain if plain and marked(plain) == name else marked(name))
+
+
 def _scalar_of(kind: Scalar, value: Any) -> Value:
-    if kind.name in _FROM_TEXT:
+    if kind.name in OF_TEXT:
         try:
-            return _FROM_TEXT[kind.name](value)
+            return OF_TEXT[kind.name](value)
         except (ValueError, ArithmeticError):
             raise kind.refuse(value) from None
     if kind.name == "timestamp":

@@ -22,6 +22,7 @@ from cdc_platform.lake.shape import spark_struct
 from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import StreamsOf, log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.records import tablet_sets
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
         raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
     if schema.cdc.preimage != "false" or schema.cdc.postimage:
         raise InputError(f"the images of {schema.full_name} need the table's rows; write it by CQL statements")
+    schema = stored(schema)
     rows = _aligned(schema, writes)
     streams_of = table_streams(lake, schema)
 
@@ -101,9 +103,10 @@ def append_writes(
 
 
 def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:
+    table = log_table(schema, exact=EXACT in rows.columns)
     # A value may be a megabyte long.
     with bounded_batches(rows.sparkSession):
-        frames.append(rows.sparkSession, lake, log_table(schema), rows, transaction)
+        frames.append(rows.sparkSession, lake, table, rows, transaction)
 
 
 def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,18 @@ from support.histories.log_histories import EPOCH_US, LIST_KEYS, schemas, values
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema, log_columns
-from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType, timeuuid_us
+from cdc_platform.cql.types import (
+    INT,
+    TEXT,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    UserType,
+    scalar,
+    timeuuid_order,
+    timeuuid_us,
+)
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.log.columns import log_batch
@@ -22,6 +35,7 @@ from cdc_platform.log.log_values import arrow_value, rows_table, table_rows
 from cdc_platform.log.rows import log_mutations
 
 ALWAYS = EPOCH_US
+UUID_TEXT = "0dd381f0-2fea-11eb-af55-000000000001"
 NUMBERED = ("cdc$time", WRITTEN_AT)
 
 
@@ -96,7 +110,8 @@ def _inner(kind: Any, key: Any) -> st.SearchStrategy[Any]:
 def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutation]:
     """One typed write, and the same as a mutation."""
     timestamp, ttl = draw(st.integers(EPOCH_US, EPOCH_US + 3)), draw(st.sampled_from([0, 0, 5]))
-    partition = tuple(draw(values(column.type)) for column in schema.partition_key)
+    # A key without a byte is none.
+    partition = tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
     clustering = tuple(draw(values(column.type)) for column in schema.clustering_key)
     typed: dict[str, Any] = {"timestamp": timestamp, "ttl": ttl or draw(st.sampled_from([None, 0]))}
     typed |= {column.name: value for column, value in zip(schema.partition_key, partition, strict=True)}
@@ -158,19 +173,26 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 @given(batches)
 def test_cdc_time_belongs_to_one_write(case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]]) -> None:
-    """Rows of one write share it, writes that differ do not, and it does not depend on the batch."""
+    """Rows of one write share it, no two writes do, and it depends on no write of another partition or time."""
     schema, writes = case
     batch = _batch(schema, [typed for typed, _ in writes])
     rows = list(table_rows(schema, log_batch(schema, batch, _streams)))
     alone = [
         list(table_rows(schema, log_batch(schema, batch.slice(place, 1), _streams))) for place in range(len(writes))
     ]
-    assert [row for part in alone for row in part] == rows
-    times = {
-        str(typed): {row["cdc$time"] for row in part} for (typed, _), part in zip(writes, alone, strict=True) if part
-    }
-    assert all(len(each) == 1 for each in times.values())
-    assert len(set().union(*times.values())) == len(times)
+    ends = np.cumsum([0, *(len(part) for part in alone)])
+    assert len(rows) == ends[-1]
+    found = [rows[begin:end] for begin, end in pairwise(ends)]
+    places = [(mutation.partition_key, typed["timestamp"]) for typed, mutation in writes]
+    times: dict[Any, list[Any]] = {}
+    for place, mine, by_itself in zip(places, found, alone, strict=True):
+        assert len({row["cdc$time"] for row in mine}) <= 1
+        assert [_plain(row) for row in mine] == [_plain(row) for row in by_itself]
+        if places.count(place) == 1:
+            assert mine == by_itself
+        times.setdefault(place, []).extend(row["cdc$time"] for row in mine[:1])
+    for each in times.values():
+        assert each == sorted(set(each), key=timeuuid_order)
 
 
 SIMPLE = TableSchema(
@@ -198,6 +220,7 @@ GOOD = {"operation": 1, "timestamp": ALWAYS, "p": 1, "k": 2, "v": "x"}
         ({"timestamp": -(2**62)}, "timestamp -4611686018427387904"),
         ({"timestamp": 2**62}, "timestamp 4611686018427387904"),
         ({"ttl": -1}, "ttl -1"),
+        ({"ttl": 630_720_001}, "ttl 630720001"),
         ({"p": None}, "no p"),
         ({"k": None}, "no k"),
         ({"k": None, "operation": 2, "v": None}, "no k"),
@@ -217,6 +240,63 @@ def test_writes_that_no_table_can_have_are_refused(wrong: dict[str, Any], said: 
     assert len(log_batch(SIMPLE, _batch(SIMPLE, [GOOD, GOOD]), after_1970)) == 2
     with pytest.raises(InputError, match=said):
         log_batch(SIMPLE, _batch(SIMPLE, [GOOD, GOOD | wrong]), after_1970)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong"),
+    [
+        ("ascii", ["a", "\x7f"], ["\x80", "é"]),
+        ("time", [0, 86_399_999_999_999], [-1, 86_400_000_000_000]),
+        ("timestamp", [0, -1_000], [1, -999, 2**63 - 808]),
+        ("date", [0, -719_162, 2_932_896], [-719_163, 2_932_897, 2**31 - 1]),
+        ("uuid", [UUID_TEXT, UUID_TEXT.upper()], ["", "0dd381f0", "z" + UUID_TEXT[1:]]),
+        ("timeuuid", [UUID_TEXT], [UUID_TEXT.replace("-11eb", "-41eb")]),
+        ("inet", ["127.0.0.1", "::1"], ["127.0.0.256", "localhost"]),
+        ("varint", ["0", "-17", "9" * 5_000], ["", "1.5", "x", "--1"]),
+        ("decimal", ["0", "-1.50", "1E+7"], ["", "NaN", "Infinity", "1e9999999999999999999"]),
+        ("duration", ["1y2mo", "-3d"], ["", "1x", "3"]),
+    ],
+)
+def test_values_are_those_of_their_type(kind: str, good: list[Any], wrong: list[Any]) -> None:
+    """As values, keys of the clustering, and in collections, user types and tuples; the error names the column."""
+    of = scalar(kind)
+    columns = [Column("p", INT, "partition"), Column("v", of), Column("l", ListType(of)), Column("m", MapType(INT, of))]
+    columns += [Column("u", UserType("ks", "ut", (("a", INT), ("b", of)))), Column("f", TupleType((INT, of)))]
+    schema = TableSchema("ks", "t", tuple(columns), CdcOptions(enabled=True))
+    ways: list[tuple[str, Callable[[Any], Any]]] = [
+        ("v", lambda value: value),
+        ("l", lambda value: [(UUID_TEXT, value)]),
+        ("m", lambda value: [(1, value)]),
+        ("u", lambda value: {"a": 1, "b": value}),
+        ("f", lambda value: {"_1": 1, "_2": value}),
+    ]
+    fields = writes_schema(schema)
+    for name, put in ways:
+        for value in [*good, *wrong]:
+            write = {"operation": 1, "timestamp": ALWAYS, "p": 1}
+            rows = [write, write | {name: put(value)}]
+            batch = pa.RecordBatch.from_pylist(rows, schema=fields)
+            if value in good:
+                assert len(log_batch(schema, batch, _streams)) >= 1
+                continue
+            with pytest.raises(InputError, match=f"column {name}.* no value of type {kind}"):
+                log_batch(schema, batch, _streams)
+
+
+def test_a_partition_key_has_bytes_and_not_too_many() -> None:
+    """As CQL has it: at least one, at most 65,535."""
+    schema = TableSchema("ks", "t", (Column("p", TEXT, "partition"), Column("v", INT)), SIMPLE.cdc)
+    write = {"operation": 2, "timestamp": ALWAYS, "p": "x" * 65_535}
+    assert len(log_batch(schema, _batch(schema, [write]), _streams)) == 1
+    for key, said in (("", "empty partition key"), ("x" * 65_536, "65536 bytes")):
+        with pytest.raises(InputError, match=said):
+            log_batch(schema, _batch(schema, [write, write | {"p": key}]), _streams)
+
+
+def test_a_null_element_is_refused() -> None:
+    """There is none in CQL's collections."""
+    with pytest.raises(InputError, match="column m: 1 elements are null"):
+        log_batch(SIMPLE, _batch(SIMPLE, [GOOD | {"m": [(1, None)]}]), _streams)
 
 
 def test_a_table_without_clustering_columns_has_no_row_deletes() -> None:

@@ -10,9 +10,9 @@ from support.oracles.log_model import ImageModel, ModelPartition, by_element
 
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import RangeTombstone
-from cdc_platform.log.rows import LogMutation, log_mutations
 from cdc_platform.cql.schema import CdcOptions, Column, Images, TableSchema
 from cdc_platform.cql.types import INT, MapType, UserType
+from cdc_platform.log.rows import LogMutation, log_mutations
 
 T = 1_606_390_225_588_947
 COLUMNS = (

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cdc_platform.errors import InputError
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.binding import Binder
 from cdc_platform.cql.catalog import Catalog
@@ -16,6 +15,7 @@ from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import CollectionChange, Mutation
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import INT, ListType, timeuuid_order, timeuuid_us
+from cdc_platform.errors import InputError
 
 T = 1_606_390_225_588_947
 SCHEMA = TableSchema("ks", "t", (Column("p", INT, "partition"), Column("l", ListType(INT))))

@@ -25,6 +25,7 @@ from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.audit.rows import NO_TIME, LogRows
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.stored_names import stored
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)
@@ -97,6 +98,7 @@ def _cuts(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[int]:
 
 def part_rows(schema: TableSchema, part: LogPart) -> LogRows:
     """The rows of a part as columns."""
+    schema = stored(schema)
     keys = [column.name for column in schema.partition_key]
     fields = log_table(schema).schema
     found = [_empty(schema)]

@@ -21,6 +21,7 @@ from cdc_platform.log.key_bytes import canonical_keys
 from cdc_platform.log.log_table import arrow_type, log_table
 from cdc_platform.log.log_values import arrow_value, table_rows
 from cdc_platform.log.replay.partitions import assert_full_delta, lacking, replay
+from cdc_platform.log.stored_names import EXACT, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,6 +51,7 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = No
     from pyspark.sql import functions as F
 
     assert_full_delta(schema)
+    schema = stored(schema)
     names = _columns(schema, changes)
 
     def keys(*columns: pa.Array) -> pa.Array:
@@ -69,7 +71,7 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = No
 
 def selected_schema(schema: TableSchema) -> pa.Schema:
     """The columns of the base table in the order of `SELECT *`, with the types that values have in a log's table."""
-    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in schema.selected])
+    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in stored(schema).selected])
 
 
 def partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
@@ -140,7 +142,7 @@ def _columns(schema: TableSchema, changes: DataFrame) -> list[str]:
                 f"column {each.name} of the changes is {found[each.name].simpleString()}; in a log of"
                 f" {schema.full_name} it is {due[each.name].dataType.simpleString()}"
             )
-    return [each.name for each in log_columns(schema) if each.name in found]
+    return [each for each in (*(column.name for column in log_columns(schema)), EXACT) if each in found]
 
 
 def _is_readable(found: DataType, due: DataType) -> bool:

@@ -33,6 +33,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
 from cdc_platform.log.scripts.script import Kept, Result, Script
+from cdc_platform.log.stored_names import EXACT
 from cdc_platform.log.volume import ROWS_A_FILE, append
 from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
@@ -214,11 +215,12 @@ def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog, spark
 
 def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row], spark: Session) -> None:
     names = [column.name for column in log_columns(schema)]
-    whole = [{name: row.get(name) for name in names} for row in rows]
+    whole = rows_table(schema, [{name: row.get(name) for name in names} for row in rows])
     _reshape(lake, noted, schema, spark)
+    if EXACT in whole.column_names:
+        lake.widen(log_table(schema, exact=True))
     files = -(-len(rows) // ROWS_A_FILE)
-    frame = spark().createDataFrame(rows_table(schema, whole))
-    append(lake, schema, frame, files=files, transaction=(_APPLICATION, noted.number))
+    append(lake, schema, spark().createDataFrame(whole), files=files, transaction=(_APPLICATION, noted.number))
 
 
 def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> None:
@@ -228,11 +230,11 @@ def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> 
     if version is None:
         return
     stored = lake.read_version(table, version)
-    if stored.schema.remove_metadata().equals(_plain(table)):
+    exact = EXACT in stored.column_names
+    if stored.schema.remove_metadata().equals(_plain(log_table(schema, exact=exact))):
         return
-    _overwrite(
-        lake, noted, schema, spark().createDataFrame(rows_table(schema, list(table_rows(schema, stored)))), "shape"
-    )
+    rows = rows_table(schema, list(table_rows(schema, stored)), exact=exact)
+    _overwrite(lake, noted, schema, spark().createDataFrame(rows), "shape")
 
 
 def _plain(table: Table) -> pa.Schema:
@@ -241,5 +243,6 @@ def _plain(table: Table) -> pa.Schema:
 
 def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: DataFrame, why: str) -> None:
     """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
+    table = log_table(schema, exact=EXACT in rows.columns)
     with bounded_batches(rows.sparkSession):
-        frames.replace_all(rows.sparkSession, lake, log_table(schema), rows, (f"{_APPLICATION}/{why}", noted.number))
+        frames.replace_all(rows.sparkSession, lake, table, rows, (f"{_APPLICATION}/{why}", noted.number))

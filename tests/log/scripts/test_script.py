@@ -311,6 +311,14 @@ def test_the_two_zeros_are_two_keys(accepted: Accepted):
     assert [str(row["k"]) for row in done[4].rows] == ["0.0"]
 
 
+def test_a_type_cannot_be_a_part_of_itself(rehearsed: Rehearse):
+    """Neither at once nor by way of another one."""
+    types = "CREATE TYPE ks.a (x int); CREATE TYPE ks.b (y frozen<a>);"
+    for field in ("frozen<a>", "frozen<b>", "list<frozen<b>>"):
+        error = rehearsed(f"{types} ALTER TYPE ks.a ADD z {field};").outcomes[-1].error
+        assert "a part of itself" in str(error)
+
+
 def test_what_changes_nothing_leaves_no_row(accepted: Accepted):
     """Adding no elements, removing values that are not there, IN without choices."""
     done = accepted(
