@@ -11,10 +11,10 @@ from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import NODES
 from cdc_platform.lifecycle.base_writes import assign_streams
 from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import reading
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def base_writes(bench: Bench) -> list[Result]:
 def five_generations(bench: Bench, folder: Path) -> Lake:
     """A lake in which the last five nodes joined, an hour apart."""
     lake, nodes = Lake(folder), nodes_of(bench.sizes.cluster)
-    lake.merge(NODES, inbox.node_rows(nodes[:-GENERATIONS]), update=True)
+    put_nodes(lake, nodes[:-GENERATIONS])
     for hour, node in enumerate(nodes[-GENERATIONS:]):
         clock = Clock(CLOCK.now_us() + hour * HOUR_US)
         run_join(bench.spark, lake, clock, Settings(), queue(lake, clock, node))

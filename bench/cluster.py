@@ -14,6 +14,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import FIRST, LAST, Node, Ring
 
 IGNORE_MSB = 12
@@ -70,7 +71,7 @@ def lake_before_join(folder: Path, size: Size, clock: Clock) -> tuple[Lake, str]
     """A lake whose ring has all nodes but the last, which waits in the inbox; and the generation ID of its join."""
     lake = Lake(folder)
     *members, joining = nodes_of(size)
-    lake.merge(NODES, inbox.node_rows(members), update=True)
+    put_nodes(lake, members)
     return lake, queue(lake, clock, joining)
 
 

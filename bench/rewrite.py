@@ -13,9 +13,10 @@ from cdc_platform.clock import to_datetime
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, NODES, STREAMS, STREAMS_DESCRIPTIONS, TIMESTAMP
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, STREAMS, STREAMS_DESCRIPTIONS, TIMESTAMP
 from cdc_platform.lifecycle.upgrade.rewrite import rewrite
-from cdc_platform.records import cdc_tables, generation_data, inbox
+from cdc_platform.records import cdc_tables, generation_data
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 
@@ -28,7 +29,7 @@ def rewriting(bench: Bench) -> list[Result]:
     node = nodes_of(size)[0]
     with bench.scratch() as folder, bench.floor_write(size) as floor:
         lake, times = Lake(folder), iter(range(1_600_000_000_000, CLOCK.now_ms(), 3_600_000))
-        lake.merge(NODES, inbox.node_rows([node]), update=True)
+        put_nodes(lake, [node])
         cdc_tables.add(lake, CLOCK, "ks", "t", ttl_seconds=0)
 
         def leave_one() -> None:

@@ -23,6 +23,7 @@ from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import node_rows
 
 _TICK = """
 import json, os, sys, time
@@ -74,7 +75,7 @@ def sensor_tick(bench: Bench) -> list[Result]:
 
 def _events(count: int) -> pa.Table:
     queued = datetime(2026, 1, 1, tzinfo=UTC)
-    rows = inbox.node_rows(nodes_of(Size(count, 16, 8))).drop_columns(["status"]).to_pylist()
+    rows = node_rows(nodes_of(Size(count, 16, 8))).drop_columns(["status"]).to_pylist()
     for number, row in enumerate(rows):
         row |= {
             "event_id": str(uuid.UUID(int=number)),

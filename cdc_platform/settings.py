@@ -5,6 +5,7 @@ One file, `<home>/settings.toml`; every key is optional, and the defaults are th
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,11 @@ from cdc_platform.errors import InputError
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 
 Policy = Literal["strict", "recent-past"]
+
+# Settings of earlier versions that homes may still name.
+_REMOVED = ("generation_retry_ms",)
+
+_log = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
@@ -54,18 +60,20 @@ class Settings(BaseModel):
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
     switch_margin_ms: int = Field(default=5_000, ge=0, le=3_600_000)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
-    generation_retry_ms: int = Field(default=5_000, ge=100, le=600_000)
-    """How long a coordinator waits before it tries again to read a generation that it only knows by its ID."""
 
 
 def load_settings(path: Path) -> Settings:
-    """Read `settings.toml`; a missing file means the defaults.
+    """Read `settings.toml`; a missing file means the defaults. A setting that is no longer one is left out, and said.
 
     Raises:
         InputError: the file is no TOML, has an unknown key or a value out of bounds.
     """
     try:
-        return Settings.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        for name in _REMOVED:
+            if read.pop(name, None) is not None:
+                _log.warning("%s: %s is no longer a setting and changes nothing; remove it", path, name)
+        return Settings.model_validate(read)
     except FileNotFoundError:
         return Settings()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

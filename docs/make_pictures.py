@@ -20,7 +20,8 @@ from cdc_platform.clock import parse_time_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import reading
+from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
 
 IMAGES = Path(__file__).parent / "images"
@@ -43,14 +44,14 @@ def main() -> None:
 
 def draw(lake: Lake) -> None:
     """The rings as the nodes join, the streams on their shards, the timeline of the generations."""
-    nodes = sorted(inbox.current_ring(lake).nodes, key=lambda node: node.address)
+    nodes = sorted(current_ring(lake).nodes, key=lambda node: node.address)
     for count in range(1, len(nodes) + 1):
         ring = Ring.of(nodes[:count])
         names = [node.address for node in ring.nodes]
         joining = names.index(nodes[count - 1].address)
         picture = ring_picture(ring.tokens, ring.owner_index, names, joining=joining)
         (IMAGES / f"ring{count}.png").write_bytes(picture)
-    ring = inbox.current_ring(lake)
+    ring = current_ring(lake)
     names = [node.address for node in ring.nodes]
     (IMAGES / "streams.png").write_bytes(streams_picture(streams_on_shards(ring), names))
     generations = reading.known_generations(lake)

@@ -16,6 +16,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import current_ring
 
 
 @pytest.mark.parametrize("size", [Size(1, 1, 4), Size(3, 16, 8), Size(5, 7, 64)], ids=str)
@@ -31,7 +32,7 @@ def test_the_plain_loop_gives_the_same_bytes(size: Size) -> None:
 def test_the_cluster_waits_for_its_last_node(lake: Lake) -> None:
     """What is measured as a join is one: all nodes but the last are in the ring, and the last is next."""
     made, generation_id = lake_before_join(lake.root, Size(4, 8, 2), Clock())
-    assert len(inbox.current_ring(made).nodes) == 3
+    assert len(current_ring(made).nodes) == 3
     assert [join.generation_id for join in inbox.waiting(made)] == [generation_id]
 
 

@@ -57,13 +57,14 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.expiry import removal
     from cdc_platform.lifecycle.upgrade import rewrite
+    from cdc_platform.records import cdc_local
 
     old = open_home(home.path / OLD_HOME)
     lake, settings = Lake(old.lake), old.settings
     now_ms = events[0].created_at_us // 1000
     times = [now_ms - ago for ago in _JOINED_AGO_MS]
     decided: Sequence[Decision] = ()
-    if not rewrite.marked_nodes(lake):
+    if not cdc_local.marked_hosts(lake):
         _write_first_format(lake, events, times)
         upgraded = Clock((times[-1] + _UPGRADED_AFTER_MS) * 1000)
         decided = rewrite.rewrite(lake, upgraded, settings).decisions
@@ -92,12 +93,13 @@ def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Seq
     """What the old servers have left: a generation a join in both V1 tables, the nodes, their newest generation."""
     import pyarrow as pa
 
-    from cdc_platform.generations import RingLayout, generate, limit_streams_for_v1
-    from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, NODES, STREAMS_DESCRIPTIONS
-    from cdc_platform.records import cdc_tables, generation_data, inbox
+    from cdc_platform.generations import GenerationId, RingLayout, generate, limit_streams_for_v1
+    from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS
+    from cdc_platform.records import cdc_local, cdc_tables, generation_data
+    from cdc_platform.records.ring import NORMAL, put_nodes
     from cdc_platform.ring import Ring
 
-    nodes: list[Node] = [replace(event.node, status=inbox.NORMAL) for event in events]
+    nodes: list[Node] = [replace(event.node, status=NORMAL) for event in events]
     cdc_tables.add(lake, Clock(times[0] * 1000), *ORDERS, ttl_seconds=ORDERS_TTL_SECONDS, created_at_ms=times[0])
     for count, time_ms in enumerate(times, 1):
         layout = limit_streams_for_v1(RingLayout.of(Ring.of(nodes[:count])))
@@ -106,12 +108,8 @@ def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Seq
         row = {"time": to_datetime(time_ms * 1000), "streams": _as_a_set(description), "expired": None}
         rows = pa.Table.from_pylist([row], schema=STREAMS_DESCRIPTIONS.schema)
         lake.merge(STREAMS_DESCRIPTIONS, rows, update=False)
-    newest = to_datetime(times[-1] * 1000)
-    known = [
-        {"host_id": str(node.host_id), "key": "cdc_local", "streams_timestamp": newest, "uuid": None} for node in nodes
-    ]
-    lake.merge(CDC_LOCAL, pa.Table.from_pylist(known, schema=CDC_LOCAL.schema), update=False)
-    lake.merge(NODES, inbox.node_rows(nodes), update=False)
+    cdc_local.keep_first(lake, [node.host_id for node in nodes], GenerationId(times[-1]))
+    put_nodes(lake, nodes, update=False)
 
 
 def _as_a_set(description: TopologyDescription) -> list[bytes]:

@@ -20,9 +20,9 @@ def ring(session: Session, as_json: bool) -> None:
     Example:
       cdc-platform ring --json > ring.json
     """
-    from cdc_platform.records import inbox
+    from cdc_platform.records.ring import current_ring
 
-    current = inbox.current_ring(session.lake())
+    current = current_ring(session.lake())
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
         write_json(

@@ -7,7 +7,6 @@ No Spark: it runs in sensors.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,9 @@ import pyarrow as pa
 from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS, NODES
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import current_ring, node_rows, nodes_of
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
 
 JOIN = "join"
@@ -25,7 +25,6 @@ REPAIR = "repair"
 WITHDRAW = "withdraw"
 MAKING = (JOIN, REPAIR)
 """The kinds of event that make a generation."""
-NORMAL = "NORMAL"
 
 
 @dataclass(frozen=True)
@@ -183,54 +182,6 @@ def _in_the_way(join: WaitingJoin) -> str:
     )
 
 
-def members(lake: Lake) -> list[Node]:
-    """Every node of `platform.nodes`, whatever its status."""
-    return _nodes(lake.read(NODES))
-
-
-def current_ring(lake: Lake) -> Ring:
-    """The ring as it stands: the nodes of `platform.nodes` with status NORMAL."""
-    return Ring.of(_nodes(lake.read(NODES, filters=[("status", "=", NORMAL)])))
-
-
-def node_rows(nodes: Sequence[Node]) -> pa.Table:
-    """Nodes as rows of `platform.nodes`."""
-    return pa.Table.from_pylist(
-        [
-            {
-                "host_id": str(node.host_id),
-                "address": node.address,
-                "datacenter": node.datacenter,
-                "rack": node.rack,
-                "status": node.status,
-                "tokens": list(node.tokens),
-                "shard_count": node.shard_count,
-                "ignore_msb": node.ignore_msb,
-                "features": list(node.features),
-            }
-            for node in nodes
-        ],
-        schema=NODES.schema,
-    )
-
-
-def _nodes(rows: pa.Table) -> list[Node]:
-    return [
-        Node(
-            host_id=uuid.UUID(row["host_id"]),
-            tokens=tuple(row["tokens"]),
-            shard_count=row["shard_count"],
-            ignore_msb=row["ignore_msb"],
-            address=row["address"] or "",
-            datacenter=row["datacenter"] or "",
-            rack=row["rack"] or "",
-            features=tuple(row["features"] or ()),
-            status=row.get("status", NORMAL),
-        )
-        for row in rows.to_pylist()
-    ]
-
-
 def _event_id(lake: Lake, event_id: str) -> tuple[str, BootstrapEvent | None]:
     """The ID under which a request stands or would stand in the inbox, and its event if it is there."""
     while True:
@@ -251,7 +202,7 @@ def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[Bootstra
     rows = lake.read(BOOTSTRAP_EVENTS, filters=filters)
     return [
         BootstrapEvent(row["event_id"], row["generation_id"], node, from_datetime(row["created_at"]), row["kind"])
-        for row, node in zip(rows.to_pylist(), _nodes(rows), strict=True)
+        for row, node in zip(rows.to_pylist(), nodes_of(rows), strict=True)
     ]
 
 

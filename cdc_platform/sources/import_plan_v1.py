@@ -5,7 +5,7 @@ A V1 generation is one cell, so there is no half of one. What the new tables tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from cdc_platform.lake.tables import (
     TIMESTAMP,
     Table,
 )
-from cdc_platform.records import generation_data
+from cdc_platform.records import cdc_local, generation_data
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import RangeRows, in_byte_order
 from cdc_platform.sources.cqlsh_v1 import LOCAL, LocalRow, V1Exports, V1Generation
@@ -161,30 +161,29 @@ def _local_rows(lake: Lake, local: Sequence[LocalRow], host_id: str | None) -> t
                 "import the nodes' exports one by one, each with its --node"
             )
         rows[place] = row
-    there = {(row["host_id"], row["key"]): row for row in lake.read(CDC_LOCAL).to_pylist()}
+    there = cdc_local.known(lake)
     warnings: list[str] = []
-    kept = []
-    for (host, key), row in rows.items():
-        if _is_news(host, row, there.get((host, key)), warnings):
-            moment = None if row.streams_timestamp_ms is None else to_datetime(row.streams_timestamp_ms * 1000)
-            kept.append({"host_id": host, "key": key, "streams_timestamp": moment, "uuid": row.uuid})
-    return ([(CDC_LOCAL, pa.Table.from_pylist(kept, schema=CDC_LOCAL.schema))] if kept else []), warnings
+    kept = [
+        cdc_local.KeptRow(host, key, row.streams_timestamp_ms, row.uuid)
+        for (host, key), row in rows.items()
+        if _is_news(host, row, there.get((host, key)), warnings)
+    ]
+    return ([(CDC_LOCAL, cdc_local.rows_of(kept))] if kept else []), warnings
 
 
-def _is_news(host: str, row: LocalRow, known: Mapping[str, object] | None, warnings: list[str]) -> bool:
+def _is_news(host: str, row: LocalRow, known: cdc_local.KeptRow | None, warnings: list[str]) -> bool:
     """Whether a row goes in: an ID never goes back to an older one, and a marker that is there stays."""
     if known is None:
         return True
-    moment = known["streams_timestamp"]
-    known_ms = None if moment is None else from_datetime(moment) // 1000  # type: ignore[arg-type]
-    if row.key == "rewritten" or known_ms is None:
-        return row.key != "rewritten" and row.streams_timestamp_ms is not None
+    known_ms = known.time_ms
+    if row.key == cdc_local.REWRITTEN or known_ms is None:
+        return row.key != cdc_local.REWRITTEN and row.streams_timestamp_ms is not None
     if row.streams_timestamp_ms is None or row.streams_timestamp_ms < known_ms:
         warnings.append(f"node {host} knows generation {format_ms(known_ms)} already; its older ID was left out")
         return False
-    if row.streams_timestamp_ms == known_ms and row.uuid != known["uuid"]:
+    if row.streams_timestamp_ms == known_ms and row.uuid != known.uuid:
         raise InputError(
             f"{row.place}: node {host} has generation {format_ms(known_ms)} in the lake with "
-            f"{known['uuid'] or 'no UUID'}, and here with {row.uuid or 'no UUID'}; import it into another --home"
+            f"{known.uuid or 'no UUID'}, and here with {row.uuid or 'no UUID'}; import it into another --home"
         )
     return row.streams_timestamp_ms > known_ms

@@ -21,7 +21,6 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TABLET_LAYOUTS,
@@ -31,6 +30,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import current_ring, replace_ring
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
 from cdc_platform.sources.cqlsh_v1 import V1Exports
@@ -143,7 +143,7 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
     nodes = sources.nodes
     if nodes is not None:
         _check_ring(lake, nodes)
-    ring = inbox.current_ring(lake) if nodes is None else Ring.of(nodes)
+    ring = current_ring(lake) if nodes is None else Ring.of(nodes)
     plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id)
     report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
@@ -210,15 +210,10 @@ def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
 
 
 def _replace_ring(lake: Lake, nodes: Sequence[Node], report: ImportReport) -> None:
-    before = {row["host_id"]: row for row in lake.read(NODES).to_pylist()}
-    rows = inbox.node_rows(nodes)
-    after = {row["host_id"]: row for row in rows.to_pylist()}
-    report.nodes_added = sorted(after.keys() - before.keys())
-    report.nodes_removed = sorted(before.keys() - after.keys())
-    report.nodes_changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
-    report.rows_written += _merge(lake, NODES, rows)
-    if report.nodes_removed:
-        report.rows_written += lake.delete(NODES, [("host_id", "in", report.nodes_removed)])
+    replaced = replace_ring(lake, nodes)
+    report.nodes_added, report.nodes_removed = replaced.added, replaced.removed
+    report.nodes_changed = replaced.changed
+    report.rows_written += replaced.rows_written
 
 
 def _write(lake: Lake, plan: ImportPlan) -> int:

@@ -14,7 +14,8 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
 )
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import generation_data, reading
+from cdc_platform.records.ring import current_ring
 
 pytestmark = pytest.mark.spark
 
@@ -53,4 +54,4 @@ def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None
         rows = reading.streams_rows(lake, id_.time_ms)
         flat = b"".join(stream for row in rows["streams"].to_pylist() for stream in row)
         assert flat == description.streams.tobytes()
-    assert len(inbox.current_ring(lake).nodes) == 2
+    assert len(current_ring(lake).nodes) == 2

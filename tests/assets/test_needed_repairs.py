@@ -11,8 +11,9 @@ from support.worlds.rehearsal import QUIET, Rehearsal
 from assets.join.inbox import waiting_joins
 from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring
 from cdc_platform.definitions import defs
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2, NODES
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
 from resources.home import HomeResource
 
@@ -25,7 +26,7 @@ HOSTS = [
 @pytest.fixture
 def damaged(rehearsal: Rehearsal) -> Rehearsal:
     """A ring without any generation."""
-    rehearsal.lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(rehearsal.lake, HOSTS)
     return rehearsal
 
 

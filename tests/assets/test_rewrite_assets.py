@@ -34,7 +34,8 @@ from cdc_platform.definitions import defs
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.lifecycle.upgrade.rewrite import marked_nodes, rewrite
+from cdc_platform.lifecycle.upgrade.rewrite import rewrite
+from cdc_platform.records.cdc_local import marked_hosts
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource
@@ -89,7 +90,7 @@ def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
     table = told["decisions"]
     assert isinstance(table, TableMetadataValue)
     assert [record.data["action"] for record in table.records] == ["rewrite", "rewrite", "missing-data"]
-    assert marked_nodes(rehearsal.lake) == HOSTS
+    assert marked_hosts(rehearsal.lake) == HOSTS
     assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 2
     assert evaluations(result) == {
         "live_generations_rewritten": (False, {"population": 3, "violations": 1}),
@@ -114,7 +115,7 @@ def test_a_dry_run_of_the_job_writes_nothing(rehearsal: Rehearsal) -> None:
     old_cluster(rehearsal.lake, times(2))
     assert run(rehearsal, dry_run=True).success
     assert rehearsal.lake.read(GENERATION_TIMESTAMPS).num_rows == 0
-    assert marked_nodes(rehearsal.lake) == set()
+    assert marked_hosts(rehearsal.lake) == set()
 
 
 def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None:

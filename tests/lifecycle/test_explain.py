@@ -18,12 +18,11 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
 from cdc_platform.lifecycle import explain
-from cdc_platform.records import inbox
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import FIRST, LAST, Node, Ring
 from cdc_platform.settings import Policy, Settings
 
@@ -73,7 +72,7 @@ def lake(tmp_path: Path) -> Lake:
     lake = Lake(tmp_path / "lake")
     write_generation(lake, OLD, HOSTS[:1], T1)
     write_generation(lake, NEW, HOSTS, T2)
-    lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(lake, HOSTS)
     return lake
 
 

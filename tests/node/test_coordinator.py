@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import EnvironmentProblem, InputError, WriteRefused
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, Verdict, generate
+from cdc_platform.generations.metadata import LEEWAY_US, Policy, Undecided, decide
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.node.coordinator import Background, Coordinator
-from cdc_platform.node.restart import own_generation
-from cdc_platform.records import generation_data
+from cdc_platform.node.background import Background
+from cdc_platform.node.coordinator import Coordinator
+from cdc_platform.records import cdc_local, generation_data
+from cdc_platform.records.cdc_local import LocalDisk, kept_id
 from cdc_platform.ring import Node, Ring
-from cdc_platform.settings import Settings
 
 HOST = UUID(int=1)
 T1, T2, T3 = 1_700_000_000_000, 1_700_000_600_000, 1_700_001_200_000
@@ -69,6 +71,12 @@ def insert(lake: Lake, id: GenerationId, rows: slice = slice(None)) -> None:
     lake.merge(GENERATION_DESCRIPTIONS_V2, pa.Table.from_pylist(table), update=False)
 
 
+def coordinator(lake: Lake, clock: Clock, *, policy: Policy = "strict") -> Coordinator:
+    """A node of the lake: it reads both formats there, and keeps its ID in its row of `cdc_local`."""
+    reader = partial(generation_data.description_of, lake)
+    return Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, policy=policy)
+
+
 def verdict(node: Coordinator, at_ms: int, token: int = 3) -> str:
     """OK if the write is taken, in the stream that its generation gives it; else why not."""
     try:
@@ -90,7 +98,7 @@ def clock() -> MovingClock:
 def node(lake: Lake, clock: MovingClock) -> Coordinator:
     """A coordinator that uses the first generation."""
     insert(lake, OLD)
-    node = Coordinator(lake, clock, Settings(), HOST)
+    node = coordinator(lake, clock)
     assert node.learn(OLD.gossip_text)
     return node
 
@@ -159,7 +167,7 @@ def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: 
             raise error
         return description(id)
 
-    node = Coordinator(lake, clock, Settings(), HOST, reader=reader)
+    node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us)
     assert not node.learn(OLD)
     assert node.retry() == 1
     assert node.retry() == 0
@@ -169,7 +177,7 @@ def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: 
 def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake, clock: MovingClock) -> None:
     """The text that users search for, and from when on writes will work."""
     insert(lake, NEW)
-    node = Coordinator(lake, clock, Settings(), HOST)
+    node = coordinator(lake, clock)
     with pytest.raises(WriteRefused, match=r"could not find any CDC stream .* no generation is known yet") as nothing:
         node.get_stream(T1 * 1000, 3)
     assert nothing.value.verdict == Verdict.NO_STREAM
@@ -181,15 +189,15 @@ def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake
 
 def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """What was read is kept, an older one never replaces it; a restarted node starts from it."""
-    assert own_generation(lake, HOST) == OLD
+    assert kept_id(lake, HOST) == OLD
     insert(lake, NEWEST)
     insert(lake, NEW)
     node.learn(NEWEST)
     node.learn(NEW)
-    assert own_generation(lake, HOST) == NEWEST
+    assert kept_id(lake, HOST) == NEWEST
     assert lake.read(CDC_LOCAL).num_rows == 1
     clock.at(T3)
-    again = Coordinator(lake, clock, Settings(), HOST)
+    again = coordinator(lake, clock)
     assert again.start() == NEWEST
     assert verdict(again, T3) == "OK"
 
@@ -197,43 +205,43 @@ def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake
 def test_an_id_that_cannot_be_read_is_not_kept(node: Coordinator, lake: Lake) -> None:
     """A node keeps what it can use: otherwise a restart would find an ID without data."""
     node.learn(NEW)
-    assert own_generation(lake, HOST) == OLD
+    assert kept_id(lake, HOST) == OLD
     insert(lake, NEW)
     node.retry()
-    assert own_generation(lake, HOST) == NEW
+    assert kept_id(lake, HOST) == NEW
 
 
 def test_both_formats_are_learnt(lake: Lake, clock: MovingClock) -> None:
     """`<ms>` is a V1 ID whose data is one cell, `v2;<ms>;<uuid>` has rows; the empty text is no generation."""
     lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(T1, description(OLD)), update=True)
-    node = Coordinator(lake, clock, Settings(), HOST)
+    node = coordinator(lake, clock)
     assert not node.learn("")
     assert node.learn(str(T1))
-    assert own_generation(lake, HOST) == GenerationId(T1)
+    assert kept_id(lake, HOST) == GenerationId(T1)
     insert(lake, NEW)
     assert node.learn(f"v2;{T2};{NEW.uuid}")
     clock.at(T2)
-    assert [verdict(node, T2), own_generation(lake, HOST)] == ["OK", NEW]
+    assert [verdict(node, T2), kept_id(lake, HOST)] == ["OK", NEW]
     with pytest.raises(InputError, match="not a generation ID: 'v3;1;2'"):
         node.learn("v3;1;2")
 
 
 def test_a_node_that_keeps_nothing_says_so(lake: Lake, clock: MovingClock, caplog: pytest.LogCaptureFixture) -> None:
     """As after an upgrade from before CDC: a warning, and no error; a row without a time counts as nothing."""
-    row = {"host_id": str(HOST), "key": "cdc_local", "streams_timestamp": None, "uuid": None}
-    lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
+    lake.merge(CDC_LOCAL, cdc_local.rows_of([cdc_local.KeptRow(str(HOST), cdc_local.GENERATION, None)]), update=True)
     with caplog.at_level(logging.WARNING):
-        assert Coordinator(lake, clock, Settings(), HOST).start() is None
+        assert coordinator(lake, clock).start() is None
     assert "keeps no generation ID" in caplog.text
 
 
-def test_the_policy_and_leeway_of_the_settings_hold(lake: Lake, clock: MovingClock) -> None:
+def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> None:
     """Under `recent-past` a fresh write to the generation before is taken, under `strict` it is not."""
     insert(lake, OLD)
     insert(lake, NEW)
     told = {}
-    for policy in ("strict", "recent-past"):
-        node = Coordinator(lake, clock, Settings(policy=policy), HOST)
+    policies: tuple[Policy, ...] = ("strict", "recent-past")
+    for policy in policies:
+        node = coordinator(lake, clock, policy=policy)
         clock.at(T1)
         node.learn(OLD)
         node.learn(NEW)
@@ -242,69 +250,159 @@ def test_the_policy_and_leeway_of_the_settings_hold(lake: Lake, clock: MovingClo
     assert told == {"strict": Verdict.EARLIER, "recent-past": "OK"}
 
 
-class Steps:
-    """A waiter without time: each wait lets the test do something first, and ends at once."""
-
-    def __init__(self, *before: Callable[[], object]) -> None:
-        self.waits: list[float | None] = []
-        self._before = list(before)
-        self._stopped = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Do the next thing; when there is nothing more to do wait for the end."""
-        if self._stopped:
-            return True
-        self.waits.append(timeout)
-        if self._before:
-            self._before.pop(0)()
-            return False
-        return True
-
-    def set(self) -> None:
-        """Nothing more to do."""
-        self._stopped = True
-
-
-def test_the_background_reads_until_it_succeeds(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """In a thread of its own: nothing there, a part, everything; each time after the interval, and then no more."""
+def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Without a thread: an attempt every interval of the node's clock and none in between, until all is read."""
+    background = Background(node, clock.now_us, threading.Event(), retry_us=5_000_000)
+    assert background.step() is None
     clock.at(T2)
-    used = threading.Event()
-    parts = iter((slice(0, 0), slice(0, 4), slice(4, 5)))
-    told: list[str] = []
-
-    def next_part() -> None:
-        told.append(verdict(node, T2))
-        part = next(parts)
-        if part.stop:
-            insert(lake, NEW, part)
-
-    steps = Steps(next_part, next_part, next_part)
-    reader = Coordinator._try
-
-    def watched(self: Coordinator, id: GenerationId) -> bool:
-        done = reader(self, id)
-        if done and id == NEW:
-            used.set()
-        return done
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Coordinator, "_try", watched)
-        with Background(node, Settings(), steps):
-            node.learn(NEW)
-            assert used.wait(60)
-    assert told == [Verdict.NOT_RETRIEVED] * 3
-    assert steps.waits[:3] == [5.0] * 3
+    node.learn(NEW)
+    assert background.step() == (T2 + 5_000) * 1000
+    told = []
+    for after_ms, rows in ((4_999, slice(0, 0)), (5_000, slice(0, 4)), (9_999, slice(0, 0)), (10_000, slice(4, 5))):
+        clock.at(T2 + after_ms)
+        if rows.stop:
+            insert(lake, NEW, rows)
+        due = background.step()
+        told.append((node.pending()[0].attempts if node.pending() else 0, None if due is None else due // 1000 - T2))
+    assert told == [(1, 5_000), (2, 10_000), (2, 10_000), (0, None)]
     assert verdict(node, T2) == "OK"
 
 
-def test_the_background_of_real_use_ends_when_it_is_closed(node: Coordinator) -> None:
-    """Closed in the middle of a long wait it ends at once, and leaves no thread."""
+@pytest.fixture
+def in_a_thread() -> Iterator[Callable[[Background], threading.Thread]]:
+    """Starts a background in a thread that is handed in; at the end of the test it is closed and the thread is gone."""
+    started: list[tuple[Background, threading.Thread]] = []
+
+    def start(background: Background) -> threading.Thread:
+        thread = threading.Thread(target=background.run)
+        thread.start()
+        started.append((background, thread))
+        return thread
+
+    yield start
+    for background, thread in started:
+        background.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_thread_reads_until_it_succeeds(
+    node: Coordinator, lake: Lake, clock: MovingClock, in_a_thread: Callable[[Background], threading.Thread]
+) -> None:
+    """In a thread that is handed in, woken by what is learnt: nothing there, a part, everything, and then no more."""
+    clock.at(T2)
+    parts = iter((slice(0, 4), slice(4, 5)))
+    waits: list[float] = []
+    told: list[str] = []
+
+    class Steps(threading.Event):
+        """A wait in which simulated time passes at once, and a part of the rows arrives; else a real wait."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if not timeout:
+                return super().wait(timeout)
+            waits.append(timeout)
+            told.append(verdict(node, T2))
+            part = next(parts, None)
+            if part is not None:
+                insert(lake, NEW, part)
+            clock.at(clock.now_ms() + round(timeout * 1000))
+            return True
+
+    in_a_thread(Background(node, clock.now_us, Steps(), retry_us=5_000_000))
+    node.learn(NEW)
+    for _ in range(600):
+        if not node.pending():
+            break
+        threading.Event().wait(0.1)
+    assert (waits, told) == ([5.0, 5.0], [Verdict.NOT_RETRIEVED] * 2)
+    assert verdict(node, T2) == "OK"
+
+
+def test_a_background_ends_when_it_is_closed(
+    node: Coordinator, clock: MovingClock, in_a_thread: Callable[[Background], threading.Thread]
+) -> None:
+    """Closed in the middle of a long wait it ends at once; it starts no thread by itself."""
     before = threading.active_count()
-    background = Background(node, Settings(generation_retry_ms=600_000))
-    with background:
-        node.learn(NEW)
-        assert threading.active_count() == before + 1
+    background = Background(node, clock.now_us, threading.Event(), retry_us=600_000_000)
     assert threading.active_count() == before
+    thread = in_a_thread(background)
+    node.learn(NEW)
+    assert thread.is_alive()
+    background.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+SWITCH = Undecided(str(NEW.uuid), T1 * 1000, (T1 + 65_000) * 1000)
+"""A switch to NEW, whose first lease ends 65 s after T1."""
+
+
+def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """UNDECIDED from the lease end on and not a microsecond before, whatever else the rule says comes first."""
+    node.wait_for(SWITCH)
+    clock.at(T1 + 70_000)
+    told = [verdict(node, at) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
+    assert told == [Verdict.EARLIER, "OK", Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FUTURE]
+    with pytest.raises(WriteRefused, match="a generation switch is undecided since 2023-11-14T22:13:20"):
+        node.get_stream(SWITCH.lease_end_us, 3)
+    assert node.get_stream(SWITCH.lease_end_us - 1, 3)
+
+
+def test_a_switch_that_is_aborted_holds_nothing_up(node: Coordinator, clock: MovingClock) -> None:
+    """The old generation goes on at once; of two switches the other is still waited for."""
+    node.wait_for(SWITCH)
+    node.wait_for(Undecided("other", T1 * 1000, (T1 + 68_000) * 1000))
+    clock.at(T1 + 70_000)
+    node.aborted(SWITCH.generation_id)
+    assert [verdict(node, T1 + after) for after in (65_000, 67_999, 68_000)] == ["OK", "OK", Verdict.UNDECIDED]
+    node.aborted("other")
+    assert verdict(node, T1 + 68_000) == "OK"
+
+
+def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Its ID is the decision: from its timestamp on the new one, refused until it is read; the old one before."""
+    node.wait_for(SWITCH)
+    clock.at(T2)
+    assert verdict(node, T2 - 1) == Verdict.UNDECIDED
+    assert not node.learn(NEW.gossip_text)
+    clock.at(T2 - 1_000)
+    assert [verdict(node, at) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
+    insert(lake, NEW)
+    assert node.retry() == 0
+    assert [verdict(node, at) for at in (T2 - 1, T2)] == ["OK", "OK"]
+
+
+def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: MovingClock) -> None:
+    """Handed in again it holds again; promised again with a later lease, the first one counts."""
+    insert(lake, OLD)
+    reader = partial(generation_data.description_of, lake)
+    node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, undecided=[SWITCH])
+    node.learn(OLD)
+    node.wait_for(Undecided(SWITCH.generation_id, SWITCH.since_us, SWITCH.lease_end_us + 1_000_000))
+    clock.at(T1 + 70_000)
+    assert [verdict(node, T1 + after) for after in (64_999, 65_000)] == ["OK", Verdict.UNDECIDED]
+
+
+@pytest.mark.parametrize("policy", ["strict", "recent-past"])
+def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, policy: Policy) -> None:
+    """With and without a switch that is undecided, at every edge, it says what the rule says of the same facts."""
+    for id in (OLD, NEW):
+        insert(lake, id)
+    node = coordinator(lake, clock, policy=policy)
+    for id in (OLD, NEW):
+        node.learn(id)
+    later = Undecided("later", T2 * 1000, (T2 + 65_000) * 1000)
+    facts = {"leeway_us": LEEWAY_US, "policy": policy}
+    for waiting in ([], [later]):
+        for switch in waiting:
+            node.wait_for(switch)
+        for now_ms in (T2 - 1, T2, T2 + 4_999, T2 + 5_000, T2 + 65_000, T2 + 70_001):
+            clock.at(now_ms)
+            edges = {T1, T2, now_ms, now_ms - 5_000, now_ms + 5_000, T2 + 65_000}
+            for at_us in sorted(edge * 1000 + near for edge in edges for near in (-1, 0, 1)):
+                expected = decide([T1 * 1000, T2 * 1000], at_us, now_ms * 1000, undecided=waiting, **facts)
+                assert node.decide(at_us) == expected
 
 
 def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
@@ -336,11 +434,5 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
 def test_time_is_in_whole_milliseconds(lake: Lake, clock: MovingClock) -> None:
     """A kept ID comes back to the millisecond."""
     id = GenerationId(T1 + 123, UUID(int=5))
-    row = {
-        "host_id": str(HOST),
-        "key": "cdc_local",
-        "streams_timestamp": to_datetime(id.time_ms * 1000),
-        "uuid": str(id.uuid),
-    }
-    lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
-    assert own_generation(lake, HOST) == id
+    assert cdc_local.keep(lake, HOST, id)
+    assert kept_id(lake, HOST) == id

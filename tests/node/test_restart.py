@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.homes.v1_tables import START_MS, description, nodes, old_cluster, times
 
-from cdc_platform.clock import to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.node.restart import own_generation, restart, should_propose_first_generation
+from cdc_platform.node.restart import Restarted, restart, should_propose_first_generation
+from cdc_platform.records import cdc_local, generation_data
+from cdc_platform.records.ring import host_ids
 
 HOSTS = [node.host_id for node in nodes(3)]
 V2_ID = UUID("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001")
@@ -25,13 +27,14 @@ V2_ID = UUID("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001")
 
 def keep(lake: Lake, host: UUID, time_ms: int | None, uuid: UUID | None) -> None:
     """Write a node's row of `cdc_local`."""
-    row = {
-        "host_id": str(host),
-        "key": "cdc_local",
-        "streams_timestamp": None if time_ms is None else to_datetime(time_ms * 1000),
-        "uuid": None if uuid is None else str(uuid),
-    }
-    lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
+    row = cdc_local.KeptRow(str(host), cdc_local.GENERATION, time_ms, None if uuid is None else str(uuid))
+    lake.merge(CDC_LOCAL, cdc_local.rows_of([row]), update=True)
+
+
+def restarted(lake: Lake, host: UUID) -> Restarted:
+    """A node of the lake starts again: the ring, its disk and the descriptions are the lake's."""
+    ring = [UUID(each) for each in host_ids(lake)]
+    return restart(host, ring, cdc_local.LocalDisk(lake, host), partial(generation_data.description_of, lake))
 
 
 def insert_v2(lake: Lake, made: TopologyDescription) -> None:
@@ -54,7 +57,7 @@ def test_nodes_find_their_generation_in_either_format(lake: Lake) -> None:
     insert_v2(lake, description(later, nodes(3)))
     keep(lake, HOSTS[0], times(2)[1], None)
     keep(lake, HOSTS[1], later, V2_ID)
-    first, second = (restart(lake, host) for host in HOSTS[:2])
+    first, second = (restarted(lake, host) for host in HOSTS[:2])
     assert first.generation_id == GenerationId(times(2)[1])
     assert first.description is not None
     assert first.description.equals(made[times(2)[1]])
@@ -73,7 +76,7 @@ def test_without_an_id_it_warns_and_the_largest_host_id_proposes(
     if kept == "a row without a time":
         for host in HOSTS:
             keep(lake, host, None, None)
-    found = [restart(lake, host) for host in HOSTS]
+    found = [restarted(lake, host) for host in HOSTS]
     assert [each.proposes_first for each in found] == [False, False, True]
     assert all(each.generation_id is None for each in found)
     for each in found:
@@ -90,7 +93,7 @@ def test_an_id_without_readable_data_is_kept_and_told(lake: Lake) -> None:
     keep(lake, HOSTS[1], START_MS, V2_ID)
     insert_v2(lake, description(START_MS, nodes(3)))
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", nodes(3)[0].tokens[0])])
-    first, second = (restart(lake, host) for host in HOSTS[:2])
+    first, second = (restarted(lake, host) for host in HOSTS[:2])
     assert first.generation_id == GenerationId(times(1)[0] + 1)
     assert (first.description, second.description) == (None, None)
     assert "has no V1 description" in str(first.warning)
@@ -102,8 +105,8 @@ def test_a_stranger_is_refused(lake: Lake) -> None:
     """Only a node of the ring restarts."""
     old_cluster(lake, times(1))
     with pytest.raises(NotFound, match="no node 00000000-0000-0000-0000-0000000000ff is in the ring"):
-        restart(lake, UUID(int=255))
-    assert own_generation(lake, UUID(int=255)) is None
+        restarted(lake, UUID(int=255))
+    assert cdc_local.kept_id(lake, UUID(int=255)) is None
 
 
 @given(st.sets(st.uuids(), min_size=1, max_size=8))

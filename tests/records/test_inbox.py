@@ -15,9 +15,10 @@ import pytest
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import put_nodes
 
 NOON = Clock(stopped_at_us=1_700_000_000_000_000)
 
@@ -90,7 +91,7 @@ def test_a_token_that_a_waiting_node_brings_is_taken(lake: Lake) -> None:
 def test_a_token_of_the_ring_is_taken(lake: Lake) -> None:
     """A token that a node of the ring owns cannot be brought by another."""
     event = inbox.queue(lake, NOON, request(1))
-    lake.merge(NODES, inbox.node_rows([replace(event.node, status="NORMAL")]), update=True)
+    put_nodes(lake, [replace(event.node, status="NORMAL")])
     finish(lake, event)
     with pytest.raises(InputError, match="token 100"):
         inbox.queue(lake, NOON, request(2, tokens=[100]))
@@ -173,6 +174,7 @@ import sys
 from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.records.join_request import JoinRequest
 sys.stdin.readline()
 print(inbox.queue(Lake(sys.argv[1]), Clock(), JoinRequest.model_validate_json(sys.argv[2])).generation_id)

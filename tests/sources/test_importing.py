@@ -43,6 +43,7 @@ from cdc_platform.lake.tables import (
     NODES as NODES_TABLE,
 )
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Node
 from cdc_platform.sources.bootstrap_file import parse_join_request
 from cdc_platform.sources.importing import ImportReport, import_paths
@@ -240,7 +241,7 @@ def test_a_ring_snapshot_is_the_ring(lake: Lake, take_in: Import) -> None:
     moved = replace(NODES[1], tokens=(5, 6))
     report = take_in(snapshot((moved,)))
     assert (report.nodes_removed, report.nodes_changed) == ([str(NODES[0].host_id)], [str(NODES[1].host_id)])
-    assert inbox.current_ring(lake).nodes == (moved,)
+    assert current_ring(lake).nodes == (moved,)
     assert lake.read(NODES_TABLE).num_rows == 1
 
 

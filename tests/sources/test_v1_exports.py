@@ -30,12 +30,12 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
-    NODES,
     STREAMS_DESCRIPTIONS,
     TABLES,
     UNORDERED_RANGES,
 )
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import generation_data, reading
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.importing import ImportReport, import_paths
 
@@ -50,7 +50,7 @@ Import = Callable[..., ImportReport]
 @pytest.fixture
 def take_in(lake: Lake, tmp_path: Path) -> Import:
     """Import texts, each in a file of its own, into a lake that knows the ring."""
-    lake.merge(NODES, inbox.node_rows(MEMBERS), update=True)
+    put_nodes(lake, MEMBERS)
 
     def run(*texts: str, **options: Any) -> ImportReport:
         paths = [tmp_path / f"export{number}.csv" for number, _ in enumerate(texts)]

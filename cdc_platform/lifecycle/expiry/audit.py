@@ -13,9 +13,9 @@ from cdc_platform.invariants.findings import (
     Finding,
 )
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.records import reading
+from cdc_platform.records import cdc_local, reading
 from cdc_platform.settings import Settings
 
 
@@ -53,10 +53,7 @@ def _not_half(lake: Lake, generations: list[reading.KnownGeneration]) -> Finding
 
 def _named(lake: Lake) -> list[Finding]:
     """No node's `cdc_local` names a removed generation."""
-    rows = lake.read(CDC_LOCAL, ["host_id", "streams_timestamp"], [("key", "=", "cdc_local")]).to_pylist()
-    kept = [
-        (row["host_id"], from_datetime(row["streams_timestamp"]) // 1000) for row in rows if row["streams_timestamp"]
-    ]
+    kept = [(host, id_.time_ms) for host, id_ in cdc_local.kept_ids(lake).items()]
     if not kept:
         return []
     gone = {each.time_ms for each in reading.removed_generations(lake)}

@@ -16,8 +16,9 @@ from cdc_platform.generations.expiry import NEVER, Margins, expires_at_us
 from cdc_platform.generations.sizes import rows_bytes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.expiry import purge_plan
-from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.records import cdc_tables
 from cdc_platform.records.generation_sizes import generation_sizes
+from cdc_platform.records.ring import current_ring
 from cdc_platform.settings import Settings
 
 
@@ -46,7 +47,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     Raises:
         StateError: no node is known, so that nobody can say what the next one is like.
     """
-    ring = inbox.current_ring(lake)
+    ring = current_ring(lake)
     if not ring.nodes:
         raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
     kept = {each.time_ms: each.num_streams for each in generation_sizes(lake)}

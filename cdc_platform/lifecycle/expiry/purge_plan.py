@@ -25,18 +25,17 @@ from cdc_platform.generations.expiry import (
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
-    NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TABLET_TIMESTAMPS,
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import cdc_tables, consumers, reading
+from cdc_platform.records import cdc_local, cdc_tables, consumers, reading
 from cdc_platform.records.reading import KnownGeneration
+from cdc_platform.records.ring import LEFT, host_ids
 from cdc_platform.settings import Settings
 
 OPERATES = "operates"
@@ -260,11 +259,11 @@ def _blocks(
 
 def _pointing_nodes(lake: Lake) -> dict[int, list[str]]:
     """The nodes whose `cdc_local` names a generation, by its time (ms); those that have left ask for nothing."""
-    left = set(lake.read(NODES, ["host_id"], [("status", "=", "LEFT")])["host_id"].to_pylist())
+    left = set(host_ids(lake, LEFT))
     found: dict[int, list[str]] = {}
-    for row in lake.read(CDC_LOCAL, ["host_id", "streams_timestamp"], [("key", "=", "cdc_local")]).to_pylist():
-        if row["streams_timestamp"] is not None and row["host_id"] not in left:
-            found.setdefault(from_datetime(row["streams_timestamp"]) // 1000, []).append(row["host_id"])
+    for host, kept in cdc_local.kept_ids(lake).items():
+        if host not in left:
+            found.setdefault(kept.time_ms, []).append(host)
     return {time: sorted(hosts) for time, hosts in found.items()}
 
 

@@ -27,18 +27,17 @@ from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_w
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
 from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
 from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import cdc_local, generation_data, inbox, reading
+from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 
@@ -72,7 +71,7 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
         InputError: the node cannot join the ring as it stands, say because a token has an owner by now.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    joining = replace(event.node, status=inbox.NORMAL)
+    joining = replace(event.node, status=NORMAL)
     introduced = reading.introduced_at_ms(lake, generation_id) is not None
     if introduced and is_v1(lake, generation_id):
         # The limit on streams may have changed what the event says of the node: the description alone tells.
@@ -81,10 +80,10 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
             return after, after
         return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
     if event.is_repair:
-        ring = reading.described_ring(lake, generation_id) if introduced else inbox.current_ring(lake)
+        ring = reading.described_ring(lake, generation_id) if introduced else current_ring(lake)
         return ring, ring
     if not introduced:
-        ring = inbox.current_ring(lake)
+        ring = current_ring(lake)
         before = Ring.of(node for node in ring.nodes if node.host_id != joining.host_id)
         return before, before.join(joining)
     after = reading.described_ring(lake, generation_id, joining)
@@ -100,9 +99,8 @@ def is_v1(lake: Lake, generation_id: str) -> bool:
     id_ = reading.introduced_id(lake, generation_id)
     if id_ is not None:
         return id_.format == "v1"
-    features = lake.read(NODES, ["features"], [("status", "=", inbox.NORMAL)])["features"].to_pylist()
-    features.append(inbox.event(lake, generation_id=generation_id).node.features)
-    return not all(map(understands_v2, features))
+    understood = [*features(lake), inbox.event(lake, generation_id=generation_id).node.features]
+    return not all(map(understands_v2, understood))
 
 
 def mixed_cluster_warning(ring: Ring) -> str | None:
@@ -195,7 +193,8 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
         failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
         chosen = reading.introduced_at_ms(lake, generation_id)
     assert chosen is not None
-    _keep_at_node(lake, event, GenerationId(chosen, uuid.UUID(generation_id)))
+    id_ = GenerationId(chosen, uuid.UUID(generation_id))
+    cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
     failpoints.reached(failpoints.AFTER_TIMESTAMP)
     return chosen
 
@@ -231,7 +230,7 @@ def introduce_v1(lake: Lake, generation_id: str) -> int:
     if id_ is None:
         raise NotFound(f"generation {generation_id} has no V1 description; insert it first")
     generation_data.complete_range_ends(lake, id_)
-    _keep_at_node(lake, event, id_)
+    cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
     failpoints.reached(failpoints.AFTER_TIMESTAMP)
     return id_.time_ms
 
@@ -243,11 +242,11 @@ def admit(lake: Lake, generation_id: str) -> Node:
         StateError: its generation has no timestamp yet: the ring must not grow before the generation is known.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    node = replace(event.node, status=inbox.NORMAL)
+    node = replace(event.node, status=NORMAL)
     if reading.introduced_at_ms(lake, generation_id) is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
     if not event.is_repair and reading.published_at_ms(lake, generation_id) is None:
-        lake.merge(NODES, inbox.node_rows([node]), update=True)
+        put_nodes(lake, [node])
     return node
 
 
@@ -287,23 +286,3 @@ def _enter_ledger(
         "format": format,
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=False)
-
-
-def _keep_at_node(lake: Lake, event: inbox.BootstrapEvent, id_: GenerationId) -> None:
-    """The rows of the node in `cdc_local`: its generation ID and, if it joins, that it has nothing to rewrite."""
-    host = str(event.node.host_id)
-    known = lake.read(CDC_LOCAL, ["streams_timestamp"], [("host_id", "=", host), ("key", "=", "cdc_local")])
-    newest = known["streams_timestamp"].to_pylist()
-    if newest and newest[0] is not None and from_datetime(newest[0]) > id_.time_ms * 1000:
-        return  # the node has learnt of a newer generation since; its ID never goes back
-    rows = [
-        {
-            "host_id": host,
-            "key": "cdc_local",
-            "streams_timestamp": to_datetime(id_.time_ms * 1000),
-            "uuid": None if id_.uuid is None else str(id_.uuid),
-        },
-        {"host_id": host, "key": "rewritten", "streams_timestamp": None, "uuid": None},
-    ]
-    rows = rows[:1] if event.is_repair else rows
-    lake.merge(CDC_LOCAL, pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema), update=True)

@@ -19,14 +19,13 @@ from cdc_platform.generations import GenerationId
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    CDC_LOCAL,
     GENERATION_DESCRIPTIONS_V2,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import cdc_local, generation_data, reading
+from cdc_platform.records.ring import host_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +71,8 @@ def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
             "materialise cdc_streams_descriptions_v2 before its timestamp"
         )
     publish_v1.publish_timestamp(lake, time_ms)
-    _tell_nodes(lake, id_)
+    # Without it `cdc_local` would name, for ever, the generation that each node once introduced.
+    cdc_local.raise_at(lake, host_ids(lake), id_)
     _mark_published(lake, clock, generation_id)
     return time_ms
 
@@ -102,26 +102,6 @@ def _introduced(lake: Lake, generation_id: str) -> GenerationId:
     if id_ is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
     return id_
-
-
-def _tell_nodes(lake: Lake, id_: GenerationId) -> None:
-    """Every node of the ring hears of the generation and keeps its ID in place of an older one.
-
-    Without that `cdc_local` would name, for ever, the generation that each node once introduced. What a node keeps that
-    was only imported as a part of the ring is not known, and is not made up.
-    """
-    ring = lake.read(NODES, ["host_id"], [("status", "=", inbox.NORMAL)])["host_id"].to_pylist()
-    keeping = lake.read(CDC_LOCAL, ["host_id"], [("key", "=", "cdc_local"), ("host_id", "in", ring)])
-    rows = [
-        {
-            "host_id": host,
-            "key": "cdc_local",
-            "streams_timestamp": to_datetime(id_.time_ms * 1000),
-            "uuid": None if id_.uuid is None else str(id_.uuid),
-        }
-        for host in keeping["host_id"].to_pylist()
-    ]
-    lake.raise_column(CDC_LOCAL, pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema), "streams_timestamp")
 
 
 def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:

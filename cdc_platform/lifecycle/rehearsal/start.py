@@ -22,8 +22,9 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.repair import checkup
-from cdc_platform.records import cdc_tables, generation_data, inbox
+from cdc_platform.records import cdc_tables, generation_data
 from cdc_platform.records.generation_sizes import generation_sizes
+from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
 
 REHEARSALS = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
@@ -88,7 +89,7 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
         operating = Operating(newest, layout, made)
     kept = tuple(Kept(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake))
     logs = tuple(purge_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
-    return Start(inbox.current_ring(lake), operating, kept, now_ms, logs)
+    return Start(current_ring(lake), operating, kept, now_ms, logs)
 
 
 def with_ttls(start: Start, ttl_seconds: Sequence[int]) -> Start:

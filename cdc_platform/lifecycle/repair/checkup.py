@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.clock import Clock
 from cdc_platform.errors import InputError, NotFound, StateError, Unavailable
 from cdc_platform.generations import GenerationId, TopologyDescription, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import cdc_local, generation_data, inbox, reading
+from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
 
 _REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")
-_AT_REST = (inbox.NORMAL, "LEFT")
+_AT_REST = (NORMAL, LEFT)
 
 Reader = Callable[[Lake, GenerationId], TopologyDescription]
 
@@ -57,7 +57,7 @@ def check(
         StateError: there is no ring to repair the streams of.
         Unavailable: the generation cannot be read now; that is no reason to make a new one.
     """
-    ring = inbox.current_ring(lake)
+    ring = current_ring(lake)
     if not ring.nodes:
         raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
     latest = latest_id(lake)
@@ -88,7 +88,7 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
         )
     if not checkup.needed:
         return None
-    return inbox.queue_repair(lake, clock, _request_id(checkup.latest, inbox.current_ring(lake)), node)
+    return inbox.queue_repair(lake, clock, _request_id(checkup.latest, current_ring(lake)), node)
 
 
 def latest_id(lake: Lake) -> GenerationId | None:
@@ -99,10 +99,7 @@ def latest_id(lake: Lake) -> GenerationId | None:
     ids = {
         known.time_ms: known.generation_id or GenerationId(known.time_ms) for known in reading.known_generations(lake)
     }
-    for row in lake.read(CDC_LOCAL, ["streams_timestamp", "uuid"], [("key", "=", "cdc_local")]).to_pylist():
-        if row["streams_timestamp"] is not None:
-            time_ms = from_datetime(row["streams_timestamp"]) // 1000
-            ids[time_ms] = GenerationId(time_ms, None if row["uuid"] is None else uuid.UUID(row["uuid"]))
+    ids |= {kept.time_ms: kept for kept in cdc_local.kept_ids(lake).values()}
     return ids[max(ids)] if ids else None
 
 
@@ -130,7 +127,7 @@ def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool
 def _blocked_by(lake: Lake) -> list[str]:
     """The nodes that are not at rest: of the ring's table by their status, of the inbox because they join."""
     blocking = [
-        f"host {node.host_id} is in state {node.status}" for node in inbox.members(lake) if node.status not in _AT_REST
+        f"host {node.host_id} is in state {node.status}" for node in members(lake) if node.status not in _AT_REST
     ]
     for waits in inbox.waiting(lake):
         if waits.kind == inbox.REPAIR:
@@ -143,7 +140,7 @@ def _blocked_by(lake: Lake) -> list[str]:
 
 
 def _asked_at(lake: Lake, host_id: uuid.UUID | None) -> Node:
-    nodes = {node.host_id: node for node in inbox.current_ring(lake).nodes}
+    nodes = {node.host_id: node for node in current_ring(lake).nodes}
     if host_id is None:
         return nodes[min(nodes, key=lambda host: host.int)]
     if host_id not in nodes:

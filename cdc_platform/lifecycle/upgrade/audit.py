@@ -12,9 +12,8 @@ from cdc_platform.invariants import inventory
 from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1, Finding, Tally, finding
 from cdc_platform.invariants.first_format import compared_with_published
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL
 from cdc_platform.lifecycle.upgrade import rewrite
-from cdc_platform.records import generation_data
+from cdc_platform.records import cdc_local, generation_data
 from cdc_platform.settings import Settings
 
 
@@ -39,8 +38,7 @@ def _live_generations(lake: Lake, clock: Clock, settings: Settings) -> Finding:
     which holds of that node alone: it has just joined, or no table had CDC enabled.
     """
     nothing = "no node has rewritten"
-    done = lake.read(CDC_LOCAL, ["streams_timestamp"], [("key", "=", rewrite.REWRITTEN)])["streams_timestamp"]
-    if done.null_count == len(done):
+    if not cdc_local.has_rewritten(lake):
         return finding(LIVE_GENERATIONS_REWRITTEN, [], nothing)
     live = [each for each in rewrite.decide(lake, clock, settings) if each.action != "skip-too-old"]
     left = [each for each in live if each.action != "skip-present"]

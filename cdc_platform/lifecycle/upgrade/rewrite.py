@@ -14,24 +14,22 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS, Table
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS, Table
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.records import cdc_tables, generation_data, inbox
+from cdc_platform.records import cdc_local, cdc_tables, generation_data
+from cdc_platform.records.ring import host_ids, statuses
 from cdc_platform.settings import Settings
 
 log = logging.getLogger(__name__)
 
 Action = Literal["rewrite", "skip-too-old", "skip-present", "missing-data"]
-REWRITTEN = "rewritten"
-"""The key of the marker in `system.cdc_local`: the node has nothing to rewrite, or no more."""
 
 Tell = Callable[[str], object]
 _Result = TypeVar("_Result")
@@ -67,15 +65,9 @@ class Rewrite:
         return [decision for decision in self.decisions if decision.action == "missing-data"]
 
 
-def marked_nodes(lake: Lake) -> set[str]:
-    """The host IDs of the nodes that have the marker."""
-    return set(lake.read(CDC_LOCAL, ["host_id"], [("key", "=", REWRITTEN)])["host_id"].to_pylist())
-
-
 def unmarked_nodes(lake: Lake) -> list[str]:
     """The host IDs of the ring's nodes that have not rewritten, ascending."""
-    ring = set(lake.read(NODES, ["host_id"], [("status", "=", inbox.NORMAL)])["host_id"].to_pylist())
-    return sorted(ring - marked_nodes(lake))
+    return sorted(set(host_ids(lake)) - cdc_local.marked_hosts(lake))
 
 
 def is_absent(lake: Lake) -> bool:
@@ -125,7 +117,7 @@ def rewrite(
     run = _Run(lake, clock, settings, dry_run, tell, sleep)
     if is_absent(lake):
         return run.ended(chosen, (), "step 1: there is no cdc_streams_descriptions, so there is nothing to rewrite")
-    marked = set() if again else marked_nodes(lake)
+    marked = set() if again else cdc_local.marked_hosts(lake)
     todo = tuple(host for host in chosen if host not in marked)
     for host in (host for host in chosen if host in marked):
         tell(f"step 2: node {host} is marked as rewritten already")
@@ -202,10 +194,7 @@ class _Run:
         """Write the marker of each node; a marker that is there stays."""
         if self.dry_run:
             return ()
-        moment = None if newest_ms is None else to_datetime(newest_ms * 1000)
-        rows = [{"host_id": host, "key": REWRITTEN, "streams_timestamp": moment, "uuid": None} for host in hosts]
-        table = pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema)
-        self.retried("the marker", lambda: self.lake.merge(CDC_LOCAL, table, update=False))
+        self.retried("the marker", lambda: cdc_local.mark(self.lake, hosts, newest_ms))
         return hosts
 
     def ended(
@@ -257,13 +246,12 @@ def _missing(time_ms: int) -> Decision:
 
 
 def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
-    ring = lake.read(NODES, ["host_id", "status"])
-    normal = sorted(row["host_id"] for row in ring.to_pylist() if row["status"] == inbox.NORMAL)
     if hosts is None:
+        normal = host_ids(lake)
         if not normal:
             raise NotFound("the ring has no nodes; import a ring snapshot, or name one with --node HOST_ID")
         return tuple(normal)
-    known = set(ring["host_id"].to_pylist()) | set(lake.read(CDC_LOCAL, ["host_id"])["host_id"].to_pylist())
+    known = statuses(lake).keys() | cdc_local.hosts(lake)
     for host in hosts:
         if host not in known:
             raise NotFound(f"no node {host} is known; list the nodes with: cdc-platform ring")

@@ -32,7 +32,6 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
@@ -41,6 +40,7 @@ from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, joining, publis
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import generation_data, inbox, reading
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import current_ring, put_nodes
 from cdc_platform.settings import Settings
 
 NOON_MS = 1_700_000_000_000
@@ -131,8 +131,8 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     assert (answer.place.shard, answer.place.stream_id) == (shard, description.entry(5).streams[shard].tobytes())
 
     # The upgrade is finished: the next node's generation is V2, without a limit; both formats are known.
-    upgraded = [replace(node, features=("CDC_GENERATIONS_V2",)) for node in inbox.current_ring(lake).nodes]
-    lake.merge(NODES, inbox.node_rows(upgraded), update=True)
+    upgraded = [replace(node, features=("CDC_GENERATIONS_V2",)) for node in current_ring(lake).nodes]
+    put_nodes(lake, upgraded)
     third = joining.run_join(spark, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5)))
     assert third.num_streams == 16 * (4 + 7 + 5)
     known = reading.known_generations(lake)

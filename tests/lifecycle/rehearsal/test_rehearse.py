@@ -19,11 +19,11 @@ from cdc_platform.generations import RingLayout, generate
 from cdc_platform.generations.comparison import compare
 from cdc_platform.generations.damage import Condition
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS, NODES
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
 from cdc_platform.lifecycle.rehearsal import rehearse
 from cdc_platform.lifecycle.rehearsal.rehearse import Effect, play
 from cdc_platform.lifecycle.rehearsal.start import Start, from_lake, from_ring, with_ttls
-from cdc_platform.records import inbox
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.rehearsal_file import parse_rehearsal
@@ -227,7 +227,7 @@ def make_home(home: Path) -> Lake:
     }
     lake.merge(GENERATION_DESCRIPTIONS_V2, pa.Table.from_pylist(rows), update=False)
     lake.merge(GENERATIONS, pa.Table.from_pylist([ledger]), update=False)
-    lake.merge(NODES, inbox.node_rows(HOSTS), update=False)
+    put_nodes(lake, HOSTS)
     (home / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
     return lake
 

@@ -29,6 +29,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import current_ring, node_rows, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.importing import import_paths
 
@@ -72,7 +73,7 @@ def describe(lake: Lake, nodes: list[Node] = HOSTS, generation: UUID = GENERATIO
 def repaired(lake: Lake) -> Lake:
     """A lake with a ring of two nodes and their generation."""
     describe(lake)
-    lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(lake, HOSTS)
     return lake
 
 
@@ -92,7 +93,7 @@ def test_a_generation_that_fits_needs_no_repair(repaired: Lake) -> None:
 
 def test_without_any_generation_one_is_due(lake: Lake) -> None:
     """Condition a: a ring without streams, as after an upgrade from before CDC."""
-    lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(lake, HOSTS)
     assert conditions(lake) == ["no-generation"]
 
 
@@ -102,10 +103,10 @@ def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake)
     lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(T1, made), update=True)
     row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": to_datetime(T1 * 1000), "uuid": None}
     lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
-    lake.merge(NODES, inbox.node_rows([HOSTS[0], replace(HOSTS[1], features=())]), update=True)
+    lake.merge(NODES, node_rows([HOSTS[0], replace(HOSTS[1], features=())]), update=True)
     assert checkup.check(lake).latest == GenerationId(T1)
     assert conditions(lake, strict=True) == []
-    lake.merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(lake, HOSTS)
     assert conditions(lake) == ["v1-format"]
 
 
@@ -138,7 +139,7 @@ def test_a_ring_is_imported_while_a_repair_waits(repaired: Lake, tmp_path: Path)
     other |= {"host_id": str(UUID(int=9)), "tokens": list(HOSTS[0].tokens)}
     (tmp_path / "ring.json").write_text(json.dumps([other]), encoding="utf-8")
     import_paths(repaired, NOON, [tmp_path / "ring.json"])
-    assert [node.host_id for node in inbox.current_ring(repaired).nodes] == [UUID(int=9)]
+    assert [node.host_id for node in current_ring(repaired).nodes] == [UUID(int=9)]
     assert len(inbox.waiting(repaired)) == 1
 
 
@@ -155,13 +156,13 @@ def test_another_number_of_tokens(repaired: Lake, streams: bool) -> None:
     assert conditions(repaired, streams=streams) == ["range-count"]
     assert [each.condition.value for each in checkup.check(repaired, streams=streams).warnings] == ["excess-ranges"]
     other = replace(HOSTS[1], host_id=UUID(int=3), tokens=(0, 78))
-    repaired.merge(NODES, inbox.node_rows([other]), update=True)
+    put_nodes(repaired, [other])
     assert conditions(repaired, streams=streams) == ["uncovered-tokens"]
 
 
 def test_other_sharding_is_a_warning_unless_the_check_is_strict(repaired: Lake) -> None:
     """A node with other shards: ScyllaDB leaves it, a strict check repairs it."""
-    repaired.merge(NODES, inbox.node_rows([replace(HOSTS[1], shard_count=5, ignore_msb=1)]), update=True)
+    put_nodes(repaired, [replace(HOSTS[1], shard_count=5, ignore_msb=1)])
     found = checkup.check(repaired)
     assert (found.needed, {each.condition.value for each in found.warnings}) == (False, {"shard-count", "ignore-msb"})
     assert checkup.ask(repaired, NOON, found) is None
@@ -199,14 +200,14 @@ def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
 def test_every_node_has_to_be_at_rest(repaired: Lake, joining: Callable[..., JoinRequest]) -> None:
     """A node in another state than NORMAL or LEFT is in the way, a joining one too; one that has left is not."""
     gone = replace(HOSTS[1], status="LEFT")
-    repaired.merge(NODES, inbox.node_rows([gone]), update=True)
+    put_nodes(repaired, [gone])
     found = checkup.check(repaired)
     assert (found.needed, found.blocked_by) == (True, ())
     leaving = replace(HOSTS[1], status="LEAVING")
-    repaired.merge(NODES, inbox.node_rows([leaving]), update=True)
+    put_nodes(repaired, [leaving])
     with pytest.raises(StateError, match=r"NORMAL or LEFT .* is in state LEAVING"):
         checkup.ask(repaired, NOON, checkup.check(repaired))
-    repaired.merge(NODES, inbox.node_rows([gone]), update=True)
+    put_nodes(repaired, [gone])
     inbox.queue(repaired, NOON, joining(7))
     with pytest.raises(StateError, match=r"0007 is in state JOINING; finish its join"):
         checkup.ask(repaired, NOON, checkup.check(repaired))
@@ -293,7 +294,7 @@ def test_the_inbox_in_json(repaired: Lake, tmp_path: Path) -> None:
     from support.command_line import run
 
     (repaired.root.parent / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
-    repaired.merge(NODES, inbox.node_rows([replace(HOSTS[1], shard_count=5)]), update=True)
+    put_nodes(repaired, [replace(HOSTS[1], shard_count=5)])
     told = run("--home", repaired.root.parent, "repair", "--dry-run", "--json").json
     assert (told["needed"], told["reasons"], told["strict"]) == (False, [], False)
     assert [line["condition"] for line in told["warnings"]] == ["shard-count"]

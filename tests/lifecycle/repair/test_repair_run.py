@@ -27,6 +27,7 @@ from cdc_platform.lake.tables import (
     TABLES,
 )
 from cdc_platform.records import inbox, reading
+from cdc_platform.records.ring import node_rows, put_nodes
 from cdc_platform.ring import Node, Ring
 
 pytestmark = pytest.mark.spark
@@ -64,7 +65,7 @@ def contents(home: Path) -> dict[str, list[dict[str, object]]]:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a ring that has no generation, and a repair in the inbox."""
     home = tmp_path_factory.mktemp("asked") / "home"
-    Lake(home / "lake").merge(NODES, inbox.node_rows(HOSTS), update=True)
+    put_nodes(Lake(home / "lake"), HOSTS)
     (home / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
     queue = [each for each in command(home, NOON) if each != "--run"]
     done = subprocess.run(queue, capture_output=True, text=True, timeout=120)
@@ -91,7 +92,7 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
     (ledger,) = lake.read(GENERATIONS).to_pylist()
     made = reading.read_description(lake, ledger["generation_id"])
     assert made.equals(generate(RingLayout.of(Ring.of(HOSTS)), UUID(ledger["generation_id"])))
-    assert lake.read(NODES).sort_by("host_id") == inbox.node_rows(HOSTS)
+    assert lake.read(NODES).sort_by("host_id") == node_rows(HOSTS)
     (local,) = lake.read(CDC_LOCAL).to_pylist()
     assert (local["host_id"], local["key"], local["uuid"]) == (str(UUID(int=1)), "cdc_local", ledger["generation_id"])
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1

@@ -21,14 +21,15 @@ from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     GENERATION_TIMESTAMPS,
-    NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TABLES,
 )
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.lifecycle.upgrade.rewrite import Decision, decide, is_absent, marked_nodes, rewrite, unmarked_nodes
-from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.lifecycle.upgrade.rewrite import Decision, decide, is_absent, rewrite, unmarked_nodes
+from cdc_platform.records import cdc_tables
+from cdc_platform.records.cdc_local import marked_hosts
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 HOSTS = [str(node.host_id) for node in nodes(3)]
@@ -109,7 +110,7 @@ def test_every_step_is_told_with_its_reason(lake: Lake) -> None:
 
 def test_step_1_without_the_old_table_nothing_is_marked(lake: Lake) -> None:
     """No table: stop, no marker; the table made empty by naming it for SQL is none either."""
-    lake.merge(NODES, inbox.node_rows(nodes(3)), update=True)
+    put_nodes(lake, nodes(3))
     cdc_tables.add(lake, at(0), "ks", "t", ttl_seconds=10)
     for make in (lambda: None, lambda: lake.ensure(STREAMS_DESCRIPTIONS)):
         make()
@@ -117,7 +118,7 @@ def test_step_1_without_the_old_table_nothing_is_marked(lake: Lake) -> None:
         done = rewrite(lake, at(1), QUIET)
         assert (done.decisions, done.marked) == ((), ())
         assert done.ended.startswith("step 1")
-        assert marked_nodes(lake) == set()
+        assert marked_hosts(lake) == set()
 
 
 def test_step_2_a_marked_node_does_nothing(lake: Lake) -> None:

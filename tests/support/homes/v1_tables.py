@@ -14,11 +14,11 @@ from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
-    NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.records import cdc_tables
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node, Ring
 
 HOUR_MS = 3_600_000
@@ -60,7 +60,7 @@ def old_cluster(
     """
     ring = nodes(3) if members is None else members
     if ring:
-        lake.merge(NODES, inbox.node_rows(ring), update=True)
+        put_nodes(lake, ring)
     made = {time_ms: description(time_ms, ring or nodes(3)) for time_ms in generations}
     lost = set(without_data)
     write_v1(lake, {time_ms: each for time_ms, each in made.items() if time_ms not in lost}, STREAMS_DESCRIPTIONS)

@@ -19,6 +19,7 @@ from cdc_platform.lifecycle.join.formats import V2
 from cdc_platform.lifecycle.join.step import Joining, step_of
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -101,7 +102,7 @@ def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(Non
 def ring_of(lake: Lake, numbers: Iterable[int]) -> None:
     """Put nodes into the ring as it stands, without generations."""
     nodes = [parse_node(number) for number in numbers]
-    lake.merge(inbox.NODES, inbox.node_rows(nodes), update=True)
+    put_nodes(lake, nodes)
 
 
 def parse_node(number: int) -> inbox.Node:

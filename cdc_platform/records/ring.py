@@ -1,0 +1,113 @@
+"""The owner of `platform.nodes`: the nodes of the ring, their status, and the rows that they are kept as.
+
+Every other module reads and writes that table through this one. Who wants to join is in `inbox`. No Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import NODES
+from cdc_platform.ring import Node, Ring
+
+NORMAL = "NORMAL"
+"""The status of a node that owns its tokens."""
+LEFT = "LEFT"
+"""The status of a node that was there and owns nothing any more."""
+
+
+def members(lake: Lake) -> list[Node]:
+    """Every node of `platform.nodes`, whatever its status."""
+    return nodes_of(lake.read(NODES))
+
+
+def current_ring(lake: Lake) -> Ring:
+    """The ring as it stands: the nodes of `platform.nodes` with status NORMAL."""
+    return Ring.of(nodes_of(lake.read(NODES, filters=[("status", "=", NORMAL)])))
+
+
+def statuses(lake: Lake) -> dict[str, str]:
+    """The status of every node by its host ID. Reads no tokens."""
+    rows = lake.read(NODES, ["host_id", "status"])
+    return dict(zip(rows["host_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
+
+
+def host_ids(lake: Lake, status: str = NORMAL) -> list[str]:
+    """The host IDs of the nodes with this status, ascending. Reads no tokens."""
+    return sorted(host for host, is_now in statuses(lake).items() if is_now == status)
+
+
+def features(lake: Lake) -> list[list[str] | None]:
+    """The features of every NORMAL node, None where they are not known. Reads no tokens."""
+    return lake.read(NODES, ["features"], [("status", "=", NORMAL)])["features"].to_pylist()
+
+
+def put_nodes(lake: Lake, nodes: Sequence[Node], *, update: bool = True) -> int:
+    """Write nodes as they are now, or without `update` those alone that are not there; answers how many it wrote."""
+    merged = lake.merge(NODES, node_rows(nodes), update=update)
+    return merged.inserted + merged.updated
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What another ring in place of the old one changes: host IDs, ascending, and the number of rows."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+    rows_written: int
+
+
+def replace_ring(lake: Lake, nodes: Sequence[Node]) -> Replaced:
+    """Let these nodes be all that there are."""
+    before, after = ({row["host_id"]: row for row in rows.to_pylist()} for rows in (lake.read(NODES), node_rows(nodes)))
+    removed = sorted(before.keys() - after.keys())
+    written = put_nodes(lake, nodes)
+    if removed:
+        written += lake.delete(NODES, [("host_id", "in", removed)])
+    changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
+    return Replaced(sorted(after.keys() - before.keys()), removed, changed, written)
+
+
+def node_rows(nodes: Sequence[Node]) -> pa.Table:
+    """Nodes as rows of `platform.nodes`."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "host_id": str(node.host_id),
+                "address": node.address,
+                "datacenter": node.datacenter,
+                "rack": node.rack,
+                "status": node.status,
+                "tokens": list(node.tokens),
+                "shard_count": node.shard_count,
+                "ignore_msb": node.ignore_msb,
+                "features": list(node.features),
+            }
+            for node in nodes
+        ],
+        schema=NODES.schema,
+    )
+
+
+def nodes_of(rows: pa.Table) -> list[Node]:
+    """The nodes that rows describe; rows without a status, as the inbox has them, are of NORMAL nodes."""
+    return [
+        Node(
+            host_id=uuid.UUID(row["host_id"]),
+            tokens=tuple(row["tokens"]),
+            shard_count=row["shard_count"],
+            ignore_msb=row["ignore_msb"],
+            address=row["address"] or "",
+            datacenter=row["datacenter"] or "",
+            rack=row["rack"] or "",
+            features=tuple(row["features"] or ()),
+            status=row.get("status", NORMAL),
+        )
+        for row in rows.to_pylist()
+    ]
