@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
     from cdc_platform.home import Home
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.upgrade.rewrite import Decision
+    from cdc_platform.lifecycle.upgrade.rewrite import RewriteDecision
     from cdc_platform.records.inbox import BootstrapEvent
     from cdc_platform.ring import Node
     from cdc_platform.settings import Settings
@@ -45,7 +45,7 @@ class OldCluster:
     home: Home
     lake: Lake
     clock: Clock
-    decided: Sequence[Decision] = ()
+    decided: Sequence[RewriteDecision] = ()
 
 
 def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster:
@@ -63,7 +63,7 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
     lake, settings = Lake(old.lake), old.settings
     now_ms = events[0].created_at_us // 1000
     times = [now_ms - ago for ago in _JOINED_AGO_MS]
-    decided: Sequence[Decision] = ()
+    decided: Sequence[RewriteDecision] = ()
     if not cdc_local.marked_hosts(lake):
         _write_first_format(lake, events, times)
         upgraded = Clock((times[-1] + _UPGRADED_AFTER_MS) * 1000)

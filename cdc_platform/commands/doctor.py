@@ -50,7 +50,7 @@ def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
         ctx.exit(1)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[MachineCheck]) -> None:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark = click.style("✓", fg="green") if finding.ok else click.style("✗", fg="red")
@@ -60,7 +60,7 @@ def _show(findings: list[Finding]) -> None:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineCheck:
     """One thing that was looked at: what was found and, where it must be mended, how."""
 
     check: str
@@ -69,9 +69,9 @@ class Finding:
     mend: str | None = None
 
 
-def examine(home: Path) -> list[Finding]:
+def examine(home: Path) -> list[MachineCheck]:
     """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    looks: list[Callable[[], Iterator[MachineCheck]]] = [
         _python,
         _packages,
         _java,
@@ -83,16 +83,16 @@ def examine(home: Path) -> list[Finding]:
     return [finding for look in looks for finding in look()]
 
 
-def _python() -> Iterator[Finding]:
+def _python() -> Iterator[MachineCheck]:
     from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata("cdc-platform")["Requires-Python"]
     version = platform.python_version()
     ok = SpecifierSet(wanted).contains(version, prereleases=True)
-    yield Finding("Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}")
+    yield MachineCheck("Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[MachineCheck]:
     """Each package that the project pins or bounds, against what is installed."""
     from packaging.requirements import Requirement
 
@@ -110,31 +110,33 @@ def _packages() -> Iterator[Finding]:
         else:
             right += 1
     found = "; ".join(wrong) or f"{right} as expected"
-    yield Finding("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
+    yield MachineCheck("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
 
 
-def _java() -> Iterator[Finding]:
+def _java() -> Iterator[MachineCheck]:
     from cdc_platform.lake.java import find_java, java_version
 
     try:
-        yield Finding("Java", True, f"{java_version()} at {find_java().executable}")
+        yield MachineCheck("Java", True, f"{java_version()} at {find_java().executable}")
     except PlatformError as error:
-        yield Finding("Java", False, "missing or too old", str(error))
+        yield MachineCheck("Java", False, "missing or too old", str(error))
 
 
-def _jars() -> Iterator[Finding]:
+def _jars() -> Iterator[MachineCheck]:
     """JARs that are missing are no fault: the first start of Spark fetches them. The cache must take them, though."""
     from cdc_platform.lake.jars import CACHE_VARIABLE, JARS, cache_folder, missing
 
     names = ", ".join(jar.file_name for jar in JARS)
     absent = missing()
     if not absent:
-        yield Finding("JARs", True, f"{names} in {cache_folder()}, verified")
+        yield MachineCheck("JARs", True, f"{names} in {cache_folder()}, verified")
         return
     above = _existing(cache_folder())
     ok = os.access(above, os.W_OK | os.X_OK)
     found = f"{len(absent)} of {len(JARS)} to be fetched into {cache_folder()} by the first start of Spark (network)"
-    yield Finding("JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}")
+    yield MachineCheck(
+        "JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}"
+    )
 
 
 def place_of_home(option: str | None) -> Path:
@@ -144,40 +146,42 @@ def place_of_home(option: str | None) -> Path:
     return Path(option or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
 
 
-def _home(home: Path) -> Iterator[Finding]:
+def _home(home: Path) -> Iterator[MachineCheck]:
     from cdc_platform.home import VARIABLE, open_home
 
     if not home.exists():
         above = _existing(home)
         ok = os.access(above, os.W_OK | os.X_OK)
         mend = None if ok else f"choose another with --home or {VARIABLE}"
-        yield Finding("home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend)
+        yield MachineCheck(
+            "home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend
+        )
         return
     try:
         settings = open_home(home, create=False).settings
     except PlatformError as error:
-        yield Finding("home", False, str(home), str(error))
+        yield MachineCheck("home", False, str(home), str(error))
         return
-    yield Finding("home", True, f"{home}, acceptance policy {settings.policy}")
+    yield MachineCheck("home", True, f"{home}, acceptance policy {settings.policy}")
 
 
-def _disk(home: Path) -> Iterator[Finding]:
+def _disk(home: Path) -> Iterator[MachineCheck]:
     free = shutil.disk_usage(_existing(home)).free
     yield _at_least("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[MachineCheck]:
     total = memory_bytes()
     if total is None:
-        yield Finding("memory", True, "this system does not say")
+        yield MachineCheck("memory", True, "this system does not say")
     else:
         yield _at_least("memory", total, MIN_MEMORY, "Spark needs more: use a larger machine, or SPARK_REMOTE")
 
 
-def _at_least(check: str, found: int, needed: int, mend: str) -> Finding:
+def _at_least(check: str, found: int, needed: int, mend: str) -> MachineCheck:
     ok = found >= needed
     shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
-    return Finding(check, ok, shown, None if ok else mend)
+    return MachineCheck(check, ok, shown, None if ok else mend)
 
 
 def memory_bytes() -> int | None:

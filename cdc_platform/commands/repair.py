@@ -13,7 +13,7 @@ from cdc_platform.commands.output import json_option, warn, write_facts, write_j
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.generations.damage import Finding
+    from cdc_platform.generations.damage import Damage
     from cdc_platform.lifecycle.repair.checkup import Checkup
 
 
@@ -79,7 +79,7 @@ def _told(checkup: Checkup, strict: bool) -> dict[str, object]:
     }
 
 
-def _lines(findings: Sequence[Finding]) -> list[dict[str, str]]:
+def _lines(findings: Sequence[Damage]) -> list[dict[str, str]]:
     return [{"condition": each.condition.value, "detail": each.detail} for each in findings]
 
 

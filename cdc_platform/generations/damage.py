@@ -39,7 +39,7 @@ REASONS = frozenset(list(Condition)[:6])
 
 
 @dataclass(frozen=True)
-class Finding:
+class Damage:
     """One condition that holds, and one line about it for people."""
 
     condition: Condition
@@ -51,7 +51,7 @@ class Finding:
         return self.condition in REASONS
 
 
-def range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Finding]:
+def range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Damage]:
     """Where the ranges of a generation (ends int64[n], ascending) do not fit the ring's tokens (int64[m], ascending).
 
     More ranges than tokens still refine the ring; they are streams for nothing, which is why their number counts.
@@ -59,7 +59,7 @@ def range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Finding]:
     found = []
     if len(range_ends) != len(ring_tokens):
         found.append(
-            Finding(
+            Damage(
                 Condition.RANGE_COUNT,
                 f"the ring has {len(ring_tokens)} tokens, the generation describes {len(range_ends)} ranges",
             )
@@ -69,17 +69,17 @@ def range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Finding]:
         text = (
             f"{_counted(missing, 'token')} of the ring ends no range of the generation: vnode colocation is lost there"
         )
-        found.append(Finding(Condition.UNCOVERED_TOKENS, text))
+        found.append(Damage(Condition.UNCOVERED_TOKENS, text))
     excess = np.setdiff1d(range_ends, ring_tokens)
     if len(excess):
         text = f"{_counted(excess, 'range end')} of the generation is no token of the ring any more"
-        found.append(Finding(Condition.EXCESS_RANGES, text))
+        found.append(Damage(Condition.EXCESS_RANGES, text))
     return found
 
 
 def sharding_damage(
     range_ends: Int64s, stream_counts: Int64s, ignore_msbs: Int64s, ring: Ring, expected: RingLayout
-) -> list[Finding]:
+) -> list[Damage]:
     """Where a generation's rows (int64[n] columns) are not sharded as the owners of their ends.
 
     `expected` is the layout that a new generation of `ring` would have. A node all of whose rows have one other number
@@ -107,9 +107,9 @@ def sharding_damage(
             )
     found = []
     if resharded:
-        found.append(Finding(Condition.SHARD_COUNT, _first_of(resharded, "node")))
+        found.append(Damage(Condition.SHARD_COUNT, _first_of(resharded, "node")))
     if uneven:
-        found.append(Finding(Condition.STREAMS_A_ROW, _first_of(uneven, "node")))
+        found.append(Damage(Condition.STREAMS_A_ROW, _first_of(uneven, "node")))
     wrong = np.flatnonzero(ignore_msbs[rows] != expected.ignore_msbs[place])
     if len(wrong):
         row = int(wrong[0])
@@ -117,11 +117,11 @@ def sharding_damage(
             f"{len(wrong)} ranges have another ignore_msb than the owner of their end, the first ends at "
             f"{range_ends[rows[row]]} and has {ignore_msbs[rows[row]]} instead of {expected.ignore_msbs[place[row]]}"
         )
-        found.append(Finding(Condition.IGNORE_MSB, text))
+        found.append(Damage(Condition.IGNORE_MSB, text))
     return found
 
 
-def stream_damage(description: TopologyDescription) -> list[Finding]:
+def stream_damage(description: TopologyDescription) -> list[Damage]:
     """Where the streams of a row are not the ones its own sharding puts there: token, index or version is another."""
     counts = description.stream_counts
     rows = np.repeat(np.arange(len(description)), counts)
@@ -142,22 +142,22 @@ def stream_damage(description: TopologyDescription) -> list[Finding]:
         f"{len(wrong)} of {len(rows)} streams are not where their row and shard put them, the first is "
         f"0x{description.streams[first].tobytes().hex()} of the range up to {description.range_ends[rows[first]]}"
     )
-    return [Finding(Condition.MISPLACED_STREAMS, text)]
+    return [Damage(Condition.MISPLACED_STREAMS, text)]
 
 
-def known_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[Finding]:
+def known_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[Damage]:
     """What is wrong with the ID of the latest generation (None: there is none) where every node, or not every one,
     reads the second format.
     """
     if latest is None:
-        return [Finding(Condition.NO_GENERATION, "no generation is known at all")]
+        return [Damage(Condition.NO_GENERATION, "no generation is known at all")]
     if latest.uuid is None and v2_everywhere:
         text = f"the latest generation {latest} is of the first format, and every node supports the second"
-        return [Finding(Condition.V1_FORMAT, text)]
+        return [Damage(Condition.V1_FORMAT, text)]
     return []
 
 
-def description_damage(description: TopologyDescription, ring: Ring, expected: RingLayout) -> list[Finding]:
+def description_damage(description: TopologyDescription, ring: Ring, expected: RingLayout) -> list[Damage]:
     """Everything that is amiss between a generation that could be read and its ring; see the three functions above."""
     return [
         *range_damage(description.range_ends, ring.tokens),

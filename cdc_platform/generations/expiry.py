@@ -56,7 +56,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Period:
+class TtlPeriod:
     """A time in which rows were written with a TTL, in µs; `until_us` is not part of it."""
 
     from_us: int
@@ -69,7 +69,7 @@ class LogHistory:
     """A log as it stands: when it was created, and the periods in which rows went into it, oldest first."""
 
     created_us: int
-    periods: tuple[Period, ...]
+    periods: tuple[TtlPeriod, ...]
 
 
 def log_history(changes: Sequence[Change]) -> LogHistory | None:
@@ -94,7 +94,7 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
         from_us = min(change.created_us, change.at_us) if first else change.at_us
         first = change.dropped
         if change.enabled and not change.dropped and until_us > created_us:
-            periods.append(Period(max(from_us, created_us), until_us, change.ttl_us))
+            periods.append(TtlPeriod(max(from_us, created_us), until_us, change.ttl_us))
     return LogHistory(created_us, tuple(periods))
 
 

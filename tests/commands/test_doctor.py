@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cdc_platform.commands import doctor as module
-from cdc_platform.commands.doctor import Finding, examine
+from cdc_platform.commands.doctor import MachineCheck, examine
 from cdc_platform.commands.program import program
 from cdc_platform.home import open_home
 
@@ -21,7 +21,7 @@ def run(home: Path, *arguments: str) -> Result:
     return CliRunner().invoke(program, ["--home", str(home), "doctor", *arguments])
 
 
-def found(home: Path) -> dict[str, Finding]:
+def found(home: Path) -> dict[str, MachineCheck]:
     """The findings by name."""
     return {finding.check: finding for finding in examine(home)}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.generations import RingLayout, TopologyDescription, generate, limit_streams_for_v1
-from cdc_platform.generations.damage import REASONS, Condition, Finding, description_damage
+from cdc_platform.generations.damage import REASONS, Condition, Damage, description_damage
 from cdc_platform.ring import Node, Ring
 
 ONE = Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12)
@@ -19,12 +19,12 @@ RING = Ring.of([ONE, TWO])
 GENERATION = generate(RingLayout.of(RING), UUID(int=9))
 
 
-def damage(description: TopologyDescription, ring: Ring = RING) -> list[Finding]:
+def damage(description: TopologyDescription, ring: Ring = RING) -> list[Damage]:
     """What is amiss between a description and a ring of nodes that all read the second format."""
     return description_damage(description, ring, RingLayout.of(ring))
 
 
-def conditions(found: list[Finding]) -> set[str]:
+def conditions(found: list[Damage]) -> set[str]:
     """The conditions that hold."""
     return {each.condition.value for each in found}
 

@@ -23,7 +23,7 @@ from cdc_platform.settings import Settings
 
 
 @dataclass(frozen=True)
-class Step:
+class GrowthStep:
     """What is kept when so many more `nodes` have joined.
 
     `num_ranges`, `num_streams`: of the newest generation; `streams`, `bytes`: of all generations in all tables if none
@@ -39,7 +39,7 @@ class Step:
     bytes_with_expiry: int
 
 
-def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: int) -> list[Step]:
+def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: int) -> list[GrowthStep]:
     """What is kept after 0, 1, ... `nodes` more nodes, one every `every_ms`; the first joins now.
 
     The nodes to come are like those of the ring on average; tables keep their TTLs, readers and nodes keep up.
@@ -64,7 +64,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     gone = _removed(lake, settings, times[order], counts[order], moments)
     bytes_a_stream = size / sum(kept.values()) if any(kept.values()) and size else rows_bytes(1, 1)
     return [
-        Step(
+        GrowthStep(
             number,
             int(ranges[number]),
             int(streams[number - 1]) if number else int(ring.shard_counts.sum()),

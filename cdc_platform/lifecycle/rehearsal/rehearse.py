@@ -16,9 +16,9 @@ from cdc_platform.errors import InputError
 from cdc_platform.generations import GenerationId, choose_generation_timestamp, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.colocation import Colocation, changed_share, colocation
-from cdc_platform.generations.damage import Finding, known_damage, range_damage, sharding_damage
+from cdc_platform.generations.damage import Damage, known_damage, range_damage, sharding_damage
 from cdc_platform.generations.expiry import LogHistory, Margins, expires_at_us
-from cdc_platform.lifecycle.rehearsal.start import REHEARSALS, TABLES, Kept, Operating, Start
+from cdc_platform.lifecycle.rehearsal.start import REHEARSALS, TABLES, KeptGeneration, Operating, Start
 from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
@@ -57,7 +57,7 @@ class Effect:
     nodes: int
     tokens: int
     made: Made | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Damage, ...]
     excess_ranges: int
     excess_streams: int
     colocated: Colocation | None
@@ -74,7 +74,7 @@ class Rehearsal:
     logs: tuple[LogHistory, ...] | None
     ring: Ring
     operating: Operating | None
-    kept: list[Kept]
+    kept: list[KeptGeneration]
     now_ms: int
     added: int = 0
     made: int = field(default=0)
@@ -157,7 +157,7 @@ class Rehearsal:
         self.now_ms += change.seconds * 1000
         return self._effect(step.number, "wait", f"{change.seconds} s", begun)
 
-    def _findings(self) -> list[Finding]:
+    def _findings(self) -> list[Damage]:
         if not self.ring.nodes:
             raise InputError("no node is in the ring, so there are no streams to repair; add a node first")
         v2_everywhere = not nodes_without_v2(self.ring.nodes)
@@ -183,7 +183,7 @@ class Rehearsal:
             always_delay=always_delay or before is not None or settings.first_generation_delay,
         )
         self.operating = Operating(GenerationId(time_ms, None if is_v1 else event_id), layout, event_id)
-        kept = Kept(time_ms, len(layout), layout.stream_total, is_v1)
+        kept = KeptGeneration(time_ms, len(layout), layout.stream_total, is_v1)
         self.kept.append(kept)
         changed = None
         if before is not None:
@@ -199,7 +199,7 @@ class Rehearsal:
         at_ms: int,
         *,
         made: Made | None = None,
-        findings: tuple[Finding, ...] = (),
+        findings: tuple[Damage, ...] = (),
         risk_ms: int = 0,
         risk_share: float = 0.0,
     ) -> Effect:

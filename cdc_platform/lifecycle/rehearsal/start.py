@@ -44,7 +44,7 @@ class Operating:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptGeneration:
     """A generation whose rows are in the tables: when it starts (ms), its size, whether it is of the first format."""
 
     time_ms: int
@@ -70,7 +70,7 @@ class Start:
 
     ring: Ring
     operating: Operating | None
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptGeneration, ...]
     now_ms: int
     logs: tuple[LogHistory, ...] | None = None
 
@@ -87,7 +87,7 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
         made = generation_data.description_of(lake, newest)
         layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
         operating = Operating(newest, layout, made)
-    kept = tuple(Kept(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake))
+    kept = tuple(KeptGeneration(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake))
     logs = tuple(purge_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
     return Start(current_ring(lake), operating, kept, now_ms, logs)
 
@@ -105,5 +105,5 @@ def from_ring(ring: Ring, now_ms: int) -> Start:
     is_v1 = bool(nodes_without_v2(ring.nodes))
     layout, event_id = layout_of(ring, v1=is_v1), uuid.uuid5(REHEARSALS, "the generation at the start")
     id = GenerationId(now_ms, None if is_v1 else event_id)
-    kept = Kept(now_ms, len(layout), layout.stream_total, is_v1)
+    kept = KeptGeneration(now_ms, len(layout), layout.stream_total, is_v1)
     return Start(ring, Operating(id, layout, event_id), (kept,), now_ms)

@@ -17,7 +17,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import InputError, NotFound, StateError, Unavailable
 from cdc_platform.generations import GenerationId, TopologyDescription, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
-from cdc_platform.generations.damage import Condition, Finding, description_damage, known_damage, range_damage
+from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_local, generation_data, inbox, reading
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
@@ -38,8 +38,8 @@ class Checkup:
     """
 
     latest: GenerationId | None
-    reasons: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
+    reasons: tuple[Damage, ...]
+    warnings: tuple[Damage, ...]
     blocked_by: tuple[str, ...]
 
     @property
@@ -103,7 +103,7 @@ def latest_id(lake: Lake) -> GenerationId | None:
     return ids[max(ids)] if ids else None
 
 
-def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool, reader: Reader) -> list[Finding]:
+def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool, reader: Reader) -> list[Damage]:
     v2_everywhere = not nodes_without_v2(ring.nodes)
     outdated = known_damage(latest, v2_everywhere=v2_everywhere)
     if latest is None:
@@ -113,7 +113,7 @@ def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool
             return outdated + range_damage(generation_data.complete_range_ends(lake, latest), ring.tokens)
         return outdated + description_damage(reader(lake, latest), ring, layout_of(ring, v1=not v2_everywhere))
     except NotFound as error:
-        return [Finding(Condition.MISSING_DATA, str(error))]
+        return [Damage(Condition.MISSING_DATA, str(error))]
     except Unavailable as error:
         # It may come back, and a new generation would be made for nothing.
         raise Unavailable(
@@ -121,7 +121,7 @@ def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool
             "check again: no new generation is made for it"
         ) from None
     except (StateError, InputError) as error:
-        return [*outdated, Finding(Condition.UNREADABLE, str(error))]
+        return [*outdated, Damage(Condition.UNREADABLE, str(error))]
 
 
 def _blocked_by(lake: Lake) -> list[str]:

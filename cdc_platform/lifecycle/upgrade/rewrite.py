@@ -38,7 +38,7 @@ _TRIED_AGAIN = (Unavailable, StoreFailure, ConflictError)
 
 
 @dataclass(frozen=True)
-class Decision:
+class RewriteDecision:
     """What becomes of a V1 generation, named by its time (ms), and why."""
 
     time_ms: int
@@ -56,11 +56,11 @@ class Rewrite:
 
     hosts: tuple[str, ...]
     marked: tuple[str, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[RewriteDecision, ...]
     ended: str
 
     @property
-    def missing(self) -> list[Decision]:
+    def missing(self) -> list[RewriteDecision]:
         """The generations whose data could not be found."""
         return [decision for decision in self.decisions if decision.action == "missing-data"]
 
@@ -75,7 +75,7 @@ def is_absent(lake: Lake) -> bool:
     return lake.read(STREAMS_DESCRIPTIONS, ["time"]).num_rows == 0
 
 
-def decide(lake: Lake, clock: Clock, settings: Settings) -> list[Decision]:
+def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
     """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
     times = _times(lake, STREAMS_DESCRIPTIONS)
     logs = [LogLife(table.ttl_seconds * 1000, table.created_at_ms) for table in _enabled(lake)]
@@ -160,7 +160,7 @@ class _Run:
         ended = f"finished, but {missing} generations could not be rewritten" if missing else "finished"
         return self.ended(hosts, done, f"step 7: {ended}", mark_as=self.mark(hosts, planned[-1].time_ms))
 
-    def _step_6(self, decision: Decision) -> Decision:
+    def _step_6(self, decision: RewriteDecision) -> RewriteDecision:
         """Carry a decision out; answers with what became of it."""
         name = format_ms(decision.time_ms)
         if decision.action == "rewrite" and not self.dry_run:
@@ -173,17 +173,17 @@ class _Run:
         self.tell(f"step 6: {name}: {decision.action}: {decision.reason}")
         return decision
 
-    def _one(self, decision: Decision) -> Decision:
+    def _one(self, decision: RewriteDecision) -> RewriteDecision:
         time_ms = decision.time_ms
         if publish_v1.is_listed(self.lake, time_ms):
-            return Decision(time_ms, "skip-present", "another node has rewritten it in the meantime")
+            return RewriteDecision(time_ms, "skip-present", "another node has rewritten it in the meantime")
         cell = generation_data.read_cell(self.lake, time_ms)
         if cell is None:
             return _missing(time_ms)
         try:
             description = generation_data.parse_cell(time_ms, cell)
         except StateError as error:
-            return Decision(time_ms, "missing-data", str(error))
+            return RewriteDecision(time_ms, "missing-data", str(error))
         publish_v1.publish_streams(self.lake, time_ms, description)
         failpoints.reached(failpoints.AFTER_REWRITTEN_STREAMS)
         publish_v1.publish_timestamp(self.lake, time_ms)
@@ -198,7 +198,7 @@ class _Run:
         return hosts
 
     def ended(
-        self, hosts: tuple[str, ...], decisions: tuple[Decision, ...], reason: str, mark_as: tuple[str, ...] = ()
+        self, hosts: tuple[str, ...], decisions: tuple[RewriteDecision, ...], reason: str, mark_as: tuple[str, ...] = ()
     ) -> Rewrite:
         marked = f"; nodes marked as rewritten: {', '.join(mark_as)}" if mark_as else ""
         self.tell(f"{reason}{marked}{' (dry run: nothing is written)' if self.dry_run else ''}")
@@ -224,25 +224,27 @@ class _Run:
 
 def _decision(
     time_ms: int, end_ms: int | None, is_live: bool, oldest: int | None, listed: Collection[int], there: Collection[int]
-) -> Decision:
+) -> RewriteDecision:
     since = "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
     if not is_live:
         assert end_ms is not None
         reason = f"superseded at {format_ms(end_ms)}, and logs have rows only from {since} on"
-        return Decision(time_ms, "skip-too-old", reason)
+        return RewriteDecision(time_ms, "skip-too-old", reason)
     if time_ms in listed:
-        return Decision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
+        return RewriteDecision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
     if time_ms not in there:
         return _missing(time_ms)
     if end_ms is None:
-        return Decision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
+        return RewriteDecision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
     reason = f"superseded at {format_ms(end_ms)}, and logs can have rows from {since} on"
-    return Decision(time_ms, "rewrite", reason)
+    return RewriteDecision(time_ms, "rewrite", reason)
 
 
-def _missing(time_ms: int) -> Decision:
+def _missing(time_ms: int) -> RewriteDecision:
     reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
-    return Decision(time_ms, "missing-data", f"{reason}; import that table and run: cdc-platform rewrite --again")
+    return RewriteDecision(
+        time_ms, "missing-data", f"{reason}; import that table and run: cdc-platform rewrite --again"
+    )
 
 
 def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:

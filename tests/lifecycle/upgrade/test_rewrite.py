@@ -26,7 +26,7 @@ from cdc_platform.lake.tables import (
     TABLES,
 )
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.lifecycle.upgrade.rewrite import Decision, decide, is_absent, rewrite, unmarked_nodes
+from cdc_platform.lifecycle.upgrade.rewrite import RewriteDecision, decide, is_absent, rewrite, unmarked_nodes
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_local import marked_hosts
 from cdc_platform.records.ring import put_nodes
@@ -63,7 +63,7 @@ def contents(lake: Lake) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def actions(decisions: tuple[Decision, ...] | list[Decision]) -> dict[int, str]:
+def actions(decisions: tuple[RewriteDecision, ...] | list[RewriteDecision]) -> dict[int, str]:
     """What becomes of each time."""
     return {decision.time_ms: decision.action for decision in decisions}
 
