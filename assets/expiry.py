@@ -44,7 +44,7 @@ from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
 from cdc_platform.lifecycle.expiry.audit import audit_expiry
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
-from cdc_platform.pictures_expiry import Stay, growth_picture, plan_picture
+from cdc_platform.pictures.expiry import Stay, growth_picture, plan_picture
 from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource

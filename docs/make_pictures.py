@@ -19,7 +19,8 @@ from assets.join.drawn import streams_on_shards
 from cdc_platform.clock import parse_time_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.pictures.rings import ring_picture, streams_picture
+from cdc_platform.pictures.timeline import Bar, timeline_picture
 from cdc_platform.records import reading
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring

@@ -12,7 +12,8 @@ from dagster import MarkdownMetadataValue
 
 from assets.told import picture
 from cdc_platform.clock import Clock
-from cdc_platform.pictures import Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.pictures.rings import ring_picture, streams_picture
+from cdc_platform.pictures.timeline import Bar, timeline_picture
 from cdc_platform.records.reading import KnownGeneration
 from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
 

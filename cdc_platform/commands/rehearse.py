@@ -125,7 +125,7 @@ def _target(picture: str) -> Path:
 
 
 def _draw(target: Path, effects: Sequence[Effect], max_bytes: int | None) -> None:
-    from cdc_platform.pictures_rehearsal import Played, rehearsal_picture
+    from cdc_platform.pictures.rehearsal import Played, rehearsal_picture
 
     played = [
         Played(

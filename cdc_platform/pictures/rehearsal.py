@@ -1,7 +1,4 @@
-"""The picture of a rehearsal: what each step keeps in the tables, the streams that it makes, what stays colocated.
-
-A pure function of numbers, as `pictures` has them, whose figures and colours it uses.
-"""
+"""The picture of a rehearsal: what each step keeps in the tables, the streams that it makes, what stays colocated."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_platform import pictures
 from cdc_platform.errors import InputError
+from cdc_platform.pictures.drawing import FAINT, INK, PALETTE, new_figure, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,20 +37,20 @@ def rehearsal_picture(steps: Sequence[Played], most_bytes: int | None = None) ->
     """
     if not steps:
         raise InputError("a picture of a rehearsal needs one step at least")
-    figure = pictures._figure(7.2, 6.0)
+    figure = new_figure(7.2, 6.0)
     kept, streams, shards = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2, 2)})
     numbers = list(range(len(steps)))
     _draw_kept(kept, numbers, steps, most_bytes)
     _draw_streams(streams, numbers, steps)
     _draw_colocation(shards, numbers, steps)
-    shards.set_xlabel("step, 0 is the start", fontsize=9, color=pictures._INK)
+    shards.set_xlabel("step, 0 is the start", fontsize=9, color=INK)
     for axes in (kept, streams, shards):
         axes.tick_params(labelsize=8)
-        axes.grid(axis="y", color=pictures._FAINT, linewidth=0.4)
+        axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    return pictures._png(figure)
+    return png(figure)
 
 
 def _draw_kept(axes: Axes, numbers: Sequence[int], steps: Sequence[Played], most_bytes: int | None) -> None:
@@ -62,12 +59,12 @@ def _draw_kept(axes: Axes, numbers: Sequence[int], steps: Sequence[Played], most
     tables = [table for table in steps[0].kept if any(step.kept[table] for step in steps)]
     for place, table in enumerate(tables):
         sizes = [step.kept[table] / scale for step in steps]
-        colour, style = pictures._PALETTE[place], ("-", "--", ":")[place % 3]
+        colour, style = PALETTE[place], ("-", "--", ":")[place % 3]
         name = table.partition(".")[2]
         axes.step(numbers, sizes, where="post", color=colour, linestyle=style, linewidth=1.6, label=name)
     if most_bytes is not None:
-        axes.axhline(most_bytes / scale, color=pictures._PALETTE[5], linestyle="--", linewidth=1.2, label="--max-bytes")
-    axes.set_title(f"Kept in each table after the step, {unit}", fontsize=10, color=pictures._INK, loc="left")
+        axes.axhline(most_bytes / scale, color=PALETTE[5], linestyle="--", linewidth=1.2, label="--max-bytes")
+    axes.set_title(f"Kept in each table after the step, {unit}", fontsize=10, color=INK, loc="left")
     axes.set_ylim(bottom=0)
     if tables:
         axes.legend(fontsize=7, frameon=False, loc="upper left")
@@ -78,21 +75,21 @@ def _draw_streams(axes: Axes, numbers: Sequence[int], steps: Sequence[Played]) -
     if makes:
         places, counts = zip(*makes, strict=True)
         if len(makes) <= _MOST_BARS:
-            axes.bar(places, counts, width=0.8, color=pictures._PALETTE[0])
+            axes.bar(places, counts, width=0.8, color=PALETTE[0])
         else:
-            axes.plot(places, counts, color=pictures._PALETTE[0])
-    axes.set_title("Streams of the generation that the step makes", fontsize=10, color=pictures._INK, loc="left")
+            axes.plot(places, counts, color=PALETTE[0])
+    axes.set_title("Streams of the generation that the step makes", fontsize=10, color=INK, loc="left")
     axes.set_ylim(bottom=0)
 
 
 def _draw_colocation(axes: Axes, numbers: Sequence[int], steps: Sequence[Played]) -> None:
     known = [(number, step) for number, step in zip(numbers, steps, strict=True) if step.shard_colocation is not None]
     shares = [100 * (step.shard_colocation or 0) for _, step in known]
-    axes.step([number for number, _ in known], shares, where="post", color=pictures._PALETTE[2], linewidth=1.6)
+    axes.step([number for number, _ in known], shares, where="post", color=PALETTE[2], linewidth=1.6)
     excess = [(number, share) for (number, step), share in zip(known, shares, strict=True) if step.excess]
     if excess:
-        axes.plot(*zip(*excess, strict=True), "o", color=pictures._PALETTE[5], markersize=4, label="excess ranges")
+        axes.plot(*zip(*excess, strict=True), "o", color=PALETTE[5], markersize=4, label="excess ranges")
         axes.legend(fontsize=7, frameon=False, loc="lower left")
     low = min(shares, default=100.0)
     axes.set_ylim(max(0.0, low - max(0.05, (100 - low) * 0.2)), 100 + max(0.05, (100 - low) * 0.1))
-    axes.set_title("Shard colocation of the newest generation, %", fontsize=10, color=pictures._INK, loc="left")
+    axes.set_title("Shard colocation of the newest generation, %", fontsize=10, color=INK, loc="left")

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from cdc_platform.errors import InputError
-from cdc_platform.pictures import MOST_BYTES
-from cdc_platform.pictures_rehearsal import Played, rehearsal_picture
+from cdc_platform.pictures.drawing import MOST_BYTES
+from cdc_platform.pictures.rehearsal import Played, rehearsal_picture
 
 GREEN, RED = (0x00, 0x9E, 0x73), (0xD5, 0x5E, 0x00)
 

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from cdc_platform.errors import InputError
-from cdc_platform.pictures import MOST_BYTES
-from cdc_platform.pictures_expiry import Stay, growth_picture, plan_picture
+from cdc_platform.pictures.drawing import MOST_BYTES
+from cdc_platform.pictures.expiry import Stay, growth_picture, plan_picture
 
 DAY = 86_400_000
 START = 1_767_225_600_000

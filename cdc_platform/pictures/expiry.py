@@ -1,7 +1,4 @@
-"""Pictures of expiry as PNG bytes: how long each generation has to stay, and what is kept after more nodes.
-
-Pure functions of numbers, drawn in the style of `pictures`; what the numbers are is the lifecycle's.
-"""
+"""Pictures of expiry: how long each generation has to stay, and what is kept after more nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError
-from cdc_platform.pictures import _INK, _MOST_ROWS, _PALETTE, _days, _draw_dates, _figure, _png, _short
+from cdc_platform.pictures.drawing import INK, MOST_ROWS, PALETTE, days, draw_dates, new_figure, png, short
 
 
 @dataclass(frozen=True)
@@ -39,34 +36,34 @@ def plan_picture(stays: Sequence[Stay], now_ms: int) -> bytes:
     """
     if not stays:
         raise InputError("a picture of the purge plan needs one generation at least")
-    shown = stays[:_MOST_ROWS]
+    shown = stays[:MOST_ROWS]
     latest = max(max(each.removable_ms or 0, each.superseded_ms or each.time_ms) for each in shown)
     edge = max(latest, now_ms) + max(max(latest, now_ms) - shown[0].time_ms, 60_000) // 12
-    figure = _figure(6.4, min(6.0, 1.6 + 0.3 * len(shown)))
+    figure = new_figure(6.4, min(6.0, 1.6 + 0.3 * len(shown)))
     axes = figure.add_subplot()
     for row, each in enumerate(shown):
         superseded = edge if each.superseded_ms is None else each.superseded_ms
         expired = edge if each.expired_ms is None else max(each.expired_ms, superseded)
         removable = expired if each.removable_ms is None else max(each.removable_ms, expired)
         for start, end, colour in (
-            (each.time_ms, superseded, _PALETTE[2]),
-            (superseded, expired, _PALETTE[1] if each.held else _PALETTE[4]),
-            (expired, removable, _PALETTE[7]),
+            (each.time_ms, superseded, PALETTE[2]),
+            (superseded, expired, PALETTE[1] if each.held else PALETTE[4]),
+            (expired, removable, PALETTE[7]),
         ):
             if end > start:
-                axes.barh(row, _days(end) - _days(start), left=_days(start), height=0.6, color=colour)
-    axes.axvline(_days(now_ms), color=_PALETTE[5], linestyle="--", linewidth=1.2)
-    axes.set_yticks(range(len(shown)), [_short(each.name) for each in shown])
+                axes.barh(row, days(end) - days(start), left=days(start), height=0.6, color=colour)
+    axes.axvline(days(now_ms), color=PALETTE[5], linestyle="--", linewidth=1.2)
+    axes.set_yticks(range(len(shown)), [short(each.name) for each in shown])
     axes.invert_yaxis()
-    _draw_dates(axes)
+    draw_dates(axes)
     more = f" (oldest {len(shown)} of {len(stays)})" if len(stays) > len(shown) else ""
-    axes.set_title(f"When generations can go{more}", fontsize=11, color=_INK, loc="left")
+    axes.set_title(f"When generations can go{more}", fontsize=11, color=INK, loc="left")
     axes.set_xlabel(
         f"UTC; dashed: now, {format_ms(now_ms)}\ngreen: operates; orange: held; blue: rows may live; grey: grace",
         fontsize=8,
-        color=_INK,
+        color=INK,
     )
-    return _png(figure)
+    return png(figure)
 
 
 def growth_picture(nodes: Sequence[int], kept: Sequence[int], with_expiry: Sequence[int]) -> bytes:
@@ -80,15 +77,15 @@ def growth_picture(nodes: Sequence[int], kept: Sequence[int], with_expiry: Seque
     most = max(*kept, *with_expiry, 1)
     power = min(int(np.log2(most)) // 10, 4)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
-    figure = _figure(6.4, 3.2)
+    figure = new_figure(6.4, 3.2)
     axes = figure.add_subplot()
-    for values, colour, label in ((kept, _PALETTE[5], "nothing is removed"), (with_expiry, _PALETTE[2], "with expiry")):
+    for values, colour, label in ((kept, PALETTE[5], "nothing is removed"), (with_expiry, PALETTE[2], "with expiry")):
         axes.plot(nodes, np.asarray(values, dtype=np.float64) / 1024**power, color=colour, label=label, linewidth=1.8)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("nodes more", color=_INK)
-    axes.set_ylabel(unit, color=_INK)
-    axes.set_title("Kept in the tables of generations", fontsize=11, color=_INK, loc="left")
+    axes.set_xlabel("nodes more", color=INK)
+    axes.set_ylabel(unit, color=INK)
+    axes.set_title("Kept in the tables of generations", fontsize=11, color=INK, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    return _png(figure)
+    return png(figure)

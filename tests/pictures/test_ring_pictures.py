@@ -10,7 +10,9 @@ import pytest
 from matplotlib.image import imread
 
 from cdc_platform.errors import InputError
-from cdc_platform.pictures import MOST_BYTES, Bar, ring_picture, streams_picture, timeline_picture
+from cdc_platform.pictures.drawing import MOST_BYTES
+from cdc_platform.pictures.rings import ring_picture, streams_picture
+from cdc_platform.pictures.timeline import Bar, timeline_picture
 
 BLUE, ORANGE, GREEN = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73)
 QUARTER = 1 << 62

@@ -1,19 +1,14 @@
-"""Pictures of rings, streams and generations as PNG bytes: pure functions of arrays, the same bytes every time.
-
-They know how to draw; what is worth drawing is left to the assets and the documentation. No window, no global state.
-"""
+"""Pictures of rings and streams: which node owns which ranges, how many streams each of its shards has."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdc_platform.clock import format_ms, to_datetime
 from cdc_platform.errors import InputError
+from cdc_platform.pictures.drawing import INK, MOST_ROWS, PALETTE, new_figure, png, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,27 +16,9 @@ if TYPE_CHECKING:
 
 Int64s = np.ndarray
 
-MOST_BYTES = 70_000
-"""A picture is smaller than this, so that as base64 in a Markdown data URI it stays below 100 KB."""
-
-# Okabe and Ito's palette: told apart by colour-blind readers too.
-_PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-_INK = "#333333"
-_FAINT = "#BBBBBB"
-_DPI = (110, 80, 60)
 # More slices than this are thinner than a pixel of the picture.
 _MOST_SLICES = 2048
 _MOST_NAMES = 16
-_MOST_ROWS = 24
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One generation of a timeline: its name, when it starts (ms) and whether readers can see it."""
-
-    name: str
-    time_ms: int
-    published: bool
 
 
 def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, joining: int | None = None) -> bytes:
@@ -59,7 +36,7 @@ def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, jo
     if len(range_ends) == 0 or len(range_ends) != len(owners):
         raise InputError(f"a ring picture needs as many owners as range ends, and one at least: {len(owners)}")
     edges, owner_of_slice = _slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
-    figure = _figure(6.4, 4.2)
+    figure = new_figure(6.4, 4.2)
     axes = figure.add_axes((0.02, 0.03, 0.62, 0.94), projection="polar")
     axes.set_theta_zero_location("N")  # pyright: ignore[reportAttributeAccessIssue]
     axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
@@ -71,10 +48,10 @@ def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, jo
         outside = colours[owner_of_slice].copy()
         outside[owner_of_slice != joining] = 0
         _draw_band(axes, edges, outside, 1.0, 1.08)
-    axes.text(0, 0, f"{len(range_ends):,}\nranges", ha="center", va="center", color=_INK, fontsize=12)
+    axes.text(0, 0, f"{len(range_ends):,}\nranges", ha="center", va="center", color=INK, fontsize=12)
     shares = np.bincount(owner_of_slice, weights=np.diff(edges), minlength=len(names)) / (2 * np.pi)
     _draw_owners(figure, names, colours, shares, np.bincount(owners, minlength=len(names)), joining)
-    return _png(figure)
+    return png(figure)
 
 
 def streams_picture(counts: Int64s, names: Sequence[str]) -> bytes:
@@ -92,61 +69,22 @@ def streams_picture(counts: Int64s, names: Sequence[str]) -> bytes:
     grid = np.asarray(counts, dtype=np.int64)
     if grid.ndim != 2 or grid.size == 0 or grid.shape[0] != len(names):
         raise InputError(f"a streams picture needs one row of counts a node: {grid.shape} for {len(names)} nodes")
-    shown = np.ma.masked_less(grid[:_MOST_ROWS], 0)
+    shown = np.ma.masked_less(grid[:MOST_ROWS], 0)
     rows, shards = shown.shape
-    figure = _figure(6.4, min(6.0, 1.5 + 0.3 * rows))
+    figure = new_figure(6.4, min(6.0, 1.5 + 0.3 * rows))
     axes = figure.add_subplot()
     image = axes.imshow(shown, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
-    axes.set_yticks(range(rows), [_short(name) for name in names[:rows]])
+    axes.set_yticks(range(rows), [short(name) for name in names[:rows]])
     axes.set_xlabel("shard")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(length=0, labelsize=9)
     more = f" (first {rows} of {len(names)} nodes)" if len(names) > rows else ""
-    axes.set_title(f"Streams a node and a shard{more}", fontsize=11, color=_INK, loc="left")
+    axes.set_title(f"Streams a node and a shard{more}", fontsize=11, color=INK, loc="left")
     if shards <= 16:
         _draw_counts(axes, shown)
     else:
         figure.colorbar(image, ax=axes, label="streams")
-    return _png(figure)
-
-
-def timeline_picture(generations: Sequence[Bar], now_ms: int) -> bytes:
-    """When each generation operates, from its timestamp to the next one's; the newest is open.
-
-    `generations` are oldest first, `now_ms` is where the dashed line stands. Only the newest ones are shown.
-
-    Raises:
-        InputError: there are no generations.
-    """
-    if not generations:
-        raise InputError("a timeline needs one generation at least")
-    shown = list(generations[-_MOST_ROWS:])
-    starts = [bar.time_ms for bar in shown]
-    span = max(max(starts[-1], now_ms) - starts[0], 60_000)
-    ends = [*starts[1:], max(starts[-1], now_ms) + span // 8]
-    operating = max((row for row, start in enumerate(starts) if start <= now_ms), default=None)
-    figure = _figure(6.4, min(6.0, 1.5 + 0.3 * len(shown)))
-    axes = figure.add_subplot()
-    for row, (bar, start, end) in enumerate(zip(shown, starts, ends, strict=True)):
-        colour = _PALETTE[2] if row == operating else _PALETTE[0]
-        face = colour if bar.published else "none"
-        axes.barh(row, _days(end) - _days(start), left=_days(start), height=0.6, color=face, edgecolor=colour)
-    axes.axvline(_days(now_ms), color=_PALETTE[5], linestyle="--", linewidth=1.2)
-    axes.set_yticks(range(len(shown)), [_short(bar.name) for bar in shown])
-    axes.invert_yaxis()
-    _draw_dates(axes)
-    axes.set_title(_timeline_title(generations, shown, operating), fontsize=10, color=_INK, loc="left")
-    axes.set_xlabel(f"UTC; dashed: now, {format_ms(now_ms)}; outlined: not published", fontsize=8, color=_INK)
-    return _png(figure)
-
-
-def _timeline_title(generations: Sequence[Bar], shown: Sequence[Bar], operating: int | None) -> str:
-    newest = (
-        f"Newest {len(shown)} of {len(generations)} generations" if len(generations) > len(shown) else "Generations"
-    )
-    if operating is None:
-        return f"{newest}: none operates yet"
-    return f"{newest}; green operates, since {format_ms(shown[operating].time_ms)}"
+    return png(figure)
 
 
 def _slices(range_ends: Int64s, owners: Int64s) -> tuple[np.ndarray, Int64s]:
@@ -181,7 +119,7 @@ def _draw_owners(
     entries = [
         Patch(
             color=colours[i],
-            label=f"{_short(names[i])}{' (joins)' if i == joining else ''}  {shares[i]:.1%}, {ranges[i]:,}",
+            label=f"{short(names[i])}{' (joins)' if i == joining else ''}  {shares[i]:.1%}, {ranges[i]:,}",
         )
         for i in order
     ]
@@ -202,31 +140,8 @@ def _draw_counts(axes: Axes, counts: np.ma.MaskedArray) -> None:
     most = int(counts.max())
     for row, shard in np.ndindex(counts.shape):
         if not np.ma.is_masked(counts[row, shard]):
-            colour = "white" if counts[row, shard] > most / 2 else _INK
+            colour = "white" if counts[row, shard] > most / 2 else INK
             axes.text(shard, row, f"{counts[row, shard]:,}", ha="center", va="center", color=colour, fontsize=8)
-
-
-def _draw_dates(axes: Axes) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
-    locator = AutoDateLocator(minticks=3, maxticks=7)
-    axes.xaxis.set_major_locator(locator)
-    # As it comes, seconds would stand there without their minutes.
-    formats = ["%Y", "%b %Y", "%b %d", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f"]
-    axes.xaxis.set_major_formatter(
-        ConciseDateFormatter(locator, formats=formats, zero_formats=formats, show_offset=False)
-    )
-    axes.tick_params(labelsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis="x", color=_FAINT, linewidth=0.4)
-    axes.set_axisbelow(True)
-
-
-def _days(ms: int) -> float:
-    from matplotlib.dates import date2num
-
-    return float(date2num(to_datetime(ms * 1000)))
 
 
 def _colours(count: int) -> np.ndarray:
@@ -234,31 +149,6 @@ def _colours(count: int) -> np.ndarray:
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba_array
 
-    if count <= len(_PALETTE):
-        return to_rgba_array(_PALETTE[:count])
+    if count <= len(PALETTE):
+        return to_rgba_array(PALETTE[:count])
     return colormaps["turbo"](np.linspace(0.03, 0.97, count))
-
-
-def _short(name: str) -> str:
-    """UUIDs by their first eight digits, as people say them; anything else up to 24 characters."""
-    if len(name) == 36 and name.count("-") == 4:
-        return name[:8]
-    return name if len(name) <= 24 else name[:23] + "…"
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), facecolor="white")
-
-
-def _png(figure: Figure) -> bytes:
-    """The figure at the finest resolution that stays below `MOST_BYTES`."""
-    drawn = b""
-    for dpi in _DPI:
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None}, bbox_inches="tight", pad_inches=0.1)
-        drawn = stream.getvalue()
-        if len(drawn) < MOST_BYTES:
-            break
-    return drawn
