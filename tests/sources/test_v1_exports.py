@@ -22,6 +22,7 @@ from support.files.export_files import (
     v1_streams_csv,
 )
 from support.files.export_files import NODES as MEMBERS
+from support.homes.contents import contents
 
 from cdc_platform.clock import Clock, from_datetime
 from cdc_platform.errors import InputError
@@ -31,7 +32,6 @@ from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS,
-    TABLES,
     UNORDERED_RANGES,
 )
 from cdc_platform.records import generation_data, reading
@@ -59,14 +59,6 @@ def take_in(lake: Lake, tmp_path: Path) -> Import:
         return import_paths(lake, Clock(LATER_MS * 1000), paths, **options)
 
     return run
-
-
-def contents(lake: Lake) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table."""
-    return {
-        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-        for name, table in TABLES.items()
-    }
 
 
 def expired(lake: Lake) -> dict[str, int | None]:

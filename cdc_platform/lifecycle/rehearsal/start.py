@@ -87,7 +87,9 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
         made = generation_data.description_of(lake, newest)
         layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
         operating = Operating(newest, layout, made)
-    kept = tuple(KeptGeneration(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake))
+    kept = tuple(
+        KeptGeneration(each.time_ms, each.num_ranges, each.num_streams, each.is_v1) for each in generation_sizes(lake)
+    )
     logs = tuple(purge_plan.table_histories(lake).values()) if cdc_tables.changes(lake) else None
     return Start(current_ring(lake), operating, kept, now_ms, logs)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run
+from support.homes.contents import contents
 from support.homes.expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
 
 from cdc_platform import failpoints
@@ -20,7 +21,6 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     REMOVED_GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
-    TABLES,
 )
 from cdc_platform.lifecycle.expiry import removal
 from cdc_platform.records import reading
@@ -44,15 +44,6 @@ def finish(home: Path) -> None:
     """A run to its end."""
     done = run(*command(home)[3:])
     assert done.exit_code == 0, done.stderr
-
-
-def contents(home: Path) -> dict[str, list[dict[str, object]]]:
-    """Every row of every table of a home."""
-    lake = Lake(home / "lake")
-    return {
-        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-        for name, table in TABLES.items()
-    }
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.homes.contents import contents
 
 from cdc_platform import failpoints
 from cdc_platform.lake.connect import ConnectServer
@@ -24,7 +25,6 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
-    TABLES,
 )
 
 # When a row was written, and into which files, is the one thing in which a second start may differ.
@@ -46,17 +46,6 @@ def run(command: list[str], remote: str | None, kill_at: str | None = None) -> s
     if kill_at:
         environment[failpoints.VARIABLE] = kill_at
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def contents(home: Path) -> dict[str, list[dict[str, object]]]:
-    """Every row of every table of a home, but for when rows were written."""
-    lake = Lake(home / "lake")
-    found: dict[str, list[dict[str, object]]] = {}
-    for name, table in TABLES.items():
-        columns = [column for column in table.schema.names if column not in BOOKKEEPING]
-        rows = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys])
-        found[name] = rows.to_pylist()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +71,7 @@ def undisturbed(waiting: Path, server: ConnectServer) -> dict[str, list[dict[str
     shutil.copytree(waiting / "home", home)
     done = run([*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"], server.remote)
     assert done.returncode == 0, done.stderr
-    return contents(home)
+    return contents(home, without=BOOKKEEPING)
 
 
 @pytest.mark.parametrize("point", failpoints.JOIN)
@@ -94,13 +83,13 @@ def test_a_killed_join_ends_where_it_would_have_ended(
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
     assert run(first, server.remote, kill_at=point).returncode == -signal.SIGKILL
-    assert contents(home) != undisturbed
+    assert contents(home, without=BOOKKEEPING) != undisturbed
     # Once the timestamp is chosen a later clock must not choose another.
     later = "4" if point in (failpoints.AFTER_TIMESTAMP, failpoints.AFTER_STREAMS) else "3"
     again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
     done = run(again, server.remote)
     assert done.returncode == 0, done.stderr
-    assert contents(home) == undisturbed
+    assert contents(home, without=BOOKKEEPING) == undisturbed
 
 
 def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
@@ -123,7 +112,7 @@ def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ende
     again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
     done = run(again, server.remote)
     assert done.returncode == 0, done.stderr
-    assert contents(home) == undisturbed
+    assert contents(home, without=BOOKKEEPING) == undisturbed
 
 
 def test_two_nodes_publish_one_generation_at_once(
@@ -141,7 +130,7 @@ def test_two_nodes_publish_one_generation_at_once(
     ]
     told = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0], told
-    assert contents(home) == undisturbed
+    assert contents(home, without=BOOKKEEPING) == undisturbed
     lake = Lake(home / "lake")
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == lake.read(GENERATIONS).num_rows == 2
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 16 + 32

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from support.homes.contents import contents
 
 from cdc_platform import failpoints
 from cdc_platform.generations import RingLayout, generate
@@ -24,7 +25,6 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     NODES,
     STREAMS_DESCRIPTIONS_V2,
-    TABLES,
 )
 from cdc_platform.records import inbox, reading
 from cdc_platform.records.ring import node_rows, put_nodes
@@ -49,16 +49,6 @@ def run(command: list[str], server: ConnectServer, kill_at: str = "") -> subproc
     """Run a command to its end on the server, killed where `kill_at` says."""
     environment = os.environ | {"SPARK_REMOTE": server.remote, failpoints.VARIABLE: kill_at}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def contents(home: Path) -> dict[str, list[dict[str, object]]]:
-    """Every row of every table of a home, but for when rows were written."""
-    lake = Lake(home / "lake")
-    found = {}
-    for name, table in TABLES.items():
-        columns = [column for column in table.schema.names if column not in BOOKKEEPING]
-        found[name] = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +91,10 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
 
 def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) -> None:
     """The next call finds nothing and writes nothing; a ring that shrinks later is another repair."""
-    before = contents(repaired)
+    before = contents(repaired, without=BOOKKEEPING)
     done = run(command(repaired, LATER, "--strict", "--json"), server)
     assert json.loads(done.stdout)["needed"] is False
-    assert contents(repaired) == before
+    assert contents(repaired, without=BOOKKEEPING) == before
     home = repaired.with_name("shrunk")
     shutil.copytree(repaired, home)
     Lake(home / "lake").delete(NODES, [("host_id", "=", str(UUID(int=2)))])
@@ -113,7 +103,7 @@ def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) ->
     assert told["num_ranges"] == 3
     assert Lake(home / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
     # Materialised again, the first one still is what it was, though the ring has moved on.
-    first = contents(repaired)["platform.generations"][0]["generation_id"]
+    first = contents(repaired, without=BOOKKEEPING)["platform.generations"][0]["generation_id"]
     code = (
         "import sys\nfrom cdc_platform.lifecycle.join import bootstrap\nfrom cdc_platform.lake.lake import Lake\n"
         "print(*(ring.tokens.size for ring in bootstrap.rings(Lake(sys.argv[1]), sys.argv[2])))"
@@ -130,14 +120,14 @@ def test_a_killed_repair_ends_where_it_would_have_ended(
     home = asked.with_name(point)
     shutil.copytree(asked, home)
     assert run(command(home, NOON), server, kill_at=point).returncode == -signal.SIGKILL
-    assert contents(home) != contents(repaired)
+    assert contents(home, without=BOOKKEEPING) != contents(repaired, without=BOOKKEEPING)
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
     # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
     # clock chooses no other timestamp.
     done = run(command(home, LATER if point == failpoints.AFTER_TIMESTAMP else NOON), server)
     assert done.returncode == 0, done.stderr
     assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
-    assert contents(home) == contents(repaired)
+    assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
 def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, server: ConnectServer) -> None:
@@ -167,7 +157,7 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, 
         made, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert contents(home) == contents(repaired)
+    assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
 def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path, server: ConnectServer) -> None:
@@ -183,4 +173,4 @@ def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired
     ]
     told = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0], told
-    assert contents(home) == contents(repaired)
+    assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run
+from support.homes.contents import contents
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform import failpoints
@@ -26,6 +27,7 @@ from cdc_platform.lifecycle.switch import register
 HOSTS = [host(number) for number in (1, 2, 3)]
 # When a row was written is the one thing in which a second start may differ.
 BOOKKEEPING = {"created_at", "decided_at"}
+OF_A_SWITCH = (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)
 INTRODUCE = """
 import sys
 from cdc_platform.clock import Clock
@@ -53,16 +55,6 @@ def again(home: Path, now_ms: int, *arguments: str) -> int:
     return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
 
 
-def contents(home: Path) -> list[list[dict[str, object]]]:
-    """What the tables of a switch hold."""
-    lake = Lake(home / "lake")
-    found = []
-    for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL):
-        columns = [name for name in table.schema.names if name not in BOOKKEEPING]
-        found.append(lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys]).to_pylist())
-    return found
-
-
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A home in which a third node's generation is inserted."""
@@ -79,27 +71,29 @@ def home(waiting: tuple[Path, str], tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(waiting: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, object]]]:
+def undisturbed(
+    waiting: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, object]]]:
     """What there is when nobody is killed."""
     home = shutil.copytree(waiting[0], tmp_path_factory.mktemp("undisturbed") / "home")
     bootstrap.introduce(Lake(home / "lake"), NOON, TWO_PHASE, waiting[1])
-    return contents(home)
+    return contents(home, OF_A_SWITCH, without=BOOKKEEPING)
 
 
 @pytest.mark.parametrize("point", failpoints.SWITCH)
 def test_a_killed_switch_ends_where_it_would_have_ended(
-    point: str, home: Path, waiting: tuple[Path, str], undisturbed: list[list[dict[str, object]]], tmp_path: Path
+    point: str, home: Path, waiting: tuple[Path, str], undisturbed: dict[str, list[dict[str, object]]], tmp_path: Path
 ) -> None:
     """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
     generation_id = waiting[1]
     killed = process("-c", INTRODUCE, str(home / "lake"), str(NOON_MS * 1000), generation_id, kill_at=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert contents(home) != undisturbed
+    assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) != undisturbed
     left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
     # Before the promises are kept there is nothing that a later clock must not change.
     later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + 10_000
     bootstrap.introduce(Lake(home / "lake"), Clock(later * 1000), TWO_PHASE, generation_id)
-    assert contents(home) == undisturbed
+    assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) == undisturbed
     done = register.drive(left, Clock((NOON_MS + 30_000) * 1000), TWO_PHASE, generation_id, "anybody")
     answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
     assert (done.phase, done.time_ms) == ((Phase.COMMITTED, NOON_MS + 70_000) if answered else (Phase.ABORTED, None))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import command_line
+from support.homes.contents import contents
 
 from cdc_platform import failpoints
 from cdc_platform.lake.lake import Lake
@@ -56,15 +57,6 @@ def done(home: Path, step: tuple[str, ...]) -> None:
     assert answer.exit_code == 0, answer.stderr
 
 
-def contents(home: Path) -> dict[str, list[dict[str, object]]]:
-    """Every row of the tables that a change of tablets writes."""
-    lake = Lake(home / "lake")
-    return {
-        table.full_name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-        for table in TABLES
-    }
-
-
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """For each script a home in which all of its steps but the last are done."""
@@ -86,7 +78,7 @@ def undisturbed(before: dict[str, Path]) -> dict[str, dict[str, list[dict[str, o
         home = before[name].with_name(f"{name}-undisturbed")
         shutil.copytree(before[name], home)
         done(home, steps[-1])
-        found[name] = contents(home)
+        found[name] = contents(home, TABLES)
     return found
 
 
@@ -102,11 +94,11 @@ def test_a_killed_change_ends_where_it_would_have_ended(
     shutil.copytree(before[script], home)
     killed(home, SCRIPTS[script][-1], point)
     lake = Lake(home / "lake")
-    assert contents(home) != undisturbed[script]
+    assert contents(home, TABLES) != undisturbed[script]
     for name in tablet_sets.tables(lake):
         assert all(len(each.ids) in (2, 4) for each in tablet_sets.stream_sets(lake, *name))
     done(home, SCRIPTS[script][-1])
-    assert contents(home) == undisturbed[script]
+    assert contents(home, TABLES) == undisturbed[script]
 
 
 def test_a_later_clock_keeps_the_time_that_was_decided(
@@ -117,7 +109,7 @@ def test_a_later_clock_keeps_the_time_that_was_decided(
     shutil.copytree(before["split"], home)
     killed(home, SPLIT, failpoints.AFTER_TABLET_DECISION)
     done(home, ("2026-01-01T02:00:00Z", *SPLIT[1:]))
-    assert contents(home) == undisturbed["split"]
+    assert contents(home, TABLES) == undisturbed["split"]
 
 
 def test_concurrent_resizes_make_one_set(before: dict[str, Path]) -> None:

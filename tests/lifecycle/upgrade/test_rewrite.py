@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.homes.contents import contents
 from support.homes.v1_tables import HOUR_MS, START_MS, expected, nodes, old_cluster, published, times, write_v1
 
 from cdc_platform.clock import Clock, from_datetime, to_datetime
@@ -23,7 +24,6 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
-    TABLES,
 )
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.lifecycle.upgrade.rewrite import RewriteDecision, decide, is_absent, rewrite, unmarked_nodes
@@ -52,14 +52,6 @@ def markers(lake: Lake) -> dict[str, int | None]:
     return {
         row["host_id"]: None if row["streams_timestamp"] is None else from_datetime(row["streams_timestamp"]) // 1000
         for row in rows
-    }
-
-
-def contents(lake: Lake) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table."""
-    return {
-        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-        for name, table in TABLES.items()
     }
 
 

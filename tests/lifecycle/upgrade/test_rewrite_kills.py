@@ -8,16 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.homes.contents import contents
 from support.homes.v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
 
 from cdc_platform import failpoints
 from cdc_platform.clock import format_ms, from_datetime
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, TABLES
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 
 NOW = format_ms(START_MS + 10 * HOUR_MS)
 
@@ -25,15 +25,6 @@ NOW = format_ms(START_MS + 10 * HOUR_MS)
 def command(home: Path, *options: str) -> list[str]:
     """The rewrite, at a stopped clock."""
     return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", NOW, "rewrite", "--json", *options]
-
-
-def contents(home: Path) -> dict[str, list[dict[str, Any]]]:
-    """Every row of every table of a home."""
-    lake = Lake(home / "lake")
-    return {
-        name: lake.read(table).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
-        for name, table in TABLES.items()
-    }
 
 
 @pytest.fixture(scope="module")
