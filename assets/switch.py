@@ -36,6 +36,7 @@ from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V
 from cdc_platform.lifecycle.join.joining import introduce
 from cdc_platform.lifecycle.join.step import Joining
 from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import switches
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -62,12 +63,12 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
     """Drive the switches that are unfinished, and report them all."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with in_one_line():
-        for left in register.unfinished(lake):
+        for left in switches.unfinished(lake):
             done = register.drive(lake, now, settings, left.generation_id, BY)
             if done.phase is Phase.COMMITTED:
                 introduce(Joining(lake, now, settings, left.generation_id, None, BY))
             context.log.info(f"The switch to generation {done.generation_id} is {done.phase}.")
-        known = register.switches(lake)[::-1]
+        known = switches.switches(lake)[::-1]
     rows = [
         (each.generation_id, str(each.phase), f"{len(each.leases)} of {len(each.participants)}", _time(each.time_ms))
         for each in known
@@ -106,7 +107,7 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     versions = f"{lake.version(GENERATION_SWITCHES)}/{lake.version(GENERATIONS)}"
     if cursor == versions:
         return SensorResult(skip_reason="nothing has changed since every switch was finished", cursor=versions)
-    left = register.unfinished(lake)
+    left = switches.unfinished(lake)
     if not left:
         return SensorResult(skip_reason="every switch is finished", cursor=versions)
     switch = left[0]

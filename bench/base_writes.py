@@ -11,11 +11,11 @@ from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.base_writes import assign_streams
 from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.records import reading
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Timeline
+from cdc_platform.timeline.base_writes import assign_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ def _writes(bench: Bench, lake: Lake) -> DataFrame:
     """Text keys of 6 to 13 bytes; timestamps from the first generation's start on, all generations in every batch."""
     from pyspark.sql import functions as F
 
-    start_us = reading.known_generations(lake)[0].time_ms * 1000
+    start_us = Timeline.read(lake).known[0].time_ms * 1000
     spread = F.pmod(F.xxhash64("id"), F.lit(GENERATIONS * HOUR_US))
     return bench.spark.range(0, bench.sizes.writes, 1, 2 * (os.cpu_count() or 1)).select(
         F.concat(F.lit("user-"), F.col("id").cast("string")).cast("binary").alias("key"),

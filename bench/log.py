@@ -18,7 +18,7 @@ from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserTy
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
-from cdc_platform.records import reading
+from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,7 +87,7 @@ def log_window(bench: Bench) -> list[Result]:
     size = _sizes(bench).large
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
-        start_us = reading.known_generations(lake)[0].time_ms * 1000
+        start_us = Timeline.read(lake).known[0].time_ms * 1000
         spent = 0.0
         for part in range(10):
             writes = _writes(bench, start_us + part * HOUR_US // 2, HOUR_US // 2, PLAIN, size // 10)
@@ -117,7 +117,7 @@ def _against_rewriting(
 ) -> Any:
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_A_FILE)
-    start_us = reading.known_generations(lake)[0].time_ms * 1000
+    start_us = Timeline.read(lake).known[0].time_ms * 1000
     read = bench.spark.read.format("delta")
 
     def logged() -> DataFrame:

@@ -21,9 +21,9 @@ from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.pictures.rings import ring_picture, streams_picture
 from cdc_platform.pictures.timeline import Bar, timeline_picture
-from cdc_platform.records import reading
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
+from cdc_platform.timeline import Timeline
 
 IMAGES = Path(__file__).parent / "images"
 NOW = "2026-01-31T12:00:00Z"
@@ -55,7 +55,7 @@ def draw(lake: Lake) -> None:
     ring = current_ring(lake)
     names = [node.address for node in ring.nodes]
     (IMAGES / "streams.png").write_bytes(streams_picture(streams_on_shards(ring), names))
-    generations = reading.known_generations(lake)
+    generations = Timeline.read(lake).known
     bars = [Bar(generation.id or "", generation.time_ms, generation.published) for generation in generations]
     (IMAGES / "timeline.png").write_bytes(timeline_picture(bars, parse_time_ms(NOW)))
 

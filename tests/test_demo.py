@@ -32,8 +32,9 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
-from cdc_platform.records import inbox, reading, tablet_sets
+from cdc_platform.records import descriptions, inbox, tablet_sets
 from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,12 +74,12 @@ def test_the_snapshots_are_three_joins_of_real_nodes() -> None:
 def test_three_generations_are_published(home: Path) -> None:
     """Every join made a generation of the ring it found, five minutes apart, each complete and published."""
     lake = Lake(open_home(home).lake)
-    generations = reading.known_generations(lake)
+    generations = Timeline.read(lake).known
     assert [generation.published for generation in generations] == [True] * 3
     times = [generation.time_ms for generation in generations]
     assert [later - earlier for earlier, later in pairwise(times)] == [300_000, 300_000]
     ids = [generation.id for generation in generations if generation.id]
-    assert [len(reading.read_description(lake, generation)) for generation in ids] == [256, 512, 768]
+    assert [len(descriptions.read_description(lake, generation)) for generation in ids] == [256, 512, 768]
     assert inbox.waiting(lake) == []
 
 
@@ -93,9 +94,7 @@ def test_dagster_shows_the_runs(home: Path) -> None:
         assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
         joined = {run.tags["dagster/partition"] for run in runs if "dagster/partition" in run.tags}
         partitions = set(instance.get_dynamic_partitions("generation"))
-    assert (
-        joined == partitions == {generation.id for generation in reading.known_generations(Lake(open_home(home).lake))}
-    )
+    assert joined == partitions == {generation.id for generation in Timeline.read(Lake(open_home(home).lake)).known}
 
 
 @pytest.mark.spark
@@ -112,11 +111,11 @@ def test_the_report_says_where_writes_go(home: Path) -> None:
 def test_log_rows_lie_in_two_generations(home: Path) -> None:
     """Rows from before the second switch are in streams of the first generation, later ones in those of the second."""
     lake = Lake(open_home(home).lake)
-    first, second, _ = reading.known_generations(lake)
+    first, second, _ = Timeline.read(lake).known
     rows = lake.read(log_table(schema_of(lake, "demo", "carts"))).to_pylist()
     for generation, operations in ((first, [2, 2]), (second, [0, 0, 1, 2, 3])):
         assert generation.id is not None
-        streams = {stream.tobytes() for stream in reading.read_description(lake, generation.id).streams}
+        streams = {stream.tobytes() for stream in descriptions.read_description(lake, generation.id).streams}
         inside = [row for row in rows if row["cdc$stream_id"] in streams]
         assert sorted(row["cdc$operation"] for row in inside) == operations
         after = {from_datetime(row["cdc$timestamp"]) // 1000 >= second.time_ms for row in inside}
@@ -144,9 +143,9 @@ def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
     rewritten = told[told.index("An old cluster is upgraded") : told.index("The old cluster's generations")]
     assert re.findall(r"Z   (skip-\S+|rewrite) ", rewritten) == ["skip-too-old", "rewrite", "rewrite"]
     lake = Lake(open_home(home / "old_cluster").lake)
-    (left,) = reading.known_generations(lake)
+    (left,) = Timeline.read(lake).known
     assert (left.format, left.published) == ("v1", True)
-    assert len(reading.removed_generations(lake)) == 2
+    assert len(Timeline.read(lake).removed) == 2
     assert [lake.read(table, ["time"]).num_rows for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)] == [1, 1]
     published = lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()
     (old,) = lake.read(STREAMS_DESCRIPTIONS, ["streams"])["streams"].to_pylist()
@@ -257,14 +256,14 @@ def test_acts_that_were_killed_are_gone_on_with(
 def test_again_gives_the_same_bytes_and_times(home: Path) -> None:
     """Materialised once more, every generation keeps its streams and its timestamp."""
     lake = Lake(open_home(home).lake)
-    before = reading.known_generations(lake)
-    described = [reading.read_description(lake, generation.id) for generation in before if generation.id]
+    before = Timeline.read(lake).known
+    described = [descriptions.read_description(lake, generation.id) for generation in before if generation.id]
     ran = run(*arguments(home, "--again"))
     assert ran.exit_code == 0, ran.stderr
-    assert reading.known_generations(lake) == before
+    assert Timeline.read(lake).known == before
     for old, generation in zip(described, before, strict=True):
         assert generation.id is not None
-        assert old.equals(reading.read_description(lake, generation.id))
+        assert old.equals(descriptions.read_description(lake, generation.id))
 
 
 def test_somebodys_ring_is_left_alone(tmp_path: Path) -> None:

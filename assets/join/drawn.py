@@ -14,8 +14,8 @@ from assets.told import picture
 from cdc_platform.clock import Clock
 from cdc_platform.pictures.rings import ring_picture, streams_picture
 from cdc_platform.pictures.timeline import Bar, timeline_picture
-from cdc_platform.records.reading import KnownGeneration
 from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
+from cdc_platform.timeline import Generation
 
 # Ranges are sampled evenly beyond this many streams: the picture's colours would not change, its time would.
 _MOST_STREAMS = 1 << 21
@@ -33,9 +33,9 @@ def drawn_streams(ring: Ring) -> MarkdownMetadataValue:
     return picture(streams_picture(streams_on_shards(ring), _names(ring)), "streams a node and a shard")
 
 
-def drawn_timeline(generations: Sequence[KnownGeneration], clock: Clock) -> MarkdownMetadataValue:
+def drawn_timeline(generations: Sequence[Generation], clock: Clock) -> MarkdownMetadataValue:
     """When each generation operates; `generations` are oldest first."""
-    bars = [Bar(known.id or str(known.time_ms), known.time_ms, known.published) for known in generations]
+    bars = [Bar(known.name, known.time_ms, known.published) for known in generations]
     return picture(timeline_picture(bars, clock.now_ms()), "timeline of generations")
 
 

@@ -25,8 +25,9 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle.join.bootstrap import Described
 from cdc_platform.lifecycle.join.formats import Inserted
 from cdc_platform.lifecycle.join.step import Joining
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import descriptions, inbox
 from cdc_platform.ring import Node, Ring
+from cdc_platform.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ def _admitted(joining: Joining, admitted: Node, log: Logger) -> Told:
 
 def _published(joining: Joining, version: int | None, log: Logger) -> Told:
     lake = joining.lake
-    time_ms = reading.find_generation(lake, joining.generation_id).time_ms
-    rows = reading.published_range_ends(lake, time_ms).size
+    time_ms = Timeline.read(lake).find(joining.generation_id).time_ms
+    rows = descriptions.published_range_ends(lake, time_ms).size
     version = lake.version(STREAMS_DESCRIPTIONS_V2) if version is None else version
     return Told(version, rows, {"time": format_ms(time_ms)})
 
 
 def _announced(joining: Joining, time_ms: int, log: Logger) -> Told:
-    timeline = drawn_timeline(reading.known_generations(joining.lake), joining.clock)
+    timeline = drawn_timeline(Timeline.read(joining.lake).known, joining.clock)
     return Told(joining.lake.version(GENERATION_TIMESTAMPS), 1, {"time": format_ms(time_ms), "timeline": timeline})
 
 

@@ -134,7 +134,7 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
         newest = tablet_ledger.live(lake, *name)
         if newest is not None:
             changes.publish_timestamp(lake, newest)
-        sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.is_tablet_based(lake, *name) else []
+        sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.has_sets(lake, *name) else []
         over = [each for each in garbage.due(lake, clock.clock()) if (each.keyspace, each.table) == name]
     rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
     told: dict[str, Any] = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}

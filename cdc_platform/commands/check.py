@@ -38,11 +38,11 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     from cdc_platform.invariants import audit_lake, inventory, judge
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import spark_session
-    from cdc_platform.records import reading
+    from cdc_platform.timeline import Timeline
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
     if name is not None and generation is not None:
-        reading.assert_not_removed(lake, generation)
+        Timeline.read(lake).assert_not_removed(generation)
         inventory.find(inventory.generations(lake), name)  # before a JVM is started for it
     sets = audit_tablets(lake) if name is None else []
     # A cluster whose tables are all tablet-based has no generations.

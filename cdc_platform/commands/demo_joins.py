@@ -29,9 +29,9 @@ def log_switch_us(lake: Lake, joins: Sequence[Join]) -> int:
 
 def time_ms_of(lake: Lake, join: Join) -> int:
     """The timestamp of a finished join's generation."""
-    from cdc_platform.records import reading
+    from cdc_platform.records import ledger
 
-    time_ms = reading.introduced_at_ms(lake, join.event.generation_id)
+    time_ms = ledger.introduced_at_ms(lake, join.event.generation_id)
     if time_ms is None:
         raise StateError(f"the join of {join.event.node.address} is not finished; run the demo again")
     return time_ms

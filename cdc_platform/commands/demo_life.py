@@ -120,6 +120,6 @@ def _as_a_set(description: TopologyDescription) -> list[bytes]:
 def _is_to_expire(lake: Lake, oldest_ms: int) -> bool:
     """Whether the demo's removal was not made, or not to its end."""
     from cdc_platform.lifecycle.expiry import removal
-    from cdc_platform.records import reading
+    from cdc_platform.records import removals
 
-    return oldest_ms not in reading.begun_removals(lake) or bool(removal.unfinished(lake))
+    return oldest_ms not in removals.noted(lake) or bool(removal.unfinished(lake))

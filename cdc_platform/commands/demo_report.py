@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.clock import format_ms, from_datetime
 from cdc_platform.commands.demo_joins import log_switch_us, time_ms_of
 from cdc_platform.commands.output import write_table
 from cdc_platform.commands.program import NAME
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cdc_platform.commands.demo_joins import Join
     from cdc_platform.commands.demo_life import OldCluster
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.explain import Explanation
     from cdc_platform.settings import Settings
+    from cdc_platform.timeline.explain import Explanation
 
 KEYS = ("alice", "bob", "judy")
 """Partition keys whose owners change with the second join, with both, and with none."""
@@ -51,11 +51,11 @@ def write(lake: Lake, settings: Settings, joins: Sequence[Join], old: OldCluster
 
 
 def _joins(lake: Lake, joins: Sequence[Join]) -> None:
-    from cdc_platform.records import reading
+    from cdc_platform.records import descriptions
 
     rows = []
     for join in joins:
-        description = reading.read_description(lake, join.event.generation_id)
+        description = descriptions.read_description(lake, join.event.generation_id)
         rows.append(
             (
                 join.event.node.address,
@@ -85,17 +85,17 @@ def _audits(joins: Sequence[Join]) -> None:
 
 
 def _switches(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
-    from cdc_platform.lifecycle.explain import explain
     from cdc_platform.ring import tokens_of_keys
+    from cdc_platform.timeline import StreamSources
 
     tokens = tokens_of_keys([key.encode() for key in KEYS]).tolist()
+    source = StreamSources(lake, settings).generations
     addresses = {str(join.event.node.host_id): join.event.node.address for join in joins}
     for number, join in enumerate(joins, 1):
         switch_us = time_ms_of(lake, join) * 1000
         rows = []
         for moment, now, at in _MOMENTS:
-            clock = Clock(switch_us + now)
-            answers = [explain(lake, clock, settings, token, switch_us + at, "strict") for token in tokens]
+            answers = [source.explain(token, switch_us + at, switch_us + now, "strict") for token in tokens]
             rows.append((moment, *(_place(answer, addresses) for answer in answers)))
         title = f"Where writes of some keys go around switch {number}, {format_ms(switch_us // 1000)}"
         write_table(title, ("a write", *(f"of {key}" for key in KEYS)), rows)
@@ -120,7 +120,7 @@ def _log(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
     """The log rows around a switch as the lake has them, and whether they amount to the base table."""
     from cdc_platform.commands import demo_log
     from cdc_platform.log.rows import Operation
-    from cdc_platform.records import reading
+    from cdc_platform.records import descriptions
 
     told = demo_log.logged(lake, settings, log_switch_us(lake, joins))
     if told is None:
@@ -129,7 +129,7 @@ def _log(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
     streams = {
         stream.tobytes(): number
         for number, join in enumerate(joins, 1)
-        for stream in reading.read_description(lake, join.event.generation_id).streams
+        for stream in descriptions.read_description(lake, join.event.generation_id).streams
     }
     rows, before = [], None
     for row in told.rows:
@@ -191,7 +191,7 @@ def _tablets(lake: Lake) -> None:
     from cdc_platform.ring import tokens_of_keys
 
     name, keys = ".".join(demo_life.SESSIONS), KEYS[:2]
-    if not tablet_sets.is_tablet_based(lake, *demo_life.SESSIONS):
+    if not tablet_sets.has_sets(lake, *demo_life.SESSIONS):
         click.echo(f"The table {name} was dropped since; make it anew with: tablets create {name}\n")
         return
     sets = tablet_sets.stream_sets(lake, *demo_life.SESSIONS)

@@ -14,7 +14,7 @@ from cdc_platform.errors import StateError
 if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.records.reading import KnownGeneration
+    from cdc_platform.timeline import Generation, Timeline
 
 
 @click.command()
@@ -31,9 +31,11 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
       cdc-platform diff 2026-01-31T12:00:00.000Z 2026-02-01T12:00:00.000Z
     """
     from cdc_platform.generations.comparison import compare
+    from cdc_platform.timeline import Timeline
 
     lake = session.lake()
-    (before, old_streams), (after, new_streams) = (_described(lake, name) for name in (old, new))
+    timeline = Timeline.read(lake)
+    (before, old_streams), (after, new_streams) = (_described(lake, timeline, name) for name in (old, new))
     change = compare(old_streams, new_streams)
     result = {
         "old": _named(before, old_streams),
@@ -59,10 +61,10 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
     write_facts(facts)
 
 
-def _described(lake: Lake, name: str | int) -> tuple[KnownGeneration, TopologyDescription]:
-    from cdc_platform.records import generation_data, reading
+def _described(lake: Lake, timeline: Timeline, name: str | int) -> tuple[Generation, TopologyDescription]:
+    from cdc_platform.records import generation_data
 
-    generation = reading.find_generation(lake, name)
+    generation = timeline.find(name)
     id_ = generation.generation_id
     if id_ is None:
         raise StateError(
@@ -72,7 +74,7 @@ def _described(lake: Lake, name: str | int) -> tuple[KnownGeneration, TopologyDe
     return generation, generation_data.description_of(lake, id_)
 
 
-def _named(generation: KnownGeneration, streams: TopologyDescription) -> dict[str, object]:
+def _named(generation: Generation, streams: TopologyDescription) -> dict[str, object]:
     return {
         "id": generation.id,
         "time": time_of(generation.time_ms),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cdc_platform.clock import format_us
 from cdc_platform.commands.arguments import KEY, TABLE_NAME, TOKEN, WRITE_TIMESTAMP
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json
+from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.commands.tablet_explanation import tablet_facts
 
 if TYPE_CHECKING:
-    from cdc_platform.lifecycle.explain import Explanation
+    from cdc_platform.home import Home
     from cdc_platform.settings import Policy
+    from cdc_platform.timeline import StreamSource
 
 
 @click.command()
@@ -55,25 +54,33 @@ def explain(
     if bool(keys) == (token is not None):
         raise click.UsageError("name either --key, once for every component, or --token")
     home = session.open_home()
-    from cdc_platform.lake.lake import Lake
-    from cdc_platform.lifecycle.explain import explain as explain_write
-
     at_token = _token_of(keys) if token is None else token
-    facts = tablet_facts(home, session.clock, table, at_token, at) if table is not None else None
-    if facts is not None:
-        if policy is not None:
-            raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
-        write_json(facts) if as_json else write_facts(facts.items())
-        ctx.exit(0 if facts["accepted"] else 1)
-    chosen = cast("Policy | None", policy)
-    answer = explain_write(Lake(home.lake), session.clock, home.settings, at_token, at, chosen)
-    facts = _facts(answer)
-    if as_json:
-        write_json(facts)
-    else:
-        _show(facts)
-    if not answer.accepted:
-        ctx.exit(1)
+    source = _source(home, table)
+    if policy is not None and not source.in_generations:
+        raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
+    now_us = session.clock.now_us()
+    answer = source.explain(at_token, now_us if at is None else at, now_us, cast("Policy | None", policy))
+    write_json(answer.facts()) if as_json else _show(answer.facts())
+    ctx.exit(0 if answer.accepted else 1)
+
+
+def _source(home: Home, table: tuple[str, str] | None) -> StreamSource:
+    """Where the writes to a table go, or without one those to any table whose streams are the generations'.
+
+    Raises:
+        NotFound: no such table is known.
+    """
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.records import cdc_tables
+    from cdc_platform.timeline import StreamSources
+
+    sources = StreamSources(Lake(home.lake), home.settings)
+    if table is None:
+        return sources.generations
+    source = sources.of(*table)
+    if source.in_generations:
+        cdc_tables.find(sources.lake, *table)
+    return source
 
 
 def _token_of(components: tuple[bytes, ...]) -> int:
@@ -83,28 +90,12 @@ def _token_of(components: tuple[bytes, ...]) -> int:
     return int(tokens_of_keys([key])[0])
 
 
-def _facts(answer: Explanation) -> dict[str, object]:
-    generation, place = answer.generation, answer.place
-    return {
-        "token": answer.token,
-        "generation": generation and {"id": generation.id, "time": time_of(generation.time_ms)},
-        "range_start": place and place.range_start,
-        "range_end": place and place.range_end,
-        "vnode_index": place and place.vnode_index,
-        "owner": place and place.owner,
-        "shard": place and place.shard,
-        "stream_id": place and place.stream_id,
-        "accepted": answer.accepted,
-        "reason": answer.reason,
-        "verdict": str(answer.verdict),
-        "policy": answer.policy,
-        "at": format_us(answer.at_us),
-        "now": format_us(answer.now_us),
-    }
-
-
-def _show(facts: dict[str, object]) -> None:
-    generation = facts.pop("generation")
-    shown = dict(generation) if isinstance(generation, dict) else {"id": None, "time": None}
-    lines = {"generation": shown["time"], "generation_id": shown["id"]}
-    write_facts([("token", facts.pop("token")), *lines.items(), *facts.items()])
+def _show(facts: dict[str, Any]) -> None:
+    lines: list[tuple[str, object]] = []
+    for name, value in facts.items():
+        if name == "generation":
+            shown = value or {"id": None, "time": None}
+            lines += [("generation", shown["time"]), ("generation_id", shown["id"])]
+        else:
+            lines.append((name, value))
+    write_facts(lines)

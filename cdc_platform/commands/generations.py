@@ -11,7 +11,7 @@ from cdc_platform.commands.output import json_option, time_of, write_json, write
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.records.reading import KnownGeneration
+    from cdc_platform.timeline import Generation
 
 
 @click.command()
@@ -28,10 +28,10 @@ def generations(session: Session, since: int | None, as_json: bool) -> None:
     Example:
       cdc-platform generations --since 2026-01-31T12:00:00Z
     """
-    from cdc_platform.records import reading
+    from cdc_platform.timeline import Timeline
 
-    known = reading.known_generations(session.lake())
-    now = reading.operating(known, session.clock.now_ms())
+    timeline = Timeline.read(session.lake())
+    known, now = timeline.known, timeline.operating(session.clock.now_us())
     listed = known if since is None else _since(known, since)
     rows = [
         {
@@ -49,7 +49,7 @@ def generations(session: Session, since: int | None, as_json: bool) -> None:
         write_table("Generations", columns, [[row[name] for name in columns] for row in rows])
 
 
-def _since(known: list[KnownGeneration], since_us: int) -> list[KnownGeneration]:
+def _since(known: list[Generation], since_us: int) -> list[Generation]:
     """Of the generations (oldest first) those that start at or after a time, and the one before them."""
     later = sum(generation.time_ms * 1000 >= since_us for generation in known)
     return known[-(later + 1) :]

@@ -35,11 +35,12 @@ def streams(session: Session, generation: str | int, as_json: bool) -> None:
     Example:
       cdc-platform streams 2026-01-31T12:00:00.000Z
     """
-    from cdc_platform.records import reading
+    from cdc_platform.records import descriptions
+    from cdc_platform.timeline import Timeline
 
     lake = session.lake()
-    time_ms = reading.find_generation(lake, generation).time_ms
-    rows = reading.streams_rows(lake, time_ms)
+    time_ms = Timeline.read(lake).find_published(generation).time_ms
+    rows = descriptions.published_rows(lake, time_ms)
     if as_json:
         write_json_list(_as_json(rows))
         return

@@ -42,13 +42,13 @@ def show(session: Session, generation: str | int | None, as_json: bool) -> None:
     Example:
       cdc-platform switch show --json
     """
-    from cdc_platform.lifecycle.switch import register
+    from cdc_platform.records import switches
 
     lake = session.lake()
     if generation is not None:
-        _write(register.find(lake, generation), as_json)
+        _write(switches.find(lake, generation), as_json)
         return
-    listed = register.switches(lake)[::-1]
+    listed = switches.switches(lake)[::-1]
     if as_json:
         write_json([_facts(each) for each in listed])
         return
@@ -83,9 +83,10 @@ def ack(session: Session, generation: str | int, node: object, as_json: bool) ->
       cdc-platform switch ack 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
     """
     from cdc_platform.lifecycle.switch import register
+    from cdc_platform.records import switches
 
     home, lake = session.open_home(), session.lake()
-    generation_id = register.find(lake, generation).generation_id
+    generation_id = switches.find(lake, generation).generation_id
     done = register.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
     _write(done, as_json)
 
@@ -107,9 +108,10 @@ def commit(session: Session, generation: str | int, as_json: bool) -> None:
     from cdc_platform.lifecycle.join.joining import introduce
     from cdc_platform.lifecycle.join.step import Joining
     from cdc_platform.lifecycle.switch import register
+    from cdc_platform.records import switches
 
     home, lake = session.open_home(), session.lake()
-    generation_id = register.find(lake, generation).generation_id
+    generation_id = switches.find(lake, generation).generation_id
     done = register.commit(lake, session.clock, home.settings, generation_id, BY)
     introduce(Joining(lake, session.clock, home.settings, generation_id, spark_session, "switch commit"))
     _write(done, as_json)
@@ -127,9 +129,10 @@ def abort(session: Session, generation: str | int, as_json: bool) -> None:
       cdc-platform switch abort 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
     from cdc_platform.lifecycle.switch import register
+    from cdc_platform.records import switches
 
     lake = session.lake()
-    generation_id = register.find(lake, generation).generation_id
+    generation_id = switches.find(lake, generation).generation_id
     _write(register.abort(lake, session.clock, generation_id, BY), as_json)
 
 

@@ -30,13 +30,13 @@ from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import generation_data, ledger
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 
 def audit_inserted_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...]) -> list[Finding]:
     """What `audit.audit_inserted` answers, of a V1 cell: it is compared with the topology description."""
-    id_ = reading.introduced_id(lake, generation_id)
+    id_ = ledger.introduced_id(lake, generation_id)
     try:
         if id_ is None:
             raise NotFound(f"generation {generation_id} has no timestamp")
@@ -54,7 +54,7 @@ def audit_inserted_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...
 
 def audit_published_v1(lake: Lake, generation_id: str, invariants: tuple[str, ...]) -> list[Finding]:
     """What `audit.audit_published` answers, of a V1 cell and the rows that were published from it."""
-    id_ = reading.introduced_id(lake, generation_id)
+    id_ = ledger.introduced_id(lake, generation_id)
     if id_ is None:
         return [finding(name, [], f"generation {generation_id} has no timestamp") for name in invariants]
     return [finding(name, [("", compared_with_published(lake, id_.time_ms))], "") for name in invariants]

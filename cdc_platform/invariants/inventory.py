@@ -30,6 +30,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.ring.tokens import Int64s
+from cdc_platform.timeline import Timeline
 
 KEY_COLUMN = {
     TOPOLOGY_DESCRIPTIONS.full_name: "generation_id",
@@ -113,17 +114,20 @@ def generations(lake: Lake) -> list[HeldGeneration]:
     described, inserted, published = (
         holdings(lake, table) for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
     )
-    ledger = ledger_times(lake)
-    listed = set(listed_times(lake))
-    times = {int(key) for key in published} | listed
-    ids = dict.fromkeys([*described, *inserted, *ledger])
-    names = [(id_, ledger.get(id_)) for id_ in ids]
-    names += [(None, time) for time in times - set(ledger.values())]
+    told = {
+        each.time_ms: each
+        for each in Timeline.read(lake).generations
+        if each.id is not None or each.published or str(each.time_ms) in published
+    }
+    names = [(each.id, each.time_ms) for each in told.values()]
+    names += [(None, time) for time in map(int, published) if time not in told]
+    named = {id_ for id_, _ in names}
+    names += [(id_, None) for id_ in dict.fromkeys([*described, *inserted]) if id_ not in named]
     found = [
         HeldGeneration(
             id_,
             time,
-            time in listed,
+            time in told and told[time].published,
             None if id_ is None else described.get(id_),
             None if id_ is None else inserted.get(id_),
             None if time is None else published.get(str(time)),

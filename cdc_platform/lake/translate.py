@@ -140,9 +140,10 @@ def _of_spark(error: Exception, what: str) -> PlatformError | None:
     if "CHECK constraint EXPRESSION(" in text:
         return InputError(f"{what}: {OUTSIDE_SLICE}{_offending_values(text)}")
     # What a task raised comes as the text of its stack, with the error at its end.
-    raised = re.search(r"^cdc_platform\.errors\.InputError: ([^\n]*)$", text, flags=re.MULTILINE)
+    raised = re.search(r"^cdc_platform\.errors\.(InputError|WriteRefused): ([^\n]*)$", text, flags=re.MULTILINE)
     if raised:
-        return InputError(f"{what}: {raised[1]}")
+        kind = InputError if raised[1] == "InputError" else StateError
+        return kind(f"{what}: {raised[2]}")
     for name, message in reversed(names):
         if name.startswith(_OF_THE_REQUEST):
             return InputError(f"{what}: {_without_state(message) or name}{_offending_values(text)}")

@@ -5,7 +5,7 @@ It works on Arrow columns of `log_table.writes_schema`; where batches come from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -25,9 +25,7 @@ from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.rows import Operation
 from cdc_platform.log.stored_names import stored
 from cdc_platform.log.typed_values import refuse_wrong_keys, refuse_wrong_values
-
-StreamsOf = Callable[[pa.Array, pa.Array], pa.Array]
-"""From keys (binary) and timestamps (int64, µs) to stream IDs (binary, null where there is none)."""
+from cdc_platform.timeline import StreamsOf
 
 _HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
 _SIGNS = np.uint64(0x8080808080808080)

@@ -1,6 +1,6 @@
 """Typed writes in volume: a DataFrame of them becomes log rows in their streams, and those a Delta table by time.
 
-It knows how batches travel through Spark; the rules are `columns`', the streams those of `base_writes` and of tablets.
+It knows how batches travel through Spark; the rules are `columns`', the streams those of `timeline`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import pyarrow as pa
 
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.generations import tablets
-from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake import frames
-from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_struct
-from cdc_platform.lifecycle.base_writes import stream_finder
-from cdc_platform.log.columns import StreamsOf, log_batch
+from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
-from cdc_platform.records import tablet_sets
+from cdc_platform.timeline import StreamsOf, StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,7 +32,8 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
     """The log rows of typed writes (`log_table.writes_schema`; columns that are left out are null), in their streams.
 
     The streams are those of the table's tablets, or of the generations that the lake knows; whether a coordinator
-    would have accepted a write is not asked, since the past is looked up. Rows of one write stand together, and a
+    would have accepted a write is not asked, since the past is looked up; one whose generation an undecided switch may
+    still change fails the job with a StateError. Rows of one write stand together, and a
     partition of `writes` stays one. A write that the table cannot have fails the job with an InputError.
 
     Raises:
@@ -130,22 +127,9 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
 
 
 def table_streams(lake: Lake, schema: TableSchema) -> StreamsOf:
-    """What gives a table's writes their streams: its tablets, or the generations that the lake knows.
+    """What gives a table's writes their streams.
 
     Raises:
         StateError: a generation has no ID, or a stream set is damaged.
     """
-    if (schema.keyspace, schema.name) not in tablet_sets.tables(lake):
-        return stream_finder(lake)
-    sets = tablet_sets.stream_sets(lake, schema.keyspace, schema.name)
-
-    def of_tablets(keys: pa.Array, timestamps: pa.Array) -> pa.Array:
-        return _tablet_streams(sets, keys, timestamps)
-
-    return of_tablets
-
-
-def _tablet_streams(sets: list[StreamSet], keys: pa.Array, timestamps: pa.Array) -> pa.Array:
-    """The stream IDs of the newest set at each time; null before the first."""
-    ids, chosen = tablets.streams_for(sets, timestamps.to_numpy(zero_copy_only=False), tokens_of_column(keys))
-    return stream_ids(ids, chosen >= 0)
+    return StreamSources(lake).of(schema.keyspace, schema.name).finder()

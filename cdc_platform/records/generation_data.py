@@ -1,6 +1,6 @@
 """A generation's data by its ID, whichever format it is in: V1 IDs name one cell, V2 IDs a partition of rows.
 
-Reads with deltalake, no JVM, and writes nothing. Which IDs are known is `reading`'s business.
+Reads with deltalake, no JVM, and writes nothing. Which IDs are known the timeline tells.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import flat_streams, stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, STREAMS, STREAMS_DESCRIPTIONS_V2, TIMESTAMP
-from cdc_platform.records import reading
+from cdc_platform.records import descriptions
 from cdc_platform.ring.tokens import Int64s
 
 
@@ -26,7 +26,7 @@ def description_of(lake: Lake, id: GenerationId) -> TopologyDescription:
         StateError: rows are missing, or what is there is no description.
     """
     if id.uuid is not None:
-        return reading.read_description(lake, str(id.uuid))
+        return descriptions.read_description(lake, str(id.uuid))
     cell = read_cell(lake, id.time_ms)
     if cell is None:
         raise NotFound(f"generation {id} has no V1 description; import cdc_generation_descriptions")
@@ -40,7 +40,7 @@ def complete_range_ends(lake: Lake, id: GenerationId) -> Int64s:
         NotFound, StateError: as `description_of`.
     """
     if id.uuid is not None:
-        return reading.complete_range_ends(lake, str(id.uuid))
+        return descriptions.complete_range_ends(lake, str(id.uuid))
     return description_of(lake, id).range_ends
 
 

@@ -1,4 +1,4 @@
-"""Looking at tablet-based tables: their stream sets and differences, their tablets, where a write goes. No JVM.
+"""Looking at tablet-based tables: their stream sets and what each changes of the one before. No JVM.
 
 Nothing here writes; how tablets change is `tablets`' business.
 """
@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import format_ms
 from cdc_platform.errors import ConflictError, NotFound, StateError
-from cdc_platform.generations import Decision, tablets
+from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import tablet_rows
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
-from cdc_platform.settings import Settings
 
 _READS = 5
 
@@ -32,31 +30,12 @@ class ChangeOfSet:
     opened: np.ndarray
 
 
-@dataclass(frozen=True)
-class TabletExplanation:
-    """Where a write to a tablet-based table goes. Times in µs; the set and its tablet are those of the write's time.
-
-    `tablet` is the tablet's number from 0, `range_start` the last token before it (none before the first one).
-    """
-
-    table: str
-    token: int
-    at_us: int
-    now_us: int
-    set_ms: int | None
-    tablet: int | None
-    range_start: int | None
-    range_end: int | None
-    stream_id: bytes | None
-    decision: Decision
-
-
 def tables(lake: Lake) -> list[tuple[str, str]]:
     """The tables (keyspace, name) that have stream sets, in order."""
     return sorted({name for name, _ in tablet_rows.listed_sets(lake)})
 
 
-def is_tablet_based(lake: Lake, keyspace: str, table: str) -> bool:
+def has_sets(lake: Lake, keyspace: str, table: str) -> bool:
     """Whether the table has a stream set that readers see."""
     return bool(tablet_rows.listed_times(lake, keyspace, table))
 
@@ -83,46 +62,6 @@ def changes(lake: Lake, keyspace: str, table: str) -> list[ChangeOfSet]:
         ChangeOfSet(time, *(tablets.in_ring_order(rows.of(time, state)) for state in (CURRENT, CLOSED, OPENED)))
         for time in times
     ]
-
-
-def streams_for(
-    lake: Lake, keyspace: str, table: str, ts_us: ArrayLike, tokens: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """The streams of many writes to a table: timestamps (µs) and tokens (int64[n]) to uint8[n, 16] and int64[n].
-
-    The second is the index among `stream_sets` of the set that operates at each timestamp, -1 before the first; the
-    stream is then sixteen zeros. Acceptance is not asked: the writes have been made.
-
-    Raises:
-        As `stream_sets`; InputError: a set does not cover the ring.
-    """
-    return tablets.streams_for(stream_sets(lake, keyspace, table), ts_us, tokens)
-
-
-def explain(
-    lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, token: int, at_us: int | None = None
-) -> TabletExplanation:
-    """Where a write of `token` with timestamp `at_us` (by default now) to this table goes, and whether it is accepted.
-
-    Raises:
-        As `stream_sets`; InputError: the set does not cover the ring.
-    """
-    now_us = clock.now_us()
-    at_us = now_us if at_us is None else at_us
-    sets = stream_sets(lake, keyspace, table)
-    times = [each.timestamp_ms for each in sets]
-    decision = tablets.decide_write(times, at_us, now_us, leeway_us=settings.generation_leeway_ms * 1000)
-    streams, rows = tablets.streams_for(sets, [at_us], [token])
-    name = f"{keyspace}.{table}"
-    if rows[0] < 0:
-        return TabletExplanation(name, token, at_us, now_us, None, None, None, None, None, decision)
-    used = sets[int(rows[0])]
-    number = int(np.searchsorted(used.tokens, token))
-    start = int(used.tokens[number - 1]) if number else None
-    end = int(used.tokens[number])
-    return TabletExplanation(
-        name, token, at_us, now_us, used.timestamp_ms, number, start, end, streams[0].tobytes(), decision
-    )
 
 
 def _consistent(lake: Lake, keyspace: str, table: str, states: list[int]) -> tuple[list[int], TabletRows]:

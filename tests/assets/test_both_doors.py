@@ -34,7 +34,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lifecycle.join import formats
 from cdc_platform.lifecycle.join.step import Joining, Steps, step_of
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox, ledger
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
 pytestmark = pytest.mark.spark
@@ -62,7 +62,7 @@ def of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
     def damage(lake: Lake, generation_id: str) -> None:
         key: Any = generation_id
         if table is STREAMS_DESCRIPTIONS_V2:
-            time_ms = reading.introduced_at_ms(lake, generation_id)
+            time_ms = ledger.introduced_at_ms(lake, generation_id)
             assert time_ms is not None
             key = to_datetime(time_ms * 1000)
         rows = sorted(lake.read(table, filters=[(KEY[table], "=", key)]).to_pylist(), key=lambda row: row["range_end"])
@@ -146,7 +146,7 @@ def one_lost(lake: Lake, generation_id: str) -> None:
 
 def swapped_cell(lake: Lake, generation_id: str) -> None:
     """In the cell of the first format two streams have changed places."""
-    time_ms = reading.introduced_at_ms(lake, generation_id)
+    time_ms = ledger.introduced_at_ms(lake, generation_id)
     assert time_ms is not None
     cell = generation_data.description_of(lake, GenerationId(time_ms))
     streams = cell.streams.copy()

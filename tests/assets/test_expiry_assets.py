@@ -54,8 +54,8 @@ from cdc_platform.lake.tables import (
     TABLES,
 )
 from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.records import reading
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Timeline
 
 EXPIRED_MS = TIMES_MS[1] + SKEW_MS + 1000
 """When the first generation has expired; nothing else has."""
@@ -110,7 +110,7 @@ def test_the_plan_marks_and_shows_and_removes_nothing(lake: Lake) -> None:
     assert len(shown["purge_plan"].records) == 4
     assert len(shown["forecast"].records) == 11
     assert verdicts(result) == FINE
-    assert [each.expired_ms for each in reading.known_generations(lake)] == [EXPIRED_MS, None, None, None]
+    assert [each.expired_ms for each in Timeline.read(lake).known] == [EXPIRED_MS, None, None, None]
     assert told(executed(PLAN_JOB))["marked"] == 0
 
 
@@ -142,7 +142,7 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
         "remove_from_cdc_generation_descriptions",
         "remove_from_unordered_ranges",
     ]
-    assert [each.id for each in reading.known_generations(lake)] == list(IDS[1:])
+    assert [each.id for each in Timeline.read(lake).known] == list(IDS[1:])
     assert removal.unfinished(lake) == []
     versions = [lake.version(table) for table in TABLES.values()]
     assert executed(EXPIRE_JOB).success

@@ -18,6 +18,7 @@ from cdc_platform.generations.switch import Phase
 from cdc_platform.invariants.findings import SWITCH_INVARIANTS
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import switches
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -75,7 +76,7 @@ def test_what_is_left_is_acknowledged_committed_and_entered(
     """In time the platform's nodes answer; the generation has its timestamp, and nothing is left to ask for."""
     assert asked(next_step(rehearsal.lake, at(1), rehearsal.instance, None)) == [f"{left}/preparing/0/1"]
     assert drive(rehearsal, monkeypatch, 1).success
-    assert register.find(rehearsal.lake, left).time_ms == NOON_MS + 71_000
+    assert switches.find(rehearsal.lake, left).time_ms == NOON_MS + 71_000
     assert rehearsal.lake.read(GENERATIONS)["generation_id"].to_pylist() == [left]
     done = next_step(rehearsal.lake, at(2), rehearsal.instance, None)
     assert said(done) == "every switch is finished"
@@ -101,7 +102,7 @@ def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monke
     assert "have not moved the switch" in said(next_step(rehearsal.lake, at(1), rehearsal.instance, None))
     assert asked(next_step(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
     assert drive(rehearsal, monkeypatch, 30).success
-    assert register.find(rehearsal.lake, left).phase is Phase.ABORTED
+    assert switches.find(rehearsal.lake, left).phase is Phase.ABORTED
 
 
 def test_a_run_that_is_under_way_is_not_doubled(rehearsal: Rehearsal, left: str) -> None:

@@ -14,8 +14,9 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
 )
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import descriptions, generation_data, ledger
 from cdc_platform.records.ring import current_ring
+from cdc_platform.timeline import Timeline
 
 pytestmark = pytest.mark.spark
 
@@ -46,12 +47,12 @@ def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None
     assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
     assert set(lake.read(CDC_LOCAL)["uuid"].to_pylist()) == {None}
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
-    assert [known.format for known in reading.known_generations(lake)] == ["v1", "v1"]
+    assert [known.format for known in Timeline.read(lake).known] == ["v1", "v1"]
     for generation in generations:
-        id_ = reading.introduced_id(lake, generation)
+        id_ = ledger.introduced_id(lake, generation)
         assert id_ is not None
         description = generation_data.description_of(lake, GenerationId(id_.time_ms))
-        rows = reading.streams_rows(lake, id_.time_ms)
+        rows = descriptions.published_rows(lake, id_.time_ms)
         flat = b"".join(stream for row in rows["streams"].to_pylist() for stream in row)
         assert flat == description.streams.tobytes()
     assert len(current_ring(lake).nodes) == 2

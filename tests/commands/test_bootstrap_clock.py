@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import run
+from support.command_line import run
 
 NODE = {
     "host_id": "904ce865-9c82-5920-853d-ed9a525bfa74",

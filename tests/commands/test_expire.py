@@ -15,7 +15,8 @@ from support.files.export_files import NODES
 from support.homes.expiring import DAY_MS, IDS, SKEW_MS, START_MS, TIMES_MS, at, import_generations, iso
 
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import consumers, reading
+from cdc_platform.records import consumers
+from cdc_platform.timeline import Timeline
 
 LATER = iso(START_MS + 60 * DAY_MS)
 
@@ -72,8 +73,8 @@ def test_the_purge_plan_has_the_shape_that_scripts_rely_on(home: Path) -> None:
     assert isinstance(first["rows"], int)
     assert isinstance(first["bytes"], int)
     assert (newest["expired"], newest["removable_at"], newest["blocked_by"]) == (None, None, ["operates"])
-    assert len(reading.known_generations(lake)) == 4
-    assert all(each.expired_ms is None for each in reading.known_generations(lake))
+    assert len(Timeline.read(lake).known) == 4
+    assert all(each.expired_ms is None for each in Timeline.read(lake).known)
 
 
 def test_expire_does_what_the_plan_says(home: Path) -> None:

@@ -24,7 +24,7 @@ from support.files.export_files import (
 from support.oracles import oracle
 
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.base_writes import stream_finder
+from cdc_platform.timeline import StreamSources
 
 HOUR_MS = 3_600_000
 OLD_MS = TIME_MS - 48 * HOUR_MS
@@ -164,7 +164,7 @@ def test_v1_and_v2_are_compared_and_written_to_alike(home: Path) -> None:
     found = on(home, "diff", iso_time(OLD_MS), iso_time(TIME_MS), "--json")
     assert found.exit_code == 0, found.stderr
     assert (found.json["old"]["id"], found.json["old"]["num_streams"], found.json["streams_kept"]) == (None, 22, 0)
-    streams_of = stream_finder(Lake(home / "lake"))
+    streams_of = StreamSources(Lake(home / "lake")).generations.finder()
     keys = [bytes([number, 0, 0, 7]) for number in range(20)]
     times = [(OLD_MS, ONE), (TIME_MS, OTHER)]
     for time_ms, made in times:

@@ -17,12 +17,12 @@ from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, ListType, MapType, UserType
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.base_writes import stream_finder
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.volume import append, append_writes, log_rows
+from cdc_platform.timeline import StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def test_typed_writes_become_a_log_that_is_read_by_time(
         append_writes(lake, SCHEMA, writes.repartition(3), files=6, transaction=("writer", 1))
     table = log_table(SCHEMA)
     found = lake.read(table)
-    expected = pa.Table.from_batches([log_batch(SCHEMA, batch, stream_finder(source))])
+    expected = pa.Table.from_batches([log_batch(SCHEMA, batch, StreamSources(source).generations.finder())])
     assert _sorted(found) == _sorted(expected)
     assert _sorted(rows_table(SCHEMA, list(table_rows(SCHEMA, found)))) == _sorted(found)
 

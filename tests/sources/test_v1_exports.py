@@ -34,10 +34,11 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS,
     UNORDERED_RANGES,
 )
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import descriptions, generation_data
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.importing import ImportReport, import_paths
+from cdc_platform.timeline import Timeline
 
 HOST, OTHER_HOST = (str(node.host_id) for node in MEMBERS)
 ONE, OTHER = generation(), generation(OTHER_ID)
@@ -82,7 +83,7 @@ def test_v1_tables_are_taken_in_as_they_are(lake: Lake, take_in: Import) -> None
     assert told == [(None, LATER_MS, 6, 22, 0), (None, TIME_MS, 6, 22, 0)]
     assert report.warnings == []
     assert lake.read(UNORDERED_RANGES).num_rows == 0
-    assert [(known.time_ms, known.format, known.published) for known in reading.known_generations(lake)] == [
+    assert [(known.time_ms, known.format, known.published) for known in Timeline.read(lake).known] == [
         (TIME_MS, "v1", False),
         (LATER_MS, "v1", False),
     ]
@@ -150,7 +151,7 @@ def test_a_v1_description_tells_the_order_of_published_streams(lake: Lake, take_
     """Streams that a client sorted and no V2 description explains: the V1 description of that time does, wholly."""
     published = (streams_csv({TIME_MS: ONE}), timestamps_csv({TIME_MS: None}))
     report = take_in(v1_descriptions_csv({TIME_MS: ONE}), *published)
-    rows = reading.streams_rows(lake, TIME_MS)
+    rows = descriptions.published_rows(lake, TIME_MS)
     found = [stream for row in rows["streams"].to_pylist() for stream in row]
     assert found == list(map(bytes, ONE.streams))
     assert NARROW_END in rows["range_end"].to_pylist()

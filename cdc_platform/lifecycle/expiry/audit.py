@@ -5,6 +5,8 @@ No Spark: times, names and Delta's log are all that is looked at. What holds a g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cdc_platform.clock import Clock, format_ms, from_datetime
 from cdc_platform.invariants.findings import (
     EXPIRED_NOT_HELD,
@@ -15,16 +17,17 @@ from cdc_platform.invariants.findings import (
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.records import cdc_local, reading
+from cdc_platform.records import cdc_local
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Generation, Timeline
 
 
 def audit_expiry(lake: Lake, clock: Clock, settings: Settings) -> list[Finding]:
     """Every invariant of expiry; none where there never was a generation, that of nodes only where one keeps an ID."""
-    generations = reading.timeline(lake)
-    if not generations:
+    timeline = Timeline.read(lake)
+    if not timeline.generations:
         return []
-    return [_not_held(lake, clock, settings), _not_half(lake, generations), *_named(lake)]
+    return [_not_held(lake, clock, settings), _not_half(lake, timeline.generations), *_named(lake, timeline)]
 
 
 def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
@@ -38,7 +41,7 @@ def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
     return Finding(EXPIRED_NOT_HELD, max(len(plan), 1), len(held), sample)
 
 
-def _not_half(lake: Lake, generations: list[reading.KnownGeneration]) -> Finding:
+def _not_half(lake: Lake, generations: Sequence[Generation]) -> Finding:
     """No generation that readers see lacks its streams, and of a removed one nothing is left."""
     streams = {from_datetime(part.key[0]) // 1000 for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
     bare = [each for each in generations if each.published and each.time_ms not in streams]
@@ -51,12 +54,12 @@ def _not_half(lake: Lake, generations: list[reading.KnownGeneration]) -> Finding
     return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(left), sample)
 
 
-def _named(lake: Lake) -> list[Finding]:
+def _named(lake: Lake, timeline: Timeline) -> list[Finding]:
     """No node's `cdc_local` names a removed generation."""
     kept = [(host, id_.time_ms) for host, id_ in cdc_local.kept_ids(lake).items()]
     if not kept:
         return []
-    gone = {each.time_ms for each in reading.removed_generations(lake)}
+    gone = {each.time_ms for each in timeline.removed}
     wrong = [(host, time_ms) for host, time_ms in sorted(kept) if time_ms in gone]
     sample = f"node {wrong[0][0]} names generation {format_ms(wrong[0][1])}, which was removed" if wrong else ""
     return [Finding(NODE_GENERATION_NOT_REMOVED, len(kept), len(wrong), sample)]

@@ -17,9 +17,9 @@ from cdc_platform.generations.sizes import rows_bytes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.generation_sizes import generation_sizes
 from cdc_platform.records.ring import current_ring
 from cdc_platform.settings import Settings
+from cdc_platform.timeline.generation_sizes import generation_sizes
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,13 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
-    TABLET_TIMESTAMPS,
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import cdc_local, cdc_tables, consumers, reading
-from cdc_platform.records.reading import KnownGeneration
+from cdc_platform.records import cdc_local, cdc_tables, consumers
 from cdc_platform.records.ring import LEFT, host_ids
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Generation, StreamSources, Timeline
 
 OPERATES = "operates"
 STARTS_LATER = "starts later"
@@ -110,14 +109,8 @@ def plan(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration
     Only published generations end others: what nobody may read yet is no successor. A time that has been noted as
     `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken.
     """
-    generations = reading.timeline(lake)
-    first_format = _times(lake, STREAMS_DESCRIPTIONS)
-    known = {each.time_ms for each in generations}
-    generations += [KnownGeneration(time, None, None, published=False) for time in first_format if time not in known]
-    generations.sort(key=lambda each: each.time_ms)
-    published = [
-        each for each in generations if each.published or each.removed_ms is not None or each.time_ms in first_format
-    ]
+    generations = Timeline.read(lake).generations
+    published = [each for each in generations if each.published or each.is_removed or each.published_v1]
     times = np.array([each.time_ms * 1000 for each in published], dtype=np.int64)
     holds = _Holds(lake, times, settings)
     index = {each.time_ms: number for number, each in enumerate(published)}
@@ -127,7 +120,7 @@ def plan(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration
     return [
         _planned(each, index.get(each.time_ms), current, holds, sizes, now_us, settings)
         for each in generations
-        if each.removed_ms is None
+        if not each.is_removed
     ]
 
 
@@ -148,7 +141,7 @@ def held_sizes(lake: Lake) -> Mapping[object, Size]:
     return sizes
 
 
-def size_of(generation: KnownGeneration, sizes: Mapping[object, Size]) -> Size:
+def size_of(generation: Generation, sizes: Mapping[object, Size]) -> Size:
     """Rows and bytes of one generation in all tables; its row among the timestamps counts, its few bytes do not."""
     own = sizes.get(generation.time_ms, Size())
     by_id = Size() if generation.id is None else sizes.get(generation.id, Size())
@@ -157,15 +150,9 @@ def size_of(generation: KnownGeneration, sizes: Mapping[object, Size]) -> Size:
 
 def table_histories(lake: Lake) -> dict[str, LogHistory]:
     """The logs that rows of generations can be in, by `keyspace.table`: those of all tables but tablet-based ones."""
-    tablets = tablet_tables(lake)
+    sources = StreamSources(lake)
     found = cdc_tables.histories(lake)
-    return {f"{name[0]}.{name[1]}": history for name, history in found.items() if name not in tablets}
-
-
-def tablet_tables(lake: Lake) -> set[tuple[str, str]]:
-    """The tables (keyspace, table) that have stream sets of their own and so no row in any generation."""
-    rows = lake.read(TABLET_TIMESTAMPS, ["keyspace_name", "table_name"])
-    return {(row["keyspace_name"], row["table_name"]) for row in rows.to_pylist()}
+    return {f"{name[0]}.{name[1]}": history for name, history in found.items() if sources.of(*name).in_generations}
 
 
 class _Holds:
@@ -182,7 +169,7 @@ class _Holds:
             until = held_until_us(times_us, history, margins)
             self.tables.append(_Hold(name, until, f"{name} can hold rows of it"))
             self.expires_us = np.maximum(self.expires_us, until)
-        tablets = tablet_tables(lake)
+        sources = StreamSources(lake)
         self.readers = [
             _Hold(
                 consumer.name,
@@ -190,7 +177,7 @@ class _Holds:
                 f"consumer {consumer.full_name} has read up to {format_us(consumer.position_us)}",
             )
             for consumer in consumers.consumers(lake)
-            if (consumer.keyspace_name, consumer.table_name) not in tablets
+            if sources.of(consumer.keyspace_name, consumer.table_name).in_generations
         ]
         self.nodes = _pointing_nodes(lake)
 
@@ -209,7 +196,7 @@ class _Holds:
 
 
 def _planned(
-    generation: KnownGeneration,
+    generation: Generation,
     index: int | None,
     current: int,
     holds: _Holds,
@@ -243,7 +230,7 @@ def _planned(
 
 
 def _blocks(
-    generation: KnownGeneration, index: int | None, current: int, holds: _Holds, now_us: int
+    generation: Generation, index: int | None, current: int, holds: _Holds, now_us: int
 ) -> Iterable[tuple[str, str]]:
     if index is None:
         yield UNPUBLISHED, "it is not published, so that its join may still be going on"

@@ -32,8 +32,8 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
-from cdc_platform.records import reading
-from cdc_platform.records.reading import KnownGeneration
+from cdc_platform.records import removals
+from cdc_platform.records.removals import Removal
 from cdc_platform.settings import Settings
 
 SHRINKING = (
@@ -128,7 +128,7 @@ def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) 
 
 def begun(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
     """The removals that are noted and, by the plan as it is now, still due."""
-    noted = reading.begun_removals(lake)
+    noted = removals.noted(lake)
     plan = purge_plan.plan(lake, clock, settings) if noted else []
     return [each for each in plan if each.action is Action.REMOVE and each.time_ms in noted]
 
@@ -142,7 +142,7 @@ def remove_from(lake: Lake, table: Table, begun: Sequence[PlannedGeneration] = (
     if table is GENERATION_TIMESTAMPS:
         removed = _remove_timestamps(lake, begun)
     else:
-        gone: list[KnownGeneration | PlannedGeneration] = [*reading.removed_generations(lake)]
+        gone: list[Removal | PlannedGeneration] = [*removals.gone(lake)]
         due = [*gone, *begun] if table is STREAMS_DESCRIPTIONS else gone
         column, values = _values(table, due)
         present = _present(lake, table, column) if values else set()
@@ -153,9 +153,9 @@ def remove_from(lake: Lake, table: Table, begun: Sequence[PlannedGeneration] = (
     return removed
 
 
-def unfinished(lake: Lake) -> list[KnownGeneration]:
+def unfinished(lake: Lake) -> list[Removal]:
     """The generations whose timestamps are gone and of which rows are left somewhere: a run that died left them."""
-    gone = reading.removed_generations(lake)
+    gone = removals.gone(lake)
     if not gone:
         return []
     tables = [table for table in SHRINKING if table is not GENERATION_TIMESTAMPS]
@@ -183,7 +183,7 @@ def _remove_timestamps(lake: Lake, begun: Sequence[PlannedGeneration]) -> int:
     return removed
 
 
-def _values(table: Table, generations: Iterable[KnownGeneration | PlannedGeneration]) -> tuple[str, list[Any]]:
+def _values(table: Table, generations: Iterable[Removal | PlannedGeneration]) -> tuple[str, list[Any]]:
     """The column by which a table's rows belong to generations, and what these have in it."""
     if table.full_name in _BY_ID:
         return _BY_ID[table.full_name], [each.id for each in generations if each.id is not None]

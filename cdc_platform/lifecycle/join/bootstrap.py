@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import Clock, to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import (
     GenerationId,
@@ -27,19 +27,17 @@ from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2, nodes_w
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
-    GENERATION_TIMESTAMPS,
     GENERATIONS,
-    STREAMS_DESCRIPTIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
 from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
 from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import cdc_local, generation_data, inbox, reading
+from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger
 from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,21 +70,21 @@ def rings(lake: Lake, generation_id: str) -> tuple[Ring, Ring]:
     """
     event = inbox.event(lake, generation_id=generation_id)
     joining = replace(event.node, status=NORMAL)
-    introduced = reading.introduced_at_ms(lake, generation_id) is not None
+    introduced = ledger.introduced_at_ms(lake, generation_id) is not None
     if introduced and is_v1(lake, generation_id):
         # The limit on streams may have changed what the event says of the node: the description alone tells.
-        after = reading.described_ring(lake, generation_id)
+        after = descriptions.described_ring(lake, generation_id)
         if event.is_repair:
             return after, after
         return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
     if event.is_repair:
-        ring = reading.described_ring(lake, generation_id) if introduced else current_ring(lake)
+        ring = descriptions.described_ring(lake, generation_id) if introduced else current_ring(lake)
         return ring, ring
     if not introduced:
         ring = current_ring(lake)
         before = Ring.of(node for node in ring.nodes if node.host_id != joining.host_id)
         return before, before.join(joining)
-    after = reading.described_ring(lake, generation_id, joining)
+    after = descriptions.described_ring(lake, generation_id, joining)
     return Ring.of(node for node in after.nodes if node.host_id != joining.host_id), after
 
 
@@ -96,7 +94,7 @@ def is_v1(lake: Lake, generation_id: str) -> bool:
     Raises:
         NotFound: no bootstrap event introduces this generation.
     """
-    id_ = reading.introduced_id(lake, generation_id)
+    id_ = ledger.introduced_id(lake, generation_id)
     if id_ is not None:
         return id_.format == "v1"
     understood = [*features(lake), inbox.event(lake, generation_id=generation_id).node.features]
@@ -180,8 +178,8 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
         StateError: not all of its V2 descriptions are there, or the clock is behind the newest generation.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    num_ranges = reading.complete_range_ends(lake, generation_id).size
-    chosen = reading.introduced_at_ms(lake, generation_id)
+    num_ranges = descriptions.complete_range_ends(lake, generation_id).size
+    chosen = ledger.introduced_at_ms(lake, generation_id)
     if chosen is None:
         inbox.assert_next(lake, generation_id)
         after = rings(lake, generation_id)[1]
@@ -191,7 +189,7 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
             chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))
         failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
-        chosen = reading.introduced_at_ms(lake, generation_id)
+        chosen = ledger.introduced_at_ms(lake, generation_id)
     assert chosen is not None
     id_ = GenerationId(chosen, uuid.UUID(generation_id))
     cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
@@ -206,13 +204,13 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
         StateError: an earlier join is unfinished, or the clock is behind the newest generation.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    chosen = reading.introduced_at_ms(lake, generation_id)
+    chosen = ledger.introduced_at_ms(lake, generation_id)
     if chosen is None:
         inbox.assert_next(lake, generation_id)
         layout = layout_of(rings(lake, generation_id)[1], v1=True)
         chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
         _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
-        chosen = reading.introduced_at_ms(lake, generation_id)
+        chosen = ledger.introduced_at_ms(lake, generation_id)
     assert chosen is not None
     return chosen
 
@@ -226,7 +224,7 @@ def introduce_v1(lake: Lake, generation_id: str) -> int:
         NotFound: it was not inserted yet.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    id_ = reading.introduced_id(lake, generation_id)
+    id_ = ledger.introduced_id(lake, generation_id)
     if id_ is None:
         raise NotFound(f"generation {generation_id} has no V1 description; insert it first")
     generation_data.complete_range_ends(lake, id_)
@@ -243,22 +241,17 @@ def admit(lake: Lake, generation_id: str) -> Node:
     """
     event = inbox.event(lake, generation_id=generation_id)
     node = replace(event.node, status=NORMAL)
-    if reading.introduced_at_ms(lake, generation_id) is None:
+    if ledger.introduced_at_ms(lake, generation_id) is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
-    if not event.is_repair and reading.published_at_ms(lake, generation_id) is None:
+    if not event.is_repair and ledger.published_at_ms(lake, generation_id) is None:
         put_nodes(lake, [node])
     return node
 
 
 def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> int:
-    times = [
-        from_datetime(moment) // 1000
-        for table in (GENERATIONS, GENERATION_TIMESTAMPS, GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)
-        for moment in lake.read(table, ["time"])["time"].to_pylist()
-    ]
     return choose_generation_timestamp(
         clock.now_ms(),
-        max(times, default=None),
+        Timeline.read(lake).last_given_ms,
         ring_delay_ms=settings.ring_delay_ms,
         leeway_ms=settings.generation_leeway_ms,
         always_delay=always_delay or settings.first_generation_delay,

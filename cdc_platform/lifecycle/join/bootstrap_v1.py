@@ -19,7 +19,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.join.bootstrap import Described
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox, ledger
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
     """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
     described = bootstrap.describe(spark, lake, generation_id, lambda ring: limit_streams_for_v1(RingLayout.of(ring)))
     # Of nodes as they were when it was introduced the features are not known any more.
-    introduced = reading.introduced_id(lake, generation_id) is not None
+    introduced = ledger.introduced_id(lake, generation_id) is not None
     warning = None if introduced else bootstrap.mixed_cluster_warning(described.ring_after)
     if warning:
         log.warning("Generation %s: %s", generation_id, warning)

@@ -36,7 +36,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, publish
 from cdc_platform.lifecycle.join.step import Audit, Joining, Step, Steps
 from cdc_platform.lifecycle.join.verdicts import Slices
-from cdc_platform.records import reading
+from cdc_platform.records import descriptions, ledger
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def steps_of(lake: Lake, generation_id: str) -> Steps:
 
 def _insert(joining: Joining) -> Inserted:
     version = bootstrap.insert_descriptions(joining.spark, joining.lake, joining.generation_id)
-    rows = reading.complete_range_ends(joining.lake, joining.generation_id).size
+    rows = descriptions.complete_range_ends(joining.lake, joining.generation_id).size
     return Inserted(version, rows, {"format": "v2"})
 
 
@@ -92,7 +92,7 @@ def _inserted_v1(joining: Joining) -> Slices:
 
 
 def _published(joining: Joining) -> Slices:
-    time_ms = reading.introduced_at_ms(joining.lake, joining.generation_id)
+    time_ms = ledger.introduced_at_ms(joining.lake, joining.generation_id)
     return [] if time_ms is None else [(STREAMS_DESCRIPTIONS_V2, [("time", "=", to_datetime(time_ms * 1000))])]
 
 

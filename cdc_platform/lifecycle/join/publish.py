@@ -24,7 +24,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.records import cdc_local, generation_data, reading
+from cdc_platform.records import cdc_local, descriptions, generation_data, ledger
 from cdc_platform.records.ring import host_ids
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def publish_streams(spark: SparkSession, lake: Lake, generation_id: str) -> int 
     """
     id_ = _introduced(lake, generation_id)
     time_ms = id_.time_ms
-    expected = reading.complete_range_ends(lake, generation_id)
-    if publish_v1.is_listed(lake, time_ms) and np.array_equal(reading.published_range_ends(lake, time_ms), expected):
+    expected = descriptions.complete_range_ends(lake, generation_id)
+    published = descriptions.published_range_ends(lake, time_ms)
+    if publish_v1.is_listed(lake, time_ms) and np.array_equal(published, expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
     time = to_datetime(time_ms * 1000)
@@ -64,7 +65,7 @@ def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
     id_ = _introduced(lake, generation_id)
     time_ms = id_.time_ms
     expected = generation_data.complete_range_ends(lake, id_)
-    published = reading.published_range_ends(lake, time_ms)
+    published = descriptions.published_range_ends(lake, time_ms)
     if not np.array_equal(published, expected):
         raise StateError(
             f"generation {generation_id}: {published.size} of its {expected.size} streams rows are published; "
@@ -88,7 +89,7 @@ def publish_streams_v1(lake: Lake, generation_id: str) -> int | None:
     """
     id_ = _introduced(lake, generation_id)
     description = generation_data.description_of(lake, id_)
-    published = reading.published_range_ends(lake, id_.time_ms)
+    published = descriptions.published_range_ends(lake, id_.time_ms)
     if publish_v1.is_listed(lake, id_.time_ms) and np.array_equal(published, description.range_ends):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
@@ -98,7 +99,7 @@ def publish_streams_v1(lake: Lake, generation_id: str) -> int | None:
 
 
 def _introduced(lake: Lake, generation_id: str) -> GenerationId:
-    id_ = reading.introduced_id(lake, generation_id)
+    id_ = ledger.introduced_id(lake, generation_id)
     if id_ is None:
         raise StateError(f"generation {generation_id} has no timestamp yet; materialise cdc_local first")
     return id_
@@ -106,7 +107,7 @@ def _introduced(lake: Lake, generation_id: str) -> GenerationId:
 
 def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
     """Note in the ledger that the join is finished; the first note stays."""
-    if reading.published_at_ms(lake, generation_id) is None:
+    if ledger.published_at_ms(lake, generation_id) is None:
         row = lake.read(GENERATIONS, filters=[("generation_id", "=", generation_id)]).to_pylist()[0]
         row["published_at"] = to_datetime(clock.now_us())
         lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=True)

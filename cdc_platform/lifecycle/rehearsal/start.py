@@ -21,11 +21,11 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.expiry import purge_plan
-from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records import cdc_tables, generation_data
-from cdc_platform.records.generation_sizes import generation_sizes
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
+from cdc_platform.timeline import Timeline
+from cdc_platform.timeline.generation_sizes import generation_sizes
 
 REHEARSALS = uuid.UUID("b51d2c3e-0c36-5a6e-9d67-6f1f6b7d1c02")
 """The namespace of the UUIDs that a rehearsal draws, so that it comes out the same again."""
@@ -81,9 +81,10 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
     Raises:
         NotFound, StateError: the newest generation cannot be read; `repair` tells more.
     """
-    newest = checkup.latest_id(lake)
+    timeline = Timeline.read(lake)
     operating = None
-    if newest is not None:
+    if timeline.newest is not None:
+        newest = timeline.newest.gossiped
         made = generation_data.description_of(lake, newest)
         layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
         operating = Operating(newest, layout, made)

@@ -19,9 +19,10 @@ from cdc_platform.generations import GenerationId, TopologyDescription, layout_o
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import cdc_local, generation_data, inbox, reading
+from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
+from cdc_platform.timeline import Timeline
 
 _REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")
 _AT_REST = (NORMAL, LEFT)
@@ -60,7 +61,8 @@ def check(
     ring = current_ring(lake)
     if not ring.nodes:
         raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
-    latest = latest_id(lake)
+    newest = Timeline.read(lake).newest
+    latest = None if newest is None else newest.gossiped
     findings = _findings(lake, latest, ring, streams, reader)
     reasons = tuple(each for each in findings if strict or each.is_reason)
     warnings = tuple(each for each in findings if each not in reasons)
@@ -89,18 +91,6 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
     if not checkup.needed:
         return None
     return inbox.queue_repair(lake, clock, _request_id(checkup.latest, current_ring(lake)), node)
-
-
-def latest_id(lake: Lake) -> GenerationId | None:
-    """The generation with the greatest timestamp that a node keeps, the ledger holds or readers see.
-
-    A generation of which only the timestamp was imported comes with an ID without a UUID.
-    """
-    ids = {
-        known.time_ms: known.generation_id or GenerationId(known.time_ms) for known in reading.known_generations(lake)
-    }
-    ids |= {kept.time_ms: kept for kept in cdc_local.kept_ids(lake).values()}
-    return ids[max(ids)] if ids else None
 
 
 def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool, reader: Reader) -> list[Damage]:

@@ -7,20 +7,19 @@ rules are those of `generations.switch`; what a decision sets in motion is `boot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
-from cdc_platform.errors import NotFound, StateError
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.errors import StateError
 from cdc_platform.generations import switch as rules
-from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
-from cdc_platform.records import reading
+from cdc_platform.lake.tables import GENERATION_SWITCHES, SWITCH_PROMISES
+from cdc_platform.records import descriptions, switches
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import Timeline
 
 
 def times_of(settings: Settings) -> SwitchTimes:
@@ -32,25 +31,6 @@ def times_of(settings: Settings) -> SwitchTimes:
     return SwitchTimes(
         settings.generation_leeway_ms, settings.switch_lease_ms, settings.switch_deadline_ms, settings.switch_margin_ms
     )
-
-
-def switches(lake: Lake) -> list[Switch]:
-    """Every switch, in the order in which they were prepared."""
-    found = [_switch(row) for row in lake.read(GENERATION_SWITCHES).to_pylist()]
-    return sorted(found, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
-
-
-def find(lake: Lake, name: str | int) -> Switch:
-    """The switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
-
-    Raises:
-        NotFound: there is none.
-    """
-    for switch in switches(lake):
-        if name in (switch.generation_id, switch.time_ms):
-            return switch
-    shown = format_ms(name) if isinstance(name, int) else name
-    raise NotFound(f"there is no switch to generation {shown}; list them with: cdc-platform switch show")
 
 
 def switched_at_ms(
@@ -65,7 +45,7 @@ def switched_at_ms(
     Raises:
         StateError: another switch is undecided, this one was aborted, rows are missing, the clock is behind.
     """
-    begun = any(switch.generation_id == generation_id for switch in switches(lake))
+    begun = any(switch.generation_id == generation_id for switch in switches.switches(lake))
     if not begun and not settings.two_phase_switch:
         return None
     prepare(lake, clock, settings, generation_id, initiator, participants)
@@ -85,7 +65,7 @@ def prepare(
         StateError: another switch is undecided, this one was aborted, the clock is behind, or the generation's rows
             are not all there.
     """
-    reading.complete_range_ends(lake, generation_id)
+    descriptions.complete_range_ends(lake, generation_id)
     times, newest = times_of(settings), _newest_ms(lake)
 
     def begun(known: list[Switch]) -> Switch:
@@ -108,14 +88,14 @@ def acknowledge(lake: Lake, clock: Clock, settings: Settings, generation_id: str
         StateError: rows of the generation are missing, the switch is decided, or it is too late to answer.
     """
     times = times_of(settings)
-    switch = find(lake, generation_id)
+    switch = switches.find(lake, generation_id)
     promised = {host: times.lease_end_ms(clock.now_us()) for host in hosts}
     answering = _answered(switch, promised, times, clock)
     if answering != switch:
-        reading.read_description(lake, generation_id)
+        descriptions.read_description(lake, generation_id)
         _promise(lake, clock, switch, promised)
         failpoints.reached(failpoints.AFTER_SWITCH_PROMISE)
-        kept = promises(lake, generation_id)
+        kept = switches.promises(lake, generation_id)
         answering = _change_one(
             lake, generation_id, lambda row: _answered(row, {h: kept[h] for h in promised}, times, clock)
         )
@@ -155,7 +135,7 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
         NotFound: there is no such switch.
         StateError: the deadline has not passed, and the generation cannot be read.
     """
-    switch = find(lake, generation_id)
+    switch = switches.find(lake, generation_id)
     if rules.due(switch, clock.now_ms()) is Phase.PREPARING:
         acknowledge(lake, clock, settings, generation_id, switch.missing)
     times, newest = times_of(settings), _newest_ms(lake)
@@ -166,50 +146,8 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
     )
 
 
-def promises(lake: Lake, generation_id: str) -> dict[str, int]:
-    """Where the leases end (ms) that participants have promised, by host_id; whether or not they have answered."""
-    rows = lake.read(SWITCH_PROMISES, ["host_id", "lease_end"], [("generation_id", "=", generation_id)]).to_pylist()
-    return {row["host_id"]: _ms(row["lease_end"]) for row in rows}
-
-
-def undecided(lake: Lake) -> list[Undecided]:
-    """The switches that some node has promised to wait for, from its first lease end on.
-
-    A participant that cannot read the decision refuses; one that can, and finds none, does not know more.
-    """
-    waiting = [switch for switch in switches(lake) if not switch.is_decided]
-    ends = {switch.generation_id: promises(lake, switch.generation_id).values() for switch in waiting}
-    return [
-        Undecided(switch.generation_id, switch.prepared_at_ms * 1000, min(ends[switch.generation_id]) * 1000)
-        for switch in waiting
-        if ends[switch.generation_id]
-    ]
-
-
-def unfinished(lake: Lake) -> list[Switch]:
-    """The switches of which something is left to do: undecided, or committed and not in the ledger; oldest first."""
-    entered = set(lake.read(GENERATIONS, ["generation_id"])["generation_id"].to_pylist())
-    return [
-        switch
-        for switch in switches(lake)
-        if not switch.is_decided or (switch.phase is Phase.COMMITTED and switch.generation_id not in entered)
-    ]
-
-
-def with_committed(lake: Lake, known: list[reading.KnownGeneration]) -> list[reading.KnownGeneration]:
-    """Known generations, oldest first, and with them those that are committed and not in the ledger yet."""
-    ids = {generation.id for generation in known}
-    more = [
-        reading.KnownGeneration(switch.time_ms, switch.generation_id, None, published=False, format="v2")
-        for switch in switches(lake)
-        if switch.time_ms is not None and switch.generation_id not in ids
-    ]
-    return sorted([*known, *more], key=lambda each: each.time_ms) if more else known
-
-
 def _newest_ms(lake: Lake) -> int | None:
-    known = with_committed(lake, reading.timeline(lake))
-    return known[-1].time_ms if known else None
+    return Timeline.read(lake).last_given_ms
 
 
 def _answered(switch: Switch, leases: dict[str, int], times: SwitchTimes, clock: Clock) -> Switch:
@@ -239,7 +177,7 @@ def _decided(lake: Lake, generation_id: str, decision: Callable[[Switch], Switch
 
 
 def _change_one(lake: Lake, generation_id: str, transition: Callable[[Switch], Switch]) -> Switch:
-    find(lake, generation_id)  # nothing is created for a switch that is not there
+    switches.find(lake, generation_id)  # nothing is created for a switch that is not there
     return _change(
         lake, lambda known: transition(next(switch for switch in known if switch.generation_id == generation_id))
     )
@@ -252,45 +190,12 @@ def _change(lake: Lake, transition: Callable[[list[Switch]], Switch]) -> Switch:
     standing: list[Switch] = []
 
     def rule(rows: pa.Table) -> pa.Table | None:
-        known = [_switch(row) for row in rows.to_pylist()]
+        known = [switches.switch_of(row) for row in rows.to_pylist()]
         switch = transition(known)
         standing[:] = [switch]
-        return None if switch in known else pa.Table.from_pylist([_row(switch)], schema=GENERATION_SWITCHES.schema)
+        if switch in known:
+            return None
+        return pa.Table.from_pylist([switches.row_of(switch)], schema=GENERATION_SWITCHES.schema)
 
     lake.transact(GENERATION_SWITCHES, rule)
     return standing[0]
-
-
-def _switch(row: dict[str, Any]) -> Switch:
-    return Switch(
-        row["generation_id"],
-        row["initiator"],
-        tuple(row["participants"]),
-        _ms(row["prepared_at"]),
-        _ms(row["deadline"]),
-        Phase(row["phase"]),
-        tuple((host, _ms(end)) for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True)),
-        None if row["time"] is None else _ms(row["time"]),
-        None if row["decided_at"] is None else _ms(row["decided_at"]),
-        row["decided_by"],
-    )
-
-
-def _row(switch: Switch) -> dict[str, Any]:
-    return {
-        "generation_id": switch.generation_id,
-        "phase": str(switch.phase),
-        "initiator": switch.initiator,
-        "participants": list(switch.participants),
-        "acknowledged": [host for host, _ in switch.leases],
-        "lease_ends": [to_datetime(end * 1000) for _, end in switch.leases],
-        "prepared_at": to_datetime(switch.prepared_at_ms * 1000),
-        "deadline": to_datetime(switch.deadline_ms * 1000),
-        "time": None if switch.time_ms is None else to_datetime(switch.time_ms * 1000),
-        "decided_at": None if switch.decided_at_ms is None else to_datetime(switch.decided_at_ms * 1000),
-        "decided_by": switch.decided_by,
-    }
-
-
-def _ms(moment: Any) -> int:
-    return from_datetime(moment) // 1000

@@ -38,7 +38,7 @@ from cdc_platform.records.tablet_ledger import (
     unfinished,
 )
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, of_table
-from cdc_platform.records.tablet_sets import stream_sets, streams_for
+from cdc_platform.records.tablet_sets import stream_sets
 from cdc_platform.settings import Settings
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "resize",
     "split",
     "stream_sets",
-    "streams_for",
     "write_streams",
 ]
 

@@ -13,7 +13,7 @@ from cdc_platform.clock import to_datetime
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import descriptions, generation_data
 
 
 def publish_streams(lake: Lake, time_ms: int, description: TopologyDescription) -> int:
@@ -23,7 +23,7 @@ def publish_streams(lake: Lake, time_ms: int, description: TopologyDescription) 
     """
     rows = generation_data.streams_rows(time_ms, description)
     version = lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=True).version
-    strays = np.setdiff1d(reading.published_range_ends(lake, time_ms), description.range_ends)
+    strays = np.setdiff1d(descriptions.published_range_ends(lake, time_ms), description.range_ends)
     if strays.size:
         of_time = ("time", "=", to_datetime(time_ms * 1000))
         lake.delete(STREAMS_DESCRIPTIONS_V2, [of_time, ("range_end", "in", strays.tolist())])

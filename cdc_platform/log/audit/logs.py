@@ -22,10 +22,10 @@ from cdc_platform.invariants.findings import (
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.audit import one_pass
 from cdc_platform.log.audit.one_pass import Session
-from cdc_platform.log.audit.periods import Period, periods, streams_in
 from cdc_platform.log.audit.rows import NOT_JUDGED, LogRows, audit_log_rows
 from cdc_platform.log.log_table import log_table
 from cdc_platform.records import cdc_tables
+from cdc_platform.timeline import Period, StreamSources
 
 _TALLY = pa.schema(
     {
@@ -65,14 +65,13 @@ def audit_log(lake: Lake, schema: TableSchema, spark: Session) -> list[Finding]:
 
 
 def _of_log(lake: Lake, schema: TableSchema, spark: Session) -> Iterable[Tally]:
-    known = periods(lake, schema.keyspace, schema.name)
-    judged = partial(_judged, str(lake.root), known)
+    judged = partial(_judged, StreamSources(lake).of(schema.keyspace, schema.name).periods())
     return [Tally(**row) for row in one_pass.run(lake, schema, spark, judged, _TALLY)]
 
 
-def _judged(root: str, known: Sequence[Period], rows: LogRows) -> pa.RecordBatch:
+def _judged(known: Sequence[Period], rows: LogRows) -> pa.RecordBatch:
     """The tallies of one part; runs where the part is read."""
-    totals = add_up(audit_log_rows(rows, known, partial(streams_in, root)))
+    totals = add_up(audit_log_rows(rows, known))
     return pa.RecordBatch.from_pylist([vars(tally) for tally in totals.values()], schema=_TALLY)
 
 

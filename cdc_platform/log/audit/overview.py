@@ -18,10 +18,10 @@ from cdc_platform.generations import operating_index
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.audit import one_pass
 from cdc_platform.log.audit.one_pass import Session
-from cdc_platform.log.audit.periods import periods
 from cdc_platform.log.audit.rows import LogRows
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.rows import Operation
+from cdc_platform.timeline import StreamSources
 
 _COUNTS = pa.schema({"period": pa.int64(), "operation": pa.int64(), "rows": pa.int64(), "newest_us": pa.int64()})
 
@@ -43,7 +43,7 @@ class Overview:
 
 def overview(lake: Lake, schema: TableSchema, spark: Session) -> Overview:
     """Count what is in a log; `spark` is called where it is large."""
-    begins = [each.begin_us for each in periods(lake, schema.keyspace, schema.name)]
+    begins = [each.begin_us for each in StreamSources(lake).of(schema.keyspace, schema.name).periods()]
     counts = one_pass.run(lake, schema, spark, partial(_counted, begins), _COUNTS)
     by_period, by_operation = Counter[int](), Counter[int]()
     for each in counts:

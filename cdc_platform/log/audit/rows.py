@@ -1,6 +1,6 @@
 """The rules that rows of CDC logs keep, on arrays: in the stream that their base key has at their time, batches whole.
 
-Which streams there are is told by `log_periods`; how rows come out of files is left to who calls.
+Which streams there are is told by `timeline`; how rows come out of files is left to who calls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cdc_platform.invariants.findings import (
     LOG_TIMESTAMP_IS_TIME,
     Tally,
 )
-from cdc_platform.log.audit.periods import KnownStreams, Period
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, UInt64s
+from cdc_platform.timeline import KnownStreams, Period
 
 NOT_JUDGED = "log_rows_not_judged"
 """No invariant: the tally of the rows whose generation was removed, so that their streams cannot be looked up."""
@@ -70,9 +70,7 @@ class LogRows:
         return f"{UUID(int=high << 64 | low)} in {stream}"
 
 
-def audit_log_rows(
-    rows: LogRows, periods: Sequence[Period], streams: Callable[[Period], KnownStreams]
-) -> Iterator[Tally]:
+def audit_log_rows(rows: LogRows, periods: Sequence[Period]) -> Iterator[Tally]:
     """Tallies of all invariants of a log. `rows` hold every row of whatever times they have, so that batches are whole.
 
     A row without a time is judged by log_time_in_bounds alone; one of a removed generation not by its stream.
@@ -84,7 +82,7 @@ def audit_log_rows(
     removed = np.array([*(each.removed for each in periods), False])[chosen]
     yield Tally(NOT_JUDGED, int(removed.sum()), 0)
     for number in np.unique(chosen[(chosen >= 0) & ~removed]).tolist():
-        yield from _in_streams(rows, np.flatnonzero(chosen == number), periods[number], streams)
+        yield from _in_streams(rows, np.flatnonzero(chosen == number), periods[number])
     yield from _batches(rows)
 
 
@@ -109,13 +107,11 @@ def _timestamps(rows: LogRows) -> Tally:
     return _tally(LOG_TIMESTAMP_IS_TIME, rows, int(rows.timed.sum()), wrong, explain)
 
 
-def _in_streams(
-    rows: LogRows, mine: Int64s, period: Period, streams: Callable[[Period], KnownStreams]
-) -> Iterator[Tally]:
+def _in_streams(rows: LogRows, mine: Int64s, period: Period) -> Iterator[Tally]:
     """The rows (by number) of one period, against its streams."""
     foreign, apart = np.zeros((2, len(rows)), dtype=bool)
     try:
-        known = streams(period)
+        known = period.streams()
         # Almost every row is where the rule puts it; only the others are looked for.
         usual = rows.keyed[mine] & rows.whole[mine]
         usual[usual] = (known.given(rows.tokens[mine[usual]]) == rows.streams[mine[usual]]).all(axis=1)

@@ -1,7 +1,7 @@
 """CDC logs copied hour by hour into sinks of their own: any hour, in any order, as often as wanted, every row once.
 
 An hour is taken from the log anew and put in its place in one commit. Hours that are whole are noted, and the position
-of the consumer follows them without a gap; what a window of a generation is, is `reading`'s business.
+of the consumer follows them without a gap; what a window of a generation is, `windows` says.
 """
 
 from __future__ import annotations
@@ -113,9 +113,15 @@ def due_hours(lake: Lake, clock: Clock, most: int) -> list[int]:
 
 def _windows(lake: Lake, schema: TableSchema, hour_us: int) -> list[Window]:
     """The hour cut at the generations; it begins where the consumer does, if that is inside of it."""
-    if not stream_sets(lake, schema).seen:
+    sets = stream_sets(lake, schema)
+    if not sets.seen:
         raise StateError(f"no generation is known in which {schema.full_name} could have rows; publish one first")
     after, last = hour_us - 1, hour_us + HOUR_US - 1
+    if sets.awaited is not None and sets.awaited <= last:
+        raise StateError(
+            f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
+            " published yet: publish it, then run this again"
+        )
     position = _position(lake, schema)
     if after < position < last:
         after = position
@@ -232,10 +238,14 @@ def _follow(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -
 
 
 def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[int]:
-    if not stream_sets(lake, schema).seen:
+    sets = stream_sets(lake, schema)
+    if not sets.seen:
         return
+    readable_us = clock.now_us() - SAFETY_US
+    if sets.awaited is not None:
+        readable_us = min(readable_us, sets.awaited - 1)
     noted, hour = _noted(lake, schema), _hour_of(_position(lake, schema) + 1)
-    while hour + HOUR_US - 1 + SAFETY_US <= clock.now_us():
+    while hour + HOUR_US - 1 <= readable_us:
         if hour not in noted:
             yield hour
         hour += HOUR_US

@@ -1,6 +1,6 @@
 """Reading a CDC log in the order of its generations: every row once, nothing that may still change, exactly-once sinks.
 
-Windows are `windows`' business, positions those of `consumers`; here rows are read and go to where they are wanted.
+Windows are cut by `windows`, positions kept by `consumers`; here rows are read and go to where they are wanted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.windows import Sets, Window, next_window
-from cdc_platform.records import consumers, reading, tablet_ledger, tablet_sets
+from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
+from cdc_platform.timeline import StreamSource, StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,24 +38,22 @@ _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
 def stream_sets(lake: Lake, schema: TableSchema) -> Sets:
-    """The stream sets of a tablet-based table, else the generations that readers have been shown."""
-    if (schema.keyspace, schema.name) in tablet_sets.tables(lake):
-        return _tablet_sets(lake, schema)
-    known = reading.timeline(lake)
-    seen = [each.time_ms * 1000 for each in known if each.published and each.removed_ms is None]
-    return Sets(seen, [each.time_ms * 1000 for each in known if each.removed_ms is not None])
+    """The periods of the table's log that readers may read, and from where on they have to wait."""
+    return sets_of(StreamSources(lake).of(schema.keyspace, schema.name))
 
 
-def _tablet_sets(lake: Lake, schema: TableSchema) -> Sets:
-    """Those that are there; what was before the first of them, back to the table's creation, was removed."""
-    name = (schema.keyspace, schema.name)
-    seen = [each.timestamp_ms * 1000 for each in tablet_sets.stream_sets(lake, *name)]
-    created = [
-        each.timestamp_ms * 1000
-        for each in tablet_ledger.layouts(lake, *name)
-        if each.kind == tablet_ledger.CREATED and each.timestamp_ms is not None
-    ]
-    return Sets(seen, [each for each in created[-1:] if each < min(seen, default=each)])
+def sets_of(source: StreamSource) -> Sets:
+    """The periods of a source as readers see them.
+
+    What readers have not been shown they wait for, so that no row is read as one of the generation before. Of old,
+    such ones were left out on purpose, since no log holds rows of them: those count as if they were not there.
+    """
+    periods = source.periods()
+    seen = [each.begin_us for each in periods if each.shown]
+    removed = [each.begin_us for each in periods if each.removed]
+    told = max([*seen, *removed], default=None)
+    later = [each.begin_us for each in periods if told is not None and each.begin_us > told]
+    return Sets(seen, removed, min(later, default=None))
 
 
 def read_changes(
@@ -83,9 +82,10 @@ def read_changes(
 
 def whole_windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) -> Iterator[Window]:
     """The windows from a position to a horizon, each of a whole generation; none is left out."""
-    sets, position, number = stream_sets(lake, schema), after_us, 0
+    source = StreamSources(lake).of(schema.keyspace, schema.name)
+    sets, position, number = sets_of(source), after_us, 0
     while (window := next_window(sets, position, number, horizon_us)) is not None:
-        _assert_complete(lake, schema, window)
+        _assert_complete(source, window)
         yield window
         position, number = window.until_us, window.number
 
@@ -147,13 +147,14 @@ def consume(
     count = 0
     horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
     while True:
-        sets = stream_sets(lake, schema)
+        source = StreamSources(lake).of(schema.keyspace, schema.name)
+        sets = sets_of(source)
         _assert_not_lost(sets, consumer)
         at_most = longest(lake, schema, consumer.position_us)
         window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=at_most)
         if window is None:
             return consumer, count
-        _assert_complete(lake, schema, window)
+        _assert_complete(source, window)
         rows = read_window(lake, schema, window)
         sink = lake.widen(sink)
         failpoints.reached(failpoints.BEFORE_SINK)
@@ -229,20 +230,9 @@ def _assert_not_lost(sets: Sets, consumer: Consumer) -> None:
         )
 
 
-def _assert_complete(lake: Lake, schema: TableSchema, window: Window) -> None:
-    """Hold that a generation's streams are all there; those of a tablet set come with it."""
-    if (schema.keyspace, schema.name) in tablet_sets.tables(lake):
-        return
-    time_ms = window.set_us // 1000
-    published = reading.published_range_ends(lake, time_ms)
-    known = next(each for each in reading.known_generations(lake) if each.time_ms == time_ms)
-    complete = published.size > 0
-    if complete and known.format == "v2" and known.id is not None:
-        try:
-            complete = published.size == reading.complete_range_ends(lake, known.id).size
-        except NotFound:
-            complete = True
-    if not complete:
+def _assert_complete(source: StreamSource, window: Window) -> None:
+    """Hold that a window's streams are all there."""
+    if not source.is_complete(window.set_us):
         raise StateError(
             f"the streams of the generation of {format_us(window.set_us)} are not all published yet; its rows are read"
             " once they are: publish it, then run this again"

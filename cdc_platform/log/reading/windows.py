@@ -1,6 +1,6 @@
 """Which part of a log a consumer reads next: windows of time, none of which reaches over the end of a generation.
 
-It knows times alone (µs); where they come from and what is done with the rows is left to `reading`.
+It knows times alone (µs); where they come from and what is done with the rows is left to `reader`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class Window:
 class Sets:
     """The generations, or a table's stream sets, by the time (µs) at which each begins.
 
-    `seen` are those that readers have been shown, `removed` those that were there once.
+    `seen` are those that readers have been shown, `removed` those that were there once. `awaited` is the first that
+    they have not been shown and will be, None where there is none.
     """
 
     seen: Sequence[int]
     removed: Collection[int] = ()
+    awaited: int | None = None
 
 
 def next_window(
@@ -40,7 +42,7 @@ def next_window(
     """The window after `position_us` (everything at or before it is read) in number `windows` + 1; None for none yet.
 
     It ends with its generation, one µs before the next one begins, after `longest_us`, or at `horizon_us`, whichever
-    is first. Before the first generation there is nothing to read.
+    is first. Before the first generation there is nothing to read, and nothing yet of one that is awaited.
 
     Raises:
         StateError: what comes next is in a generation that has been removed.
@@ -48,6 +50,8 @@ def next_window(
     begins = sorted({*sets.seen, *sets.removed})
     if not begins:
         return None
+    if sets.awaited is not None:
+        horizon_us = min(horizon_us, sets.awaited - 1)
     after = max(position_us, begins[0] - 1)
     place = bisect_right(begins, after + 1) - 1
     end = begins[place + 1] - 1 if place + 1 < len(begins) else horizon_us

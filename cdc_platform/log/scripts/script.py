@@ -24,9 +24,9 @@ from cdc_platform.errors import PlatformError, WriteRefused
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
-from cdc_platform.log.streams import Streams
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import StreamSources
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Script:
         self._catalog = self._kept.catalog
         self._found = list(self._catalog.tables())
         self._unread = {schema.full_name: schema for schema in self._catalog.tables()}
-        self._streams = Streams(lake, settings, now_us)
+        self._sources = StreamSources(lake, settings)
         self._now_us = now_us
         self._ticks = 0
         self._statements = 0
@@ -164,7 +164,7 @@ class Script:
         base = self._bases.pop(name, None)
         schema = gone if base is None else base.schema
         if schema is not None:
-            self._streams.forget(schema)
+            self._sources.forget(schema.keyspace, schema.name)
         self._logs.pop(name, None)
         self.written.pop(name, None)
 
@@ -188,7 +188,7 @@ class Script:
         self._bases[name], self._logs[name], self.written[name] = BaseTable(schema), [], []
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
-            self._streams.give_tablets(schema, count)
+            self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
 
     def _write(self, number: int, body: s.Write | s.Batch) -> list[dict[str, object]]:
         moment = Moment(self._now_us + self._ticks)
@@ -215,9 +215,10 @@ class Script:
             return []
         state = self._read(schema, mutation.partition_key).state
         token = int(tokens_of_keys([schema.partition_bytes(mutation.partition_key)])[0])
+        source = self._sources.of(schema.keyspace, schema.name)
         rows: list[Row] = []
         for part in log_mutations(mutation, state, identity=number.to_bytes(8, "big")):
-            rows += part.in_stream(self._streams.stream_of(schema, part.timestamp, token))
+            rows += part.in_stream(source.stream_of(part.timestamp, token, self._now_us))
         return rows
 
     def _touched(self, name: str) -> TouchedTable:

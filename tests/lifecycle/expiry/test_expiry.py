@@ -45,12 +45,12 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import base_writes
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
 from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
 from cdc_platform.lifecycle.join import publish
-from cdc_platform.records import cdc_tables, consumers, reading
+from cdc_platform.records import cdc_tables, consumers, ledger
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import StreamSources, Timeline
 
 SETTINGS = Settings()
 FAR_MS = START_MS + 400 * DAY_MS
@@ -273,13 +273,13 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
     cdc_tables.alter(lake, at(TIMES_MS[0] + 2), "ks", "short", ttl_seconds=1)
     consumers.forget(lake, "late", "ks", "t")
     removal.expire(lake, at(FAR_MS), SETTINGS)
-    assert [each.id for each in reading.known_generations(lake)] == [IDS[0], IDS[3]]
-    assert [each.removed_ms for each in reading.timeline(lake)] == [None, FAR_MS, FAR_MS, None]
+    assert [each.id for each in Timeline.read(lake).known] == [IDS[0], IDS[3]]
+    assert [each.removed_ms for each in Timeline.read(lake).generations] == [None, FAR_MS, FAR_MS, None]
     for name in (IDS[1], TIMES_MS[1]):
         with pytest.raises(NotFound, match="was removed at"):
-            reading.find_generation(lake, name)
+            Timeline.read(lake).find(name)
     with pytest.raises(StateError, match="not made again"):
-        reading.introduced_id(lake, IDS[1])
+        ledger.introduced_id(lake, IDS[1])
     assert planned(lake)[IDS[0]].time_ms == TIMES_MS[0]
     explained = run("--home", lake.root.parent, "explain", "--token", "1", "--at", iso(TIMES_MS[1] + 1), "--json")
     assert (explained.exit_code, explained.json["generation"]["id"], explained.json["stream_id"]) == (1, IDS[1], None)
@@ -400,7 +400,7 @@ def test_writes_to_a_removed_generation_get_no_stream(lake: Lake) -> None:
     consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=TIMES_MS[1] * 1000)
     keys = pa.array([b"key"] * 3, pa.binary())
     moments = pa.array([time * 1000 + 1 for time in TIMES_MS[:3]], pa.int64())
-    assert base_writes.stream_finder(lake)(keys, moments).null_count == 0
+    assert StreamSources(lake).generations.finder()(keys, moments).null_count == 0
     removal.expire(lake, at(FAR_MS), SETTINGS)
-    found = base_writes.stream_finder(lake)(keys, moments)
+    found = StreamSources(lake).generations.finder()(keys, moments)
     assert [stream is None for stream in found.to_pylist()] == [True, False, False]

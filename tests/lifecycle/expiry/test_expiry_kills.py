@@ -23,7 +23,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.expiry import removal
-from cdc_platform.records import reading
+from cdc_platform.timeline import Timeline
 
 NOW = iso(TIMES_MS[2] + DAY_MS // 2)
 """When the first generation may go, the second has expired, and the third operates."""
@@ -60,7 +60,7 @@ def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
     home = due.parent / "undisturbed"
     shutil.copytree(due, home)
     finish(home)
-    assert [generation.id for generation in reading.known_generations(Lake(home / "lake"))] == list(IDS[1:])
+    assert [generation.id for generation in Timeline.read(Lake(home / "lake")).known] == list(IDS[1:])
     return contents(home)
 
 
@@ -78,7 +78,7 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
     described = lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 4 * RANGES
     order = [listed, streams, described]
     assert order == sorted(order)
-    assert len(reading.known_generations(lake)) == (4 if listed else 3)
+    assert len(Timeline.read(lake).known) == (4 if listed else 3)
     assert [each.id for each in removal.unfinished(lake)] == ([] if listed else [IDS[0]])
     finish(home)
     assert contents(home) == undisturbed

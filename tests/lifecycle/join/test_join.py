@@ -30,7 +30,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lake.volume import TaskRows
 from cdc_platform.lifecycle.join import bootstrap, description_rows, publish
 from cdc_platform.lifecycle.join import joining as whole
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import descriptions, inbox
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.settings import Settings
 
@@ -53,7 +53,7 @@ def test_a_join_writes_what_the_rules_say(spark: SparkSession, lake: Lake, joini
     sharding: dict[int, tuple[int, int]] = dict.fromkeys(joining(1).tokens or (), (4, 12))
     sharding |= dict.fromkeys(joining(2).tokens or (), (7, 3))
     expected = oracle.generation(sharding)
-    found = reading.read_description(lake, second.generation_id)
+    found = descriptions.read_description(lake, second.generation_id)
     assert found.range_ends.tolist() == sorted(sharding)
     assert (second.num_ranges, second.num_streams) == (32, 16 * 4 + 16 * 7)
     for row, entry in enumerate(expected):
@@ -91,12 +91,12 @@ def test_the_same_node_gives_the_same_bytes_in_another_lake(
     event = inbox.queue(lake, NOON, joining(1))
     other = Lake(tmp_path_factory.mktemp("other"))
     other.merge(inbox.BOOTSTRAP_EVENTS, lake.read(inbox.BOOTSTRAP_EVENTS), update=False)
-    descriptions = []
+    made = []
     for each in (lake, other):
         bootstrap.describe(spark, each, event.generation_id)
         bootstrap.insert_descriptions(spark, each, event.generation_id)
-        descriptions.append(reading.read_description(each, event.generation_id))
-    assert descriptions[0].equals(descriptions[1])
+        made.append(descriptions.read_description(each, event.generation_id))
+    assert made[0].equals(made[1])
 
 
 def test_generations_start_one_after_the_other(spark: SparkSession, lake: Lake, joining: Joining) -> None:

@@ -35,13 +35,13 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle import explain
 from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, joining, publish
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.records import generation_data, inbox, reading
+from cdc_platform.records import descriptions, generation_data, inbox
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import current_ring, put_nodes
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import StreamSources, Timeline
 
 NOON_MS = 1_700_000_000_000
 NOON = Clock(NOON_MS * 1000)
@@ -91,7 +91,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     with pytest.raises(NotFound, match="insert it first"):
         bootstrap.introduce_v1(lake, second_id)
     chosen = bootstrap.choose_v1_timestamp(lake, NOON, Settings(), second_id)
-    assert [known.id for known in reading.known_generations(lake)] == [first.generation_id]
+    assert [known.id for known in Timeline.read(lake).known] == [first.generation_id]
     later = Clock((NOON_MS + 3_600_000) * 1000)
     second = joining.run_join(spark, lake, later, Settings(), second_id)
     assert second.time_ms == chosen == NOON_MS + 65_001
@@ -113,10 +113,10 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     local = {row["host_id"]: row for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()}
     assert local[str(uuid.UUID(int=2))]["uuid"] is None
     assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
-    published = reading.streams_rows(lake, second.time_ms)
+    published = descriptions.published_rows(lake, second.time_ms)
     assert published["range_end"].to_pylist() == sorted(sharding)
     assert b"".join(s for row in published["streams"].to_pylist() for s in row) == description.streams.tobytes()
-    assert [(known.id, known.format) for known in reading.known_generations(lake)] == [
+    assert [(known.id, known.format) for known in Timeline.read(lake).known] == [
         (first.generation_id, "v1"),
         (second_id, "v1"),
     ]
@@ -124,7 +124,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     # A write finds its stream in the V1 description, by the position of its shard among the streams that are left.
     at_us = second.time_ms * 1000
     token = sorted(sharding)[5] - 1
-    answer = explain.explain(lake, Clock(at_us), Settings(), token, at_us)
+    answer = StreamSources(lake).generations.explain(token, at_us, at_us)
     assert answer.accepted
     assert answer.place is not None
     shard = oracle.shard_of(token, 3, sharding[sorted(sharding)[5]][1])
@@ -135,7 +135,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     put_nodes(lake, upgraded)
     third = joining.run_join(spark, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5)))
     assert third.num_streams == 16 * (4 + 7 + 5)
-    known = reading.known_generations(lake)
+    known = Timeline.read(lake).known
     assert [each.format for each in known] == ["v1", "v1", "v2"]
     assert all(each.published for each in known)
     for each in known:

@@ -26,7 +26,7 @@ from cdc_platform.lake.tables import (
     NODES,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import descriptions, inbox
 from cdc_platform.records.ring import node_rows, put_nodes
 from cdc_platform.ring import Node, Ring
 
@@ -80,7 +80,7 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
     """No node joins: the ring stays, the streams are those of the ring, and no node is marked as rewritten."""
     lake = Lake(repaired / "lake")
     (ledger,) = lake.read(GENERATIONS).to_pylist()
-    made = reading.read_description(lake, ledger["generation_id"])
+    made = descriptions.read_description(lake, ledger["generation_id"])
     assert made.equals(generate(RingLayout.of(Ring.of(HOSTS)), UUID(ledger["generation_id"])))
     assert lake.read(NODES).sort_by("host_id") == node_rows(HOSTS)
     (local,) = lake.read(CDC_LOCAL).to_pylist()

@@ -23,6 +23,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.switch import register
+from cdc_platform.records import switches
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 # When a row was written is the one thing in which a second start may differ.
@@ -111,15 +112,15 @@ def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tu
     register.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
     answer = ("ack", generation_id, "--node", HOSTS[0])
     assert command(home, NOON_MS + 1_000, *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE) == -signal.SIGKILL
-    assert register.find(lake, generation_id).missing == (HOSTS[0],)
+    assert switches.find(lake, generation_id).missing == (HOSTS[0],)
     assert again(home, NOON_MS + 9_000, *answer) == 0
-    assert register.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
+    assert switches.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
     decide = ("commit", generation_id)
     assert command(home, NOON_MS + 9_000, *decide, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
     assert not lake.exists(GENERATIONS)
     assert again(home, NOON_MS + 90_000, *decide) == 0
-    assert register.find(lake, generation_id).time_ms == NOON_MS + 71_000
-    assert register.unfinished(lake) == []
+    assert switches.find(lake, generation_id).time_ms == NOON_MS + 71_000
+    assert switches.unfinished(lake) == []
 
 
 def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> None:
@@ -128,7 +129,7 @@ def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> No
     register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     late = NOON_MS + 30_000
     assert command(home, late, "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
-    first = register.find(lake, generation_id)
+    first = switches.find(lake, generation_id)
     assert again(home, late + 5_000, "abort", generation_id) == 0
-    assert register.find(lake, generation_id) == first
+    assert switches.find(lake, generation_id) == first
     assert first.phase is Phase.ABORTED

@@ -11,8 +11,7 @@ from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.join import joining
-from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import inbox, reading
+from cdc_platform.records import descriptions, inbox, switches
 
 pytestmark = pytest.mark.spark
 
@@ -23,11 +22,11 @@ def test_switched_joins_end_published(spark: SparkSession, lake: Lake) -> None:
     for number in (1, 2):
         event = inbox.queue(lake, NOON, request(number))
         done = joining.run_join(spark, lake, NOON, TWO_PHASE, event.generation_id)
-        switch = register.find(lake, event.generation_id)
+        switch = switches.find(lake, event.generation_id)
         assert switch.participants == tuple(host(each) for each in range(1, number + 1))
         assert (switch.time_ms, switch.initiator) == (done.time_ms, host(number))
-        published = reading.published_range_ends(lake, done.time_ms)
-        assert published.tolist() == reading.complete_range_ends(lake, event.generation_id).tolist()
+        published = descriptions.published_range_ends(lake, done.time_ms)
+        assert published.tolist() == descriptions.complete_range_ends(lake, event.generation_id).tolist()
         times.append(done.time_ms)
     assert times == [NOON_MS + 70_000, NOON_MS + 70_001]
     listed = lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()

@@ -23,11 +23,12 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     SWITCH_PROMISES,
 )
-from cdc_platform.lifecycle.explain import Explanation, explain
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import inbox
+from cdc_platform.records import inbox, ledger, switches
 from cdc_platform.settings import Settings
+from cdc_platform.timeline import StreamSources
+from cdc_platform.timeline.explain import Explanation
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 LEASE_END_MS = NOON_MS + 5_000 + 60_000
@@ -56,7 +57,7 @@ def prepared(lake: Lake, generation_id: str) -> str:
 
 def ask(lake: Lake, at_ms: int, now_ms: int) -> Explanation:
     """Explain a write."""
-    return explain(lake, at(now_ms), Settings(), 3, at_ms * 1000)
+    return StreamSources(lake).generations.explain(3, at_ms * 1000, now_ms * 1000)
 
 
 def test_a_join_prepares_is_acknowledged_and_committed(lake: Lake, generation_id: str) -> None:
@@ -100,7 +101,7 @@ def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: st
     second = inserted(lake, 4)
     with pytest.raises(StateError, match="clock is behind"):
         bootstrap.introduce(lake, at(NOON_MS - 80_000), TWO_PHASE, second)
-    assert len(register.switches(lake)) == 1
+    assert len(switches.switches(lake)) == 1
     assert bootstrap.introduce(lake, NOON, TWO_PHASE, second) == first + 1
 
 
@@ -120,7 +121,7 @@ def test_a_partial_generation_is_not_acknowledged(lake: Lake, prepared: str) -> 
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     with pytest.raises(StateError, match="num_ranges claims 12 rows, 11 are there"):
         register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
-    assert register.promises(lake, prepared) == {}
+    assert switches.promises(lake, prepared) == {}
     assert register.drive(lake, at(DEADLINE_MS), TWO_PHASE, prepared, "a test").phase is Phase.ABORTED
 
 
@@ -170,13 +171,13 @@ def test_a_join_under_a_switch_is_not_withdrawn(lake: Lake, prepared: str) -> No
 
 def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
     """An answer that was lost is given again as it was; one that has run out meanwhile is not given at all."""
-    register._promise(lake, NOON, register.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
+    register._promise(lake, NOON, switches.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
     done = register.acknowledge(lake, at(NOON_MS + 7_000), TWO_PHASE, prepared, HOSTS[:1])
     assert done.lease_of(HOSTS[0]) == LEASE_END_MS
     register._promise(lake, NOON, done, {HOSTS[1]: NOON_MS + 13_000})
     with pytest.raises(StateError, match="before it was answered with"):
         register.acknowledge(lake, at(NOON_MS + 8_000), TWO_PHASE, prepared, HOSTS[1:2])
-    assert register.find(lake, prepared).missing == tuple(HOSTS[1:])
+    assert switches.find(lake, prepared).missing == tuple(HOSTS[1:])
 
 
 def test_only_participants_answer(lake: Lake, prepared: str) -> None:
@@ -229,16 +230,15 @@ def test_a_decision_while_explain_reads_is_not_missed(
 ) -> None:
     """Committed between two of its reads: the write waits, or goes to the new generation, but never to none."""
     register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
-    read = register.with_committed
+    read = ledger.entries
 
-    def decided_right_after(*given: Any) -> Any:
-        known = read(*given)
+    def decided_right_before(*given: Any) -> Any:
         monkeypatch.undo()
         register.commit(lake, NOON, TWO_PHASE, prepared, "a test")
-        return known
+        return read(*given)
 
     operating(lake, (1, 2), NOON_MS - 600_000)
-    monkeypatch.setattr(register, "with_committed", decided_right_after)
+    monkeypatch.setattr(ledger, "entries", decided_right_before)
     assert ask(lake, TIME_MS, TIME_MS).verdict is Verdict.UNDECIDED
     told = ask(lake, TIME_MS, TIME_MS)
     assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
@@ -257,8 +257,8 @@ def test_a_row_that_somebody_else_writes_meanwhile_is_read_again(lake: Lake, pre
 
     lake.transact(GENERATION_SWITCHES, rule)
     assert asked == [1, 1]
-    assert len(register.switches(lake)) == 2
-    assert register.find(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
+    assert len(switches.switches(lake)) == 2
+    assert switches.find(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
 
 
 RACER = """
@@ -268,6 +268,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.errors import StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.switch import register as switching
+from cdc_platform.records import switches
 from cdc_platform.settings import Settings
 lake, settings, (now_us, by) = Lake(sys.argv[1]), Settings(two_phase_switch=True), sys.argv[2:]
 print("ready", flush=True)
@@ -276,7 +277,7 @@ for generation in sys.stdin:
         switching.drive(lake, Clock(int(now_us)), settings, generation.strip(), by)
     except StateError:
         pass
-    switch = switching.find(lake, generation.strip())
+    switch = switches.find(lake, generation.strip())
     print(switch.phase, switch.time_ms, switch.decided_by, flush=True)
 """
 
@@ -306,7 +307,7 @@ def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path
                 racer.stdin.write(f"{generation_id}\n")
                 racer.stdin.flush()
             told = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
-            final = register.find(lake, generation_id)
+            final = switches.find(lake, generation_id)
             said = f"{final.phase} {final.time_ms} {final.decided_by}\n"
             assert final.is_decided
             assert set(told) == {said}

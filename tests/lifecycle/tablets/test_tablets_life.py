@@ -14,12 +14,13 @@ from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, S
 
 from cdc_platform.clock import Clock, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
-from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.generations.tablets import streams_for, uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
 from cdc_platform.lifecycle.tablets import changes, garbage
 from cdc_platform.records import cdc_tables, consumers, tablet_ledger, tablet_sets
 from cdc_platform.settings import Settings
+from cdc_platform.timeline.tablet_streams import TabletExplanation, TabletStreams
 
 NAME = ("ks", "t")
 DEFAULTS = Settings()
@@ -89,6 +90,11 @@ def test_the_worked_example_comes_out(lake: Lake) -> None:
     assert all(tablet_oracle.fields_of(bytes.fromhex(stream))[:2] == (1, 0) for _, _, stream in rows)
 
 
+def explain(lake: Lake, clock: Clock, token: int) -> TabletExplanation:
+    """Explain a write of `token` that is made now."""
+    return TabletStreams(lake, DEFAULTS, *NAME).explain(token, clock.now_us(), clock.now_us())
+
+
 def test_the_examples_own_rows_are_read(lake: Lake) -> None:
     """Sets that another writer made are read, explained and split like those of the platform."""
     put_seed(lake)
@@ -98,10 +104,10 @@ def test_the_examples_own_rows_are_read(lake: Lake) -> None:
         (SEED_SECOND_MS, SEED_FOUR),
     ]
     pk_0 = int(oracle.token_of(bytes(4)))
-    explained = tablet_sets.explain(lake, CREATION, DEFAULTS, *NAME, pk_0)
+    explained = explain(lake, CREATION, pk_0)
     assert explained.stream_id is not None
     assert explained.stream_id.hex() == "ffffffffffffffff50e84c99d4000001"
-    explained = tablet_sets.explain(lake, later(SPLIT, 66), DEFAULTS, *NAME, pk_0)
+    explained = explain(lake, later(SPLIT, 66), pk_0)
     assert explained.stream_id is not None
     assert explained.stream_id.hex() == "ffffffffffffffffe28e96d4f4000001"
     assert (explained.tablet, explained.range_start, explained.range_end) == (1, -(2**62) - 1, -1)
@@ -116,7 +122,7 @@ def test_the_examples_own_rows_are_read(lake: Lake) -> None:
 def test_a_new_table_can_be_written_to_at_once(lake: Lake) -> None:
     """Its first set started 5 s before it was made, and it is told of with the usual TTL."""
     changes.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(8))
-    explained = tablet_sets.explain(lake, CREATION, DEFAULTS, *NAME, 42)
+    explained = explain(lake, CREATION, 42)
     assert (explained.decision.verdict, explained.set_ms) == ("OK", SEED_FIRST_MS)
     known = cdc_tables.find(lake, *NAME)
     assert (known.ttl_seconds, known.enabled) == (86_400, True)
@@ -196,8 +202,8 @@ def test_writes_in_volume_get_the_streams_of_their_times(lake: Lake) -> None:
     tokens = random.integers(oracle.FIRST, oracle.LAST, 1000)
     bounds = [SEED_FIRST_MS * 1000 - 1, SEED_FIRST_MS * 1000, SEED_SECOND_MS * 1000 - 1, SEED_SECOND_MS * 1000]
     ts = random.choice(bounds, 1000)
-    found, rows = changes.streams_for(lake, *NAME, ts, tokens)
     sets = changes.stream_sets(lake, *NAME)
+    found, rows = streams_for(sets, ts, tokens)
     for time, token, stream, row in zip(ts.tolist(), tokens.tolist(), found, rows.tolist(), strict=True):
         assert row == {bounds[0]: -1, bounds[1]: 0, bounds[2]: 0, bounds[3]: 1}[time]
         streams = [each.tobytes() for each in sets[row].ids] if row >= 0 else []

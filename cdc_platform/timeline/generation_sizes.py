@@ -12,7 +12,8 @@ from cdc_platform.generations import GenerationId
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import generation_data
+from cdc_platform.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def generation_sizes(lake: Lake) -> list[GenerationSize]:
         GenerationSize(
             known.time_ms, *(ledger.get(known.time_ms) or _counted(lake, known.time_ms)), known.format == "v1"
         )
-        for known in reading.known_generations(lake)
+        for known in Timeline.read(lake).known
+        if known.time_ms in ledger or known.published or known.has_data
     ]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.oracles import oracle
 
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import format_ms, to_datetime
 from cdc_platform.generations import RingLayout, Verdict, generate
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
@@ -21,10 +21,11 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.lifecycle import explain
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import FIRST, LAST, Node, Ring
-from cdc_platform.settings import Policy, Settings
+from cdc_platform.settings import Policy
+from cdc_platform.timeline import StreamSources
+from cdc_platform.timeline.explain import Explanation
 
 OLD, NEW = UUID(int=0xA), UUID(int=0xB)
 T1, T2 = 1_700_000_000_000, 1_700_000_600_000
@@ -76,9 +77,9 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def ask(lake: Lake, token: int, at_ms: int, now_ms: int, policy: Policy = "strict") -> explain.Explanation:
+def ask(lake: Lake, token: int, at_ms: int, now_ms: int, policy: Policy = "strict") -> Explanation:
     """Explain a write of `token` with timestamp `at_ms` when the clock shows `now_ms`."""
-    return explain.explain(lake, Clock(now_ms * 1000), Settings(), token, at_ms * 1000, policy)
+    return StreamSources(lake).generations.explain(token, at_ms * 1000, now_ms * 1000, policy)
 
 
 @pytest.mark.parametrize("token", [FIRST, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST])

@@ -13,7 +13,7 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.records.generation_sizes import generation_sizes
+from cdc_platform.timeline.generation_sizes import generation_sizes
 
 LEDGER_MS, IMPORTED_MS, BARE_MS = 1_000_000, 2_000_000, 3_000_000
 

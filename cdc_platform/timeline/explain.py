@@ -1,4 +1,4 @@
-"""Where a write goes: the token, the generation, the range, the owner, the shard, the stream; accepted or why not.
+"""Where a generation puts a write: the range, the owner, the shard, the stream; and that as an answer for people.
 
 It finds the rows that the rules of `generations` need, one row of streams and not the whole description. No JVM.
 """
@@ -6,12 +6,13 @@ It finds the rows that the rules of `generations` need, one row of streams and n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import format_ms, format_us, to_datetime
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.generations import GenerationId, Verdict, decide, operating_index, restore_shard_orders
+from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shard_orders
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -21,10 +22,9 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import generation_data, reading
+from cdc_platform.records import descriptions, generation_data
 from cdc_platform.ring import shard_of
-from cdc_platform.settings import Policy, Settings
+from cdc_platform.timeline.generation import Generation
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Explanation:
     at_us: int
     now_us: int
     policy: Policy
-    generation: reading.KnownGeneration | None
+    generation: Generation | None
     place: Place | None
     verdict: Verdict
     reason: str
@@ -58,36 +58,32 @@ class Explanation:
         """Whether a coordinator whose clock shows `now_us` takes the write."""
         return self.verdict is Verdict.OK
 
-
-def explain(
-    lake: Lake, clock: Clock, settings: Settings, token: int, at_us: int | None = None, policy: Policy | None = None
-) -> Explanation:
-    """Where a write of `token` with timestamp `at_us` (by default now) goes, and whether it is accepted now.
-
-    The generation and its stream are named for a refused write as well, where one operated at its timestamp.
-    """
-    now_us = clock.now_us()
-    at_us = now_us if at_us is None else at_us
-    policy = policy or settings.policy
-    # Asked first: what is decided right after it has its generation among those that are read then.
-    waiting = register.undecided(lake)
-    generations = register.with_committed(lake, reading.timeline(lake))
-    times = [generation.time_ms * 1000 for generation in generations]
-    index = int(operating_index(np.array(times, dtype=np.int64), at_us))
-    generation = generations[index] if index >= 0 else None
-    place, missing = _try_place(lake, generation, token)
-    retrieved = [number != index or place is not None for number in range(len(times))]
-    leeway_us = settings.generation_leeway_ms * 1000
-    decision = decide(times, at_us, now_us, leeway_us=leeway_us, policy=policy, retrieved=retrieved, undecided=waiting)
-    details = (decision.reason, missing, place.note if place else None)
-    reason = "; ".join(detail for detail in details if detail)
-    return Explanation(token, at_us, now_us, policy, generation, place, decision.verdict, reason)
+    def facts(self) -> dict[str, Any]:
+        """The answer in plain values by name, in the order in which people read it."""
+        generation, place = self.generation, self.place
+        return {
+            "token": self.token,
+            "generation": generation and {"id": generation.id, "time": format_ms(generation.time_ms)},
+            "range_start": place and place.range_start,
+            "range_end": place and place.range_end,
+            "vnode_index": place and place.vnode_index,
+            "owner": place and place.owner,
+            "shard": place and place.shard,
+            "stream_id": place and place.stream_id,
+            "accepted": self.accepted,
+            "reason": self.reason,
+            "verdict": str(self.verdict),
+            "policy": self.policy,
+            "at": format_us(self.at_us),
+            "now": format_us(self.now_us),
+        }
 
 
-def _try_place(lake: Lake, generation: reading.KnownGeneration | None, token: int) -> tuple[Place | None, str | None]:
+def try_place(lake: Lake, generation: Generation | None, token: int) -> tuple[Place | None, str | None]:
+    """Where a generation, if there is one, puts a token; or None, and why that cannot be told."""
     if generation is None:
         return None, None
-    if generation.removed_ms is not None:
+    if generation.is_removed:
         return None, f"the generation of {format_ms(generation.time_ms)} was removed with its streams"
     try:
         return place_of(lake, generation, token), None
@@ -95,7 +91,7 @@ def _try_place(lake: Lake, generation: reading.KnownGeneration | None, token: in
         return None, str(error)
 
 
-def place_of(lake: Lake, generation: reading.KnownGeneration, token: int) -> Place:
+def place_of(lake: Lake, generation: Generation, token: int) -> Place:
     """Where `generation` puts `token`: from its V2 descriptions, or from its streams rows where only those are known.
 
     Of a generation of the first format from its V1 description, which keeps the shard order.
@@ -117,7 +113,7 @@ def place_of(lake: Lake, generation: reading.KnownGeneration, token: int) -> Pla
     return Place(start, end, row, owner, shard, None if shard is None else streams[shard], note)
 
 
-def _place_of_v1(lake: Lake, generation: reading.KnownGeneration, token: int) -> Place:
+def _place_of_v1(lake: Lake, generation: Generation, token: int) -> Place:
     description = generation_data.description_of(lake, GenerationId(generation.time_ms))
     row = int(np.searchsorted(description.range_ends, token)) % len(description)
     entry = description.entry(row)
@@ -126,13 +122,11 @@ def _place_of_v1(lake: Lake, generation: reading.KnownGeneration, token: int) ->
     return Place(entry.range_start, entry.range_end, row, owner, shard, entry.streams[shard].tobytes(), None)
 
 
-def _described_ends(
-    lake: Lake, generation: reading.KnownGeneration
-) -> tuple[Table, tuple[str, str, object], np.ndarray]:
-    if generation.id is not None:
+def _described_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[str, str, object], np.ndarray]:
+    if generation.format == "v2" and generation.id is not None:
         key = ("id", "=", generation.id)
-        return GENERATION_DESCRIPTIONS_V2, key, reading.complete_range_ends(lake, generation.id)
-    ends = reading.published_range_ends(lake, generation.time_ms)
+        return GENERATION_DESCRIPTIONS_V2, key, descriptions.complete_range_ends(lake, generation.id)
+    ends = descriptions.published_range_ends(lake, generation.time_ms)
     if ends.size == 0:
         raise NotFound(
             f"generation {format_ms(generation.time_ms)} is known by its timestamp alone; import its streams rows"
@@ -140,7 +134,7 @@ def _described_ends(
     return STREAMS_DESCRIPTIONS_V2, ("time", "=", to_datetime(generation.time_ms * 1000)), ends
 
 
-def _owner(lake: Lake, generation: reading.KnownGeneration, range_end: int) -> tuple[str | None, int | None]:
+def _owner(lake: Lake, generation: Generation, range_end: int) -> tuple[str | None, int | None]:
     """The owner of the range and its ignore_msb: as described, else the node that has the range end as a token now."""
     if generation.id is not None:
         where = [("generation_id", "=", generation.id), ("range_end", "=", range_end)]
@@ -153,7 +147,7 @@ def _owner(lake: Lake, generation: reading.KnownGeneration, range_end: int) -> t
     return None, None
 
 
-def _mark(lake: Lake, table: Table, generation: reading.KnownGeneration, end: int) -> str | None:
+def _mark(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:
     """Why the order of the row's streams could not be told when it was imported; None where it is known."""
     name = generation.id if table is GENERATION_DESCRIPTIONS_V2 else format_ms(generation.time_ms)
     where = [("table_name", "=", table.full_name), ("generation", "=", name), ("range_end", "=", end)]

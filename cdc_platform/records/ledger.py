@@ -1,0 +1,64 @@
+"""The ledger of generations, `platform.generations`: the one timestamp that each was given here, and its join's end.
+
+Whoever writes a generation's row first has chosen its timestamp. Which other generations there are is the timeline's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from cdc_platform.clock import from_datetime
+from cdc_platform.errors import StateError
+from cdc_platform.generations import GenerationId
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATIONS
+from cdc_platform.records import removals
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A generation that was given its timestamp (ms), and the format of its data."""
+
+    generation_id: str
+    time_ms: int
+    format: Literal["v1", "v2"]
+
+
+def entries(lake: Lake) -> list[Entry]:
+    """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
+    rows = lake.read(GENERATIONS, ["generation_id", "time", "format"]).to_pylist()
+    return [Entry(row["generation_id"], _ms(row["time"]), "v1" if row["format"] == "v1" else "v2") for row in rows]
+
+
+def introduced_at_ms(lake: Lake, generation_id: str) -> int | None:
+    """The timestamp (ms) that the generation was given, or None while it has none."""
+    id_ = introduced_id(lake, generation_id)
+    return None if id_ is None else id_.time_ms
+
+
+def introduced_id(lake: Lake, generation_id: str) -> GenerationId | None:
+    """The ID that nodes know the generation by, V1 or V2; None while it has no timestamp.
+
+    Raises:
+        StateError: the generation was removed: no step of its life may bring it back.
+    """
+    rows = lake.read(GENERATIONS, ["time", "format"], [("generation_id", "=", generation_id)]).to_pylist()
+    if not rows:
+        return None
+    removal = next((each for each in removals.gone(lake) if each.id == generation_id), None)
+    if removal is not None:
+        raise StateError(f"generation {generation_id} {removal}; it is not made again")
+    return GenerationId(_ms(rows[0]["time"]), None if rows[0]["format"] == "v1" else uuid.UUID(generation_id))
+
+
+def published_at_ms(lake: Lake, generation_id: str) -> int | None:
+    """When (ms) the join that introduces the generation was finished, or None."""
+    rows = lake.read(GENERATIONS, ["published_at"], [("generation_id", "=", generation_id)])["published_at"].to_pylist()
+    return _ms(rows[0]) if rows and rows[0] is not None else None
+
+
+def _ms(moment: datetime) -> int:
+    return from_datetime(moment) // 1000

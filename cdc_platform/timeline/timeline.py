@@ -1,0 +1,243 @@
+"""The generations that there are and were, read once from everything that tells of them: small tables, never a stream.
+
+Ledger, V1 and V2 tables, published timestamps, every node's `cdc_local`, switches and removals. What it says holds for
+the moment in which it was read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.errors import NotFound
+from cdc_platform.generations import GenerationId, operating_index
+from cdc_platform.generations.metadata import Undecided
+from cdc_platform.generations.switch import Switch
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.records import ledger, removals, switches
+from cdc_platform.records.ledger import Entry
+from cdc_platform.records.removals import Removal
+from cdc_platform.ring.tokens import Int64s
+from cdc_platform.timeline.generation import Generation
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Every generation that there ever was, oldest first, the removed ones in their places.
+
+    Who asks which generation operated at some time in the past needs the removed ones: of the others alone, the one
+    before a removed one would seem to go on. `undecided` are the switches whose decision writes have to wait for.
+    `last_given_ms` is the greatest time (ms) that anything was ever given, None where nothing was: also that of a V1
+    generation that waits for its data, which no node knows before.
+    """
+
+    generations: tuple[Generation, ...]
+    undecided: tuple[Undecided, ...]
+    last_given_ms: int | None
+
+    @classmethod
+    def read(cls, lake: Lake) -> Timeline:
+        """The timeline as it stands.
+
+        Each table is read once, those that are written last in a generation's life last: what is decided in between
+        is seen as undecided, what is removed in between as there, and nothing is missed.
+        """
+        known_switches = switches.switches(lake)
+        undecided = switches.undecided(lake, known_switches)
+        kept = _kept(lake)
+        entries = ledger.entries(lake)
+        cells, shown_v1 = _times(lake, GENERATION_DESCRIPTIONS), _times(lake, STREAMS_DESCRIPTIONS)
+        listed = {
+            _ms(row["time"]): None if row["expired"] is None else _ms(row["expired"])
+            for row in lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
+        }
+        gone = removals.decided(removals.noted(lake), listed)
+        told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Described(lake, cells))
+        generations = tuple(told.of(time_ms) for time_ms in sorted(told.times()))
+        last = max([*told.times(), *(entry.time_ms for entry in entries)], default=None)
+        return cls(generations, tuple(undecided), last)
+
+    @cached_property
+    def known(self) -> list[Generation]:
+        """Those that are not removed, oldest first."""
+        return [each for each in self.generations if not each.is_removed]
+
+    @cached_property
+    def removed(self) -> list[Generation]:
+        """Those that are gone, oldest first; of the newest of them some rows may be left for a moment."""
+        return [each for each in self.generations if each.is_removed]
+
+    @property
+    def newest(self) -> Generation | None:
+        """The generation with the greatest timestamp that anybody knows; None where there is none."""
+        return self.known[-1] if self.known else None
+
+    @cached_property
+    def times_us(self) -> Int64s:
+        """When each of `generations` starts: µs, int64[n] ascending."""
+        return np.array([each.time_ms * 1000 for each in self.generations], dtype=np.int64)
+
+    def index_at(self, at_us: int) -> int:
+        """The index in `generations` of the one that operates at a time (µs); -1 before the first."""
+        return int(operating_index(self.times_us, at_us))
+
+    def operating(self, at_us: int) -> Generation | None:
+        """The generation that operates at a time (µs): the newest that has started by then, removed since or not."""
+        index = self.index_at(at_us)
+        return None if index < 0 else self.generations[index]
+
+    def find(self, name: str | int) -> Generation:
+        """The generation with this UUID (text) or this timestamp (ms).
+
+        Raises:
+            NotFound: no generation has it, or it was removed.
+        """
+        for each in self.known:
+            if name in (each.id, each.time_ms):
+                return each
+        self.assert_not_removed(name)
+        shown = format_ms(name) if isinstance(name, int) else name
+        raise NotFound(f"no generation {shown} is known; list them with: cdc-platform generations")
+
+    def find_published(self, name: str | int) -> Generation:
+        """The generation of this name, which readers have been shown.
+
+        Raises:
+            NotFound: there is none, or readers have not been shown it: they rely on rows only after the timestamp.
+        """
+        found = self.find(name)
+        if not found.published:
+            raise NotFound(
+                f"generation {format_ms(found.time_ms)} is not published yet; its streams are not to be read"
+            )
+        return found
+
+    def assert_not_removed(self, name: str | int) -> None:
+        """Refuse a generation, named by its UUID (text) or timestamp (ms), that is gone.
+
+        Raises:
+            NotFound: it was removed.
+        """
+        for each in self.removed:
+            if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
+                shown = format_ms(name) if isinstance(name, int) else name
+                raise NotFound(f"generation {shown} {Removal(each.time_ms, each.id, each.expired_ms, each.removed_ms)}")
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What each of the tables says, by time (ms), before it is put together."""
+
+    known_switches: Iterable[Switch]
+    kept: Mapping[int, GenerationId]
+    entries: Iterable[Entry]
+    cells: frozenset[int]
+    shown_v1: frozenset[int]
+    listed: Mapping[int, int | None]
+    gone: Mapping[int, Removal]
+    described: Container[str | int]
+
+    @cached_property
+    def entered(self) -> dict[int, Entry]:
+        """The ledger's. A V1 generation has its time before its data: without the data no node knows it yet."""
+        return {
+            entry.time_ms: entry
+            for entry in self.entries
+            if entry.format != "v1" or entry.time_ms in self.cells or entry.time_ms in self.listed
+        }
+
+    @cached_property
+    def committed(self) -> dict[int, str]:
+        """The UUIDs of those whose switch is committed and which the ledger does not have yet."""
+        ids = {entry.generation_id for entry in self.entries}
+        return {
+            switch.time_ms: switch.generation_id
+            for switch in self.known_switches
+            if switch.time_ms is not None and switch.generation_id not in ids
+        }
+
+    def times(self) -> set[int]:
+        """The times of all generations."""
+        sources = (self.entered, self.committed, self.kept, self.cells, self.shown_v1, self.listed, self.gone)
+        return set().union(*sources)
+
+    def of(self, time_ms: int) -> Generation:
+        """Everything that is told of the generation of a time."""
+        gone = self.gone.get(time_ms)
+        if gone is not None:
+            return Generation(time_ms, gone.id, expired_ms=gone.expired_ms, removed_ms=gone.removed_ms)
+        entry, kept = self.entered.get(time_ms), self.kept.get(time_ms)
+        id_ = entry.generation_id if entry is not None else self.committed.get(time_ms)
+        if id_ is None and kept is not None and kept.uuid is not None and time_ms not in self.cells:
+            id_ = str(kept.uuid)
+        return Generation(
+            time_ms,
+            id_,
+            self._format(time_ms, entry, id_),
+            self.listed.get(time_ms),
+            published=time_ms in self.listed,
+            published_v1=time_ms in self.shown_v1,
+            entered=entry is not None,
+            committed=time_ms in self.committed,
+            kept=kept,
+            described=self.described,
+        )
+
+    def _format(self, time_ms: int, entry: Entry | None, id_: str | None) -> Literal["v1", "v2"] | None:
+        if (entry is not None and entry.format == "v2") or time_ms in self.committed:
+            return "v2"
+        if time_ms in self.cells:
+            return "v1"
+        if time_ms in self.listed:
+            return None
+        return "v1" if id_ is None else "v2"
+
+
+class _Described:
+    """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one."""
+
+    def __init__(self, lake: Lake, cells: frozenset[int]) -> None:
+        self._lake = lake
+        self._cells = cells
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._cells or name in self._inserted
+
+    @cached_property
+    def _inserted(self) -> frozenset[object]:
+        return frozenset(part.key[0] for part in self._lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows)
+
+
+def _kept(lake: Lake) -> dict[int, GenerationId]:
+    """The IDs that nodes keep in `cdc_local`, by time (ms). A row without a time is as good as none."""
+    rows = lake.read(CDC_LOCAL, ["streams_timestamp", "uuid"], [("key", "=", "cdc_local")]).to_pylist()
+    found = {(row["streams_timestamp"], row["uuid"]) for row in rows if row["streams_timestamp"] is not None}
+    # Of two names of one time the one with a UUID says more.
+    ordered = sorted((_ms(moment), name or "") for moment, name in found)
+    return {time_ms: GenerationId(time_ms, uuid.UUID(name) if name else None) for time_ms, name in ordered}
+
+
+def _times(lake: Lake, table: Table) -> frozenset[int]:
+    """The times (ms) of a table's rows."""
+    column = lake.read(table, ["time"])["time"]
+    return frozenset((np.asarray(column.cast(pa.int64()), dtype=np.int64) // 1000).tolist())
+
+
+def _ms(moment: datetime) -> int:
+    return from_datetime(moment) // 1000

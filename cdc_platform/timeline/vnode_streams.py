@@ -1,0 +1,275 @@
+"""The streams of vnode-based tables: those of the generation that operates at the write's timestamp.
+
+The rules are those of `generations`; here they are asked about what the lake holds. No JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import format_ms
+from cdc_platform.errors import NotFound, StateError, WriteRefused
+from cdc_platform.generations import Decision, GenerationId, Policy, TopologyDescription, decide, operating_index
+from cdc_platform.generations.metadata import Undecided, Verdict
+from cdc_platform.lake.arrow import compute, flat_streams, stream_ids, tokens_of_column
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+)
+from cdc_platform.records import descriptions, generation_data
+from cdc_platform.ring import RangeLookup
+from cdc_platform.ring.tokens import Bools, Int64s
+from cdc_platform.settings import Settings
+from cdc_platform.timeline.explain import Explanation, place_of, try_place
+from cdc_platform.timeline.generation import Generation
+from cdc_platform.timeline.periods import (
+    KnownStreams,
+    Period,
+    StreamReader,
+    Unreadable,
+    generation_period,
+    one_after_another,
+)
+from cdc_platform.timeline.stream_source import StreamsOf, assert_accepted
+from cdc_platform.timeline.timeline import Timeline
+
+# A description of 1.6 million streams takes 26 MB; a worker keeps those of the newest few generations.
+_DESCRIPTIONS_A_WORKER = 8
+
+
+@dataclass(frozen=True)
+class VnodeStreams:
+    """The source of all tables without tablets. Each description is read once, when a write needs it first."""
+
+    lake: Lake
+    settings: Settings
+    _descriptions: dict[int, TopologyDescription | None] = field(default_factory=dict)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The generations, read when they are asked for first."""
+        return Timeline.read(self.lake)
+
+    @property
+    def in_generations(self) -> bool:
+        """Yes."""
+        return True
+
+    def decide(self, write_ts_us: int, now_us: int) -> Decision:
+        """See `StreamSource`."""
+        row = self.timeline.index_at(write_ts_us)
+        return self._decide(write_ts_us, now_us, self.settings.policy, row, row < 0 or self._is_described(row))
+
+    def stream_of(self, write_ts_us: int, token: int, now_us: int) -> bytes:
+        """See `StreamSource`."""
+        assert_accepted(self.decide(write_ts_us, now_us))
+        row = self.timeline.index_at(write_ts_us)
+        description = self._description(row)
+        return self._placed(row, token) if description is None else description.streams_of(token)[0].tobytes()
+
+    def explain(self, token: int, at_us: int, now_us: int, policy: Policy | None = None) -> Explanation:
+        """See `StreamSource`. Of the description it reads one row of streams alone.
+
+        The generation and its stream are named for a refused write as well, where one operated at its timestamp.
+        """
+        policy = policy or self.settings.policy
+        row = self.timeline.index_at(at_us)
+        generation = self.timeline.generations[row] if row >= 0 else None
+        place, missing = try_place(self.lake, generation, token)
+        decision = self._decide(at_us, now_us, policy, row, place is not None)
+        details = (decision.reason, missing, place.note if place else None)
+        reason = "; ".join(detail for detail in details if detail)
+        return Explanation(token, at_us, now_us, policy, generation, place, decision.verdict, reason)
+
+    def finder(self) -> StreamsOf:
+        """See `StreamSource`. Null where no generation operated yet, and where the one that did was removed since."""
+        generations = self.timeline.generations
+        nameless = [each for each in generations if each.generation_id is None and not each.is_removed]
+        if nameless:
+            raise StateError(
+                f"{len(nameless)} generations are known by their timestamp alone; import their V2 descriptions first"
+            )
+        ids = [None if each.is_removed else each.generation_id for each in generations]
+        return partial(_streams, str(self.lake.root), self.timeline.times_us, ids, self.timeline.undecided)
+
+    def periods(self) -> list[Period]:
+        """See `StreamSource`: all generations that there ever were."""
+        names = (GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES)
+        versions = tuple(self.lake.version(each) for each in names)
+        return one_after_another(
+            generation_period(
+                each.time_ms * 1000,
+                _reader(str(self.lake.root), each, versions),
+                shown=each.published,
+                removed=each.is_removed,
+            )
+            for each in self.timeline.generations
+        )
+
+    def is_complete(self, begin_us: int) -> bool:
+        """See `StreamSource`: as many streams rows are published as there are ranges, where that is known."""
+        generation = self.timeline.find(begin_us // 1000)
+        published = descriptions.published_range_ends(self.lake, generation.time_ms)
+        if published.size == 0 or generation.format != "v2" or generation.id is None:
+            return published.size > 0
+        try:
+            return published.size == descriptions.complete_range_ends(self.lake, generation.id).size
+        except NotFound:
+            return True
+
+    def _decide(self, write_ts_us: int, now_us: int, policy: Policy, row: int, is_known: bool) -> Decision:
+        """The verdict where the generation at `row`, that of the write, can be read or cannot."""
+        times = self.timeline.times_us.tolist()
+        return decide(
+            times,
+            write_ts_us,
+            now_us,
+            leeway_us=self.settings.generation_leeway_ms * 1000,
+            policy=policy,
+            retrieved=[number != row or is_known for number in range(len(times))],
+            undecided=self.timeline.undecided,
+        )
+
+    def _is_described(self, row: int) -> bool:
+        generation = self.timeline.generations[row]
+        if generation.generation_id is None and not generation.is_removed:
+            return descriptions.published_range_ends(self.lake, generation.time_ms).size > 0
+        return self._description(row) is not None
+
+    def _description(self, row: int) -> TopologyDescription | None:
+        """The description of a generation; None where it cannot be read, or only its streams rows are known."""
+        if row not in self._descriptions:
+            generation_id = self.timeline.generations[row].generation_id
+            try:
+                self._descriptions[row] = (
+                    None if generation_id is None else generation_data.description_of(self.lake, generation_id)
+                )
+            except (NotFound, StateError):
+                self._descriptions[row] = None
+        return self._descriptions[row]
+
+    def _placed(self, row: int, token: int) -> bytes:
+        """The stream of a generation of which only the streams rows are known."""
+        generation = self.timeline.generations[row]
+        place = place_of(self.lake, generation, token)
+        if place.stream_id is None:
+            raise StateError(
+                f"the stream of token {token} in the generation of {format_ms(generation.time_ms)} cannot be told:"
+                f" {place.note}; import its V2 descriptions"
+            )
+        return place.stream_id
+
+
+def _streams(
+    root: str,
+    times_us: Int64s,
+    ids: Sequence[GenerationId | None],
+    undecided: Sequence[Undecided],
+    keys: pa.Array,
+    timestamps: pa.Array,
+) -> pa.Array:
+    """The stream IDs (binary, null where there is none) of one batch. Removed generations have no ID here."""
+    valid = compute.and_(compute.is_valid(keys), compute.is_valid(timestamps)).to_numpy(zero_copy_only=False)
+    when = compute.fill_null(timestamps, 0).to_numpy(zero_copy_only=False)
+    chosen = np.where(valid, operating_index(times_us, when), -1)
+    gone = [index for index, generation_id in enumerate(ids) if generation_id is None]
+    chosen[np.isin(chosen, gone)] = -1
+    _assert_decided(times_us, undecided, when[chosen >= 0])
+    tokens = tokens_of_column(keys)
+    out = np.zeros((len(keys), 16), dtype=np.uint8)
+    for index in np.flatnonzero(np.bincount(chosen + 1)[1:]).tolist():
+        generation_id = ids[index]
+        assert generation_id is not None
+        description = _description(root, generation_id)
+        rows = np.flatnonzero(chosen == index)
+        out[rows] = description.streams_of(tokens[rows])
+    return stream_ids(out, chosen >= 0)
+
+
+def _assert_decided(times_us: Int64s, undecided: Sequence[Undecided], when_us: Int64s) -> None:
+    """Refuse writes (timestamps int64[n], µs) whose generation a switch may still change."""
+    first = min((switch.lease_end_us for switch in undecided), default=None)
+    if first is None or not (when_us >= first).any():
+        return
+    earliest = int(when_us[when_us >= first].min())
+    # The coordinator that took it showed its time, at the earliest.
+    decision = decide(times_us.tolist(), earliest, earliest, undecided=undecided)
+    if decision.verdict is Verdict.UNDECIDED:
+        raise WriteRefused(decision.verdict, decision.reason)
+
+
+@lru_cache(maxsize=_DESCRIPTIONS_A_WORKER)
+def _description(root: str, generation_id: GenerationId) -> TopologyDescription:
+    """A generation's description, read once a worker: it never changes once it has a timestamp."""
+    return generation_data.description_of(Lake(root), generation_id)
+
+
+def _reader(root: str, generation: Generation, versions: tuple[int | None, ...]) -> StreamReader:
+    if generation.is_removed:
+        return Unreadable(f"the generation of {format_ms(generation.time_ms)} was removed with its streams")
+    return _GenerationStreams(root, generation.time_ms, generation.generation_id, versions)
+
+
+@dataclass(frozen=True)
+class _GenerationStreams:
+    """What reads the streams of a generation. `versions` are those of the tables that they are read from, so that
+    nobody takes the streams of an older one for these.
+    """
+
+    root: str
+    time_ms: int
+    generation_id: GenerationId | None
+    versions: tuple[int | None, ...]
+
+    def read(self) -> KnownStreams:
+        """The streams of its description, or where none is known those that are published."""
+        return _known_streams(self)
+
+
+@lru_cache(maxsize=_DESCRIPTIONS_A_WORKER)
+def _known_streams(reader: _GenerationStreams) -> KnownStreams:
+    lake = Lake(reader.root)
+    if reader.generation_id is None:
+        return _published(lake, reader.time_ms)
+    described = generation_data.description_of(lake, reader.generation_id)
+    return _of_description(described, np.isin(described.range_ends, _unordered(lake, reader.generation_id)))
+
+
+def _of_description(described: TopologyDescription, unordered: Bools) -> KnownStreams:
+    return KnownStreams(
+        described.range_ends,
+        described.offsets,
+        described.streams,
+        unordered,
+        lambda tokens: described.streams_of(tokens),
+    )
+
+
+def _published(lake: Lake, time_ms: int) -> KnownStreams:
+    """The streams of a generation that is known by its streams rows alone, which say nothing of shards."""
+    rows = descriptions.published_rows(lake, time_ms).combine_chunks()
+    counts, streams = flat_streams(rows["streams"])
+    ends = rows["range_end"].to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    lookup = RangeLookup(ends)
+    by_range = np.ones(len(ends), dtype=bool)
+    return KnownStreams(ends, offsets, streams, by_range, lambda tokens: streams[offsets[lookup.row_of(tokens)]])
+
+
+def _unordered(lake: Lake, id: GenerationId) -> list[int]:
+    """The ends of a generation's ranges whose shard order could not be told when it was imported."""
+    table, name = (
+        (GENERATION_DESCRIPTIONS, format_ms(id.time_ms))
+        if id.uuid is None
+        else (GENERATION_DESCRIPTIONS_V2, str(id.uuid))
+    )
+    where = [("table_name", "=", table.full_name), ("generation", "=", name)]
+    return lake.read(UNORDERED_RANGES, ["range_end"], where)["range_end"].to_pylist()

@@ -1,0 +1,206 @@
+"""Homes in every state that a timeline can be in, made row by row as each part of the platform would leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+from support.homes.v1_tables import write_v1
+from support.worlds.switch_lake import describe, host, parse_node
+
+from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.lake.arrow import stream_lists
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_SWITCHES,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    SWITCH_PROMISES,
+    Table,
+)
+from cdc_platform.lifecycle.tablets import changes
+from cdc_platform.records import cdc_tables
+from cdc_platform.ring import Ring
+from cdc_platform.settings import Settings
+
+HOUR_MS = 3_600_000
+FIRST_MS, SECOND_MS, THIRD_MS = (1_700_000_000_000 + number * HOUR_MS for number in range(3))
+LEASE_END_MS = SECOND_MS - 5_000
+"""From when on writes need the decision on the switch of `undecided`."""
+DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
+
+
+def uuid_of(time_ms: int) -> str:
+    """The UUID of the generation of a time."""
+    return host(time_ms)
+
+
+def members(time_ms: int) -> Ring:
+    """The ring for which the generation of a time was made: a node more with each."""
+    return Ring.of(parse_node(number + 1) for number in range(1 + (time_ms - FIRST_MS) // HOUR_MS))
+
+
+def description(time_ms: int) -> TopologyDescription:
+    """What the generation of a time describes, by the rules alone."""
+    return generate(RingLayout.of(members(time_ms)), UUID(uuid_of(time_ms)))
+
+
+def plain(lake: Lake) -> None:
+    """One generation, published."""
+    enter(lake, FIRST_MS)
+    publish(lake, FIRST_MS)
+
+
+def three(lake: Lake) -> None:
+    """Three generations, published."""
+    for time_ms in (FIRST_MS, SECOND_MS, THIRD_MS):
+        enter(lake, time_ms)
+        publish(lake, time_ms)
+
+
+def introduced(lake: Lake) -> None:
+    """One generation, and a second one that nodes know and readers have not been shown."""
+    plain(lake)
+    enter(lake, SECOND_MS)
+
+
+def undecided(lake: Lake) -> None:
+    """One generation, and a switch to a second one to which a node has promised not to run ahead."""
+    plain(lake)
+    describe(lake, uuid_of(SECOND_MS), members(SECOND_MS))
+    _switch(lake, "preparing", None)
+    promise = {
+        "generation_id": uuid_of(SECOND_MS),
+        "host_id": host(1),
+        "lease_end": to_datetime(LEASE_END_MS * 1000),
+        "promised_at": to_datetime(FIRST_MS * 1000),
+    }
+    _put(lake, SWITCH_PROMISES, promise)
+
+
+def committed(lake: Lake) -> None:
+    """One generation, and a second one whose switch is committed: the join was killed before the ledger heard of it."""
+    plain(lake)
+    describe(lake, uuid_of(SECOND_MS), members(SECOND_MS))
+    _switch(lake, "committed", SECOND_MS)
+
+
+def removed(lake: Lake) -> None:
+    """Two generations, of which the first was removed."""
+    enter(lake, SECOND_MS)
+    publish(lake, SECOND_MS)
+    gone = {
+        "time": to_datetime(FIRST_MS * 1000),
+        "generation_id": uuid_of(FIRST_MS),
+        "expired": to_datetime(SECOND_MS * 1000),
+        "removed_at": to_datetime(THIRD_MS * 1000),
+        "rows": 1,
+        "bytes": 1,
+    }
+    _put(lake, REMOVED_GENERATIONS, gone)
+
+
+def only_v1(lake: Lake) -> None:
+    """One generation, which is described in the first format alone."""
+    write_v1(lake, {FIRST_MS: description(FIRST_MS)})
+
+
+def timestamp_only(lake: Lake) -> None:
+    """One generation of which only the timestamp was exported."""
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": to_datetime(FIRST_MS * 1000)})
+
+
+def named_by_node(lake: Lake) -> None:
+    """One generation, and a later one that a node's `cdc_local` names and nothing else tells of."""
+    plain(lake)
+    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": to_datetime(SECOND_MS * 1000)}
+    _put(lake, CDC_LOCAL, kept | {"uuid": uuid_of(SECOND_MS)})
+
+
+def with_tablets(lake: Lake) -> None:
+    """One generation, and a table that has tablets of its own from the second time on."""
+    plain(lake)
+    changes.create(lake, Clock((SECOND_MS + 5_000) * 1000), Settings(), "ks", "t", uniform_ends(4))
+
+
+HOMES: dict[str, Callable[[Lake], None]] = {
+    make.__name__: make
+    for make in (
+        plain,
+        three,
+        introduced,
+        undecided,
+        committed,
+        removed,
+        only_v1,
+        timestamp_only,
+        named_by_node,
+        with_tablets,
+    )
+}
+
+
+def home_of(folder: Path, name: str) -> Path:
+    """Make the home of this name, with `ks.t`, whose log is empty; answers with its folder."""
+    home = folder / name
+    lake = Lake(home / "lake")
+    HOMES[name](lake)
+    if name == "with_tablets":
+        cdc_tables.alter(lake, Clock((SECOND_MS + 5_000) * 1000), "ks", "t", ddl=DDL)
+    else:
+        cdc_tables.add(lake, Clock(FIRST_MS * 1000), "ks", "t", ttl_seconds=86_400, ddl=DDL)
+    return home
+
+
+def enter(lake: Lake, time_ms: int) -> None:
+    """A generation that is described and in the ledger."""
+    count = describe(lake, uuid_of(time_ms), members(time_ms))
+    row = {
+        "generation_id": uuid_of(time_ms),
+        "time": to_datetime(time_ms * 1000),
+        "num_ranges": count,
+        "num_streams": 2 * count,
+        "created_at": to_datetime(FIRST_MS * 1000),
+    }
+    _put(lake, GENERATIONS, row)
+
+
+def publish(lake: Lake, time_ms: int) -> None:
+    """What readers are shown of a generation."""
+    made = description(time_ms)
+    rows = {
+        "time": pa.array([to_datetime(time_ms * 1000)] * len(made)),
+        "range_end": pa.array(made.range_ends),
+        "streams": stream_lists(made.stream_counts, made.streams),
+    }
+    lake.merge(STREAMS_DESCRIPTIONS_V2, pa.table(rows), update=False)
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": to_datetime(time_ms * 1000)})
+
+
+def _switch(lake: Lake, phase: str, time_ms: int | None) -> None:
+    when = None if time_ms is None else to_datetime(time_ms * 1000)
+    row = {
+        "generation_id": uuid_of(SECOND_MS),
+        "phase": phase,
+        "initiator": host(2),
+        "participants": [host(1), host(2)],
+        "acknowledged": [],
+        "lease_ends": [],
+        "prepared_at": to_datetime(FIRST_MS * 1000),
+        "deadline": to_datetime((FIRST_MS + 30_000) * 1000),
+        "time": when,
+        "decided_at": None if time_ms is None else to_datetime((FIRST_MS + 20_000) * 1000),
+        "decided_by": None if time_ms is None else host(2),
+    }
+    _put(lake, GENERATION_SWITCHES, row)
+
+
+def _put(lake: Lake, table: Table, row: Mapping[str, object]) -> None:
+    lake.merge(table, pa.Table.from_pylist([dict(row)], schema=table.schema), update=False)

@@ -1,0 +1,291 @@
+"""One answer at every door: homes in every state, the same questions, and what each door makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.homes.timelines import (
+    DDL,
+    FIRST_MS,
+    HOMES,
+    HOUR_MS,
+    LEASE_END_MS,
+    SECOND_MS,
+    THIRD_MS,
+    description,
+    home_of,
+    uuid_of,
+)
+from support.oracles import tablet_oracle
+from support.worlds.switch_lake import ring_of
+
+from cdc_platform.clock import Clock, format_ms, format_us
+from cdc_platform.errors import InputError, NotFound, PlatformError, StateError, WriteRefused
+from cdc_platform.generations import GenerationId, Verdict
+from cdc_platform.invariants import inventory
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle.expiry import purge_plan
+from cdc_platform.lifecycle.join import bootstrap
+from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import writes_schema
+from cdc_platform.log.reading.reader import whole_windows
+from cdc_platform.log.scripts.script import rehearse
+from cdc_platform.log.volume import table_streams
+from cdc_platform.node.coordinator import Coordinator
+from cdc_platform.records import switches, tablet_sets
+from cdc_platform.records.cdc_local import LocalDisk
+from cdc_platform.records.generation_data import description_of
+from cdc_platform.ring import tokens_of_keys
+from cdc_platform.settings import Settings
+from cdc_platform.timeline import StreamSources
+from cdc_platform.timeline.base_writes import assign_streams
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEY = (7).to_bytes(4, "big")
+TOKEN = int(tokens_of_keys([KEY])[0])
+NO_STREAM, NOT_RETRIEVED, UNDECIDED, REMOVED = "NO_STREAM", "NOT_RETRIEVED", "UNDECIDED", "REMOVED"
+Told = bytes | str
+"""A stream's ID, or why there is none."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A write at a time (ms), made by the clock: which generation or set operates, and what the write gets.
+
+    `is_shown`: readers may read rows of that time. `word`: why there is no stream, None where there is one.
+    """
+
+    home: str
+    at_ms: int
+    operates_ms: int | None
+    word: str | None = None
+    is_shown: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.home}-{format_ms(self.at_ms)}"
+
+
+QUESTIONS = [
+    Question("plain", FIRST_MS - 1, None, NO_STREAM),
+    Question("plain", FIRST_MS, FIRST_MS),
+    Question("three", SECOND_MS - 1, FIRST_MS),
+    Question("three", SECOND_MS, SECOND_MS),
+    Question("three", THIRD_MS - 1, SECOND_MS),
+    Question("three", THIRD_MS, THIRD_MS),
+    Question("introduced", SECOND_MS - 1, FIRST_MS),
+    Question("introduced", SECOND_MS, SECOND_MS, is_shown=False),
+    Question("undecided", LEASE_END_MS - 1, FIRST_MS),
+    Question("undecided", LEASE_END_MS, FIRST_MS, UNDECIDED),
+    Question("committed", SECOND_MS - 1, FIRST_MS),
+    Question("committed", SECOND_MS, SECOND_MS, is_shown=False),
+    Question("removed", FIRST_MS + 1, FIRST_MS, REMOVED),
+    Question("removed", SECOND_MS, SECOND_MS),
+    Question("only_v1", FIRST_MS - 1, None, NO_STREAM),
+    Question("only_v1", FIRST_MS + 1, FIRST_MS, is_shown=False),
+    Question("timestamp_only", FIRST_MS + 1, FIRST_MS, NOT_RETRIEVED),
+    Question("named_by_node", SECOND_MS - 1, FIRST_MS),
+    Question("named_by_node", SECOND_MS, SECOND_MS, NOT_RETRIEVED, is_shown=False),
+    Question("with_tablets", SECOND_MS - 1, None, NO_STREAM),
+    Question("with_tablets", SECOND_MS, SECOND_MS),
+]
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every home of `HOMES`, which the doors only look at."""
+    folder = tmp_path_factory.mktemp("homes")
+    return {name: home_of(folder, name) for name in HOMES}
+
+
+def due(lake: Lake, question: Question) -> Told:
+    """What the write has to get, by the rules alone."""
+    if question.word is not None:
+        return question.word
+    assert question.operates_ms is not None
+    if question.home == "with_tablets":
+        sets = tablet_sets.stream_sets(lake, "ks", "t")
+        given = tablet_oracle.stream_of([each.tobytes() for each in sets[0].ids], TOKEN)
+        assert given is not None
+        return given
+    return description(question.operates_ms).streams_of(TOKEN)[0].tobytes()
+
+
+def asked_explain(home: Path, question: Question) -> Told:
+    """`cdc-platform explain --table ks.t`, with the clock at the write."""
+    clock = format_us(question.at_ms * 1000)
+    answer = run("--home", home, "--clock", clock, "explain", "--key", KEY.hex(), "--table", "ks.t", "--json").json
+    if answer["accepted"]:
+        return bytes.fromhex(answer["stream_id"][2:])
+    return REMOVED if "was removed with its streams" in answer["reason"] else answer["verdict"]
+
+
+def asked_script(home: Path, question: Question) -> Told:
+    """`cdc-platform log` with one insert, rehearsed."""
+    lake = Lake(home / "lake")
+    text = f"{DDL} INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);"
+    outcome = rehearse(text, lake, Clock(question.at_ms * 1000), Settings()).outcomes[-1]
+    if isinstance(outcome.error, WriteRefused):
+        return str(outcome.error.verdict)
+    (row,) = outcome.rows
+    stream = row["cdc$stream_id"]
+    assert isinstance(stream, bytes)
+    return stream
+
+
+def asked_typed(home: Path, question: Question) -> Told:
+    """Typed writes of `ks.t`, as they are logged in volume."""
+    lake = Lake(home / "lake")
+    schema = schema_of(lake, "ks", "t")
+    write = {"operation": 2, "timestamp": question.at_ms * 1000, "p": 7, "k": 1, "v": 1}
+    batch = pa.RecordBatch.from_pylist([write], schema=writes_schema(schema))
+
+    def stream() -> bytes | None:
+        return log_batch(schema, batch, table_streams(lake, schema)).column("cdc$stream_id")[0].as_py()
+
+    return past(stream)
+
+
+def past(stream: Callable[[], bytes | None]) -> Told:
+    """What doors that look the past up answer, in the words of those that judge."""
+    try:
+        found = stream()
+    except WriteRefused as refused:
+        return str(refused.verdict)
+    except InputError:
+        return NO_STREAM
+    except (NotFound, StateError):
+        return NOT_RETRIEVED
+    return NO_STREAM if found is None else found
+
+
+def asked_audit(home: Path, question: Question) -> Told:
+    """The periods by which the audits of logs judge a row of that time."""
+    at_us = question.at_ms * 1000
+    periods = StreamSources(Lake(home / "lake")).of("ks", "t").periods()
+    now = [each for each in periods if each.begin_us <= at_us and (each.end_us is None or at_us < each.end_us)]
+    if not now:
+        return NO_STREAM
+    (period,) = now
+    assert period.begin_us == (question.operates_ms or 0) * 1000
+    if period.removed:
+        return REMOVED
+    try:
+        return period.streams().given(tokens_of_keys([KEY]))[0].tobytes()
+    except PlatformError:
+        return NOT_RETRIEVED
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+@pytest.mark.parametrize(
+    "door", [asked_explain, asked_script, asked_typed, asked_audit], ids=lambda each: each.__name__
+)
+def test_every_door_gives_the_same_stream(
+    homes: dict[str, Path], door: Callable[[Path, Question], Told], question: Question
+) -> None:
+    """The stream that the rules give, or the one reason for which there is none."""
+    told, expected = door(homes[question.home], question), due(Lake(homes[question.home] / "lake"), question)
+    if door is asked_audit and expected == UNDECIDED:
+        # Of rows that are there: the decision on a switch is about writes to come.
+        expected = description(FIRST_MS).streams_of(TOKEN)[0].tobytes()
+    if (door is asked_typed and expected == REMOVED) or (door is asked_script and expected == REMOVED):
+        # A null is a null, and a script is told that the streams cannot be had.
+        expected = NO_STREAM if door is asked_typed else NOT_RETRIEVED
+    assert told == expected
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Question) -> None:
+    """A consumer reads a time as of the generation that operates then, or not at all."""
+    lake, at_us = Lake(homes[question.home] / "lake"), question.at_ms * 1000
+    schema = schema_of(lake, "ks", "t")
+    if question.is_shown and question.word in (REMOVED, NOT_RETRIEVED):
+        why = "has been removed" if question.word == REMOVED else "are not all published yet"
+        with pytest.raises(StateError, match=why):
+            list(whole_windows(lake, schema, at_us - 1, at_us))
+        return
+    begun = [window.set_us for window in whole_windows(lake, schema, at_us - 1, at_us)]
+    assert begun == ([question.operates_ms * 1000] if question.is_shown and question.operates_ms is not None else [])
+
+
+@pytest.mark.parametrize("question", [each for each in QUESTIONS if each.home != "with_tablets"], ids=str)
+def test_the_list_says_what_operates(homes: dict[str, Path], question: Question) -> None:
+    """`cdc-platform generations` at the time of the write; a removed generation is not in the list."""
+    clock = format_us(question.at_ms * 1000)
+    rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").json
+    expected = None if question.operates_ms is None or question.word == REMOVED else format_ms(question.operates_ms)
+    assert [row["time"] for row in rows if row["operating"]] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("name", "newest_ms"),
+    [
+        ("plain", FIRST_MS),
+        ("three", THIRD_MS),
+        ("introduced", SECOND_MS),
+        ("undecided", FIRST_MS),
+        ("committed", SECOND_MS),
+        ("removed", SECOND_MS),
+        ("only_v1", FIRST_MS),
+        ("timestamp_only", FIRST_MS),
+        ("named_by_node", SECOND_MS),
+    ],
+)
+def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms: int) -> None:
+    """The list, repair, the purge plan, the audit, the rehearsal, and whoever chooses the next timestamp."""
+    home = home_of(tmp_path, name)
+    lake, clock = Lake(home / "lake"), Clock(FIRST_MS * 1000)
+    ring_of(lake, [1])
+    listed = run("--home", home, "generations", "--json").json
+    assert listed[0]["time"] == format_ms(newest_ms)
+    latest = checkup.check(lake, streams=False).latest
+    assert latest is not None
+    assert latest.time_ms == newest_ms
+    assert purge_plan.plan(lake, clock, Settings())[-1].time_ms == newest_ms
+    held = [each.time_ms for each in inventory.generations(lake) if each.time_ms is not None]
+    assert max(held, default=newest_ms) == newest_ms
+    before = Settings(ring_delay_ms=0, generation_leeway_ms=0)
+    with pytest.raises(StateError, match="clock is behind"):
+        bootstrap._choose(lake, Clock((newest_ms - HOUR_MS) * 1000), before, always_delay=False)
+    assert bootstrap._choose(lake, Clock((newest_ms + 1) * 1000), before, always_delay=False) == newest_ms + 1
+
+
+def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) -> None:
+    """It takes the write just before the first lease end, and from then on none."""
+    lake = Lake(homes["undecided"] / "lake")
+    clock, own = Clock(LEASE_END_MS * 1000), LocalDisk(lake, UUID(int=9))
+    waits = switches.undecided(lake)
+    node = Coordinator(own.host_id, partial(description_of, lake), own, clock.now_us, undecided=waits)
+    assert node.learn(GenerationId(FIRST_MS, UUID(uuid_of(FIRST_MS))))
+    assert node.get_stream(LEASE_END_MS * 1000 - 1, TOKEN) == description(FIRST_MS).streams_of(TOKEN)[0].tobytes()
+    assert node.decide(LEASE_END_MS * 1000).verdict is Verdict.UNDECIDED
+    with pytest.raises(WriteRefused, match="a generation switch is undecided since"):
+        node.get_stream(LEASE_END_MS * 1000, TOKEN)
+
+
+@pytest.mark.spark
+def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, Path]) -> None:
+    """On Spark's workers, for every home at once but those with tablets."""
+    for question in QUESTIONS:
+        if question.home == "with_tablets":
+            continue
+        lake = Lake(homes[question.home] / "lake")
+        writes = spark.createDataFrame([(KEY, question.at_ms * 1000)], "key binary, timestamp bigint")
+        expected = due(lake, question)
+        if expected in (UNDECIDED, NOT_RETRIEVED):
+            with pytest.raises(Exception, match=r"undecided since|known by their timestamp alone|has no V2 desc"):
+                assign_streams(lake, writes).collect()
+        else:
+            (row,) = assign_streams(lake, writes).collect()
+            assert row["stream_id"] == (None if isinstance(expected, str) else expected)

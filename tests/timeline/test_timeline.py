@@ -1,0 +1,147 @@
+"""The timeline by itself: the words for states, the names, what it reads, and that nobody answers beside it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from support.homes import timelines
+from support.homes.timelines import FIRST_MS, HOMES, SECOND_MS, THIRD_MS, uuid_of
+
+from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.errors import NotFound
+from cdc_platform.generations import GenerationId
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATIONS, STREAMS_DESCRIPTIONS, Table
+from cdc_platform.timeline import State, Timeline
+
+ROOT = Path(__file__).resolve().parents[2]
+STATES = {
+    "plain": [State.PUBLISHED],
+    "three": [State.PUBLISHED] * 3,
+    "introduced": [State.PUBLISHED, State.INTRODUCED],
+    "undecided": [State.PUBLISHED],
+    "committed": [State.PUBLISHED, State.COMMITTED],
+    "removed": [State.REMOVED, State.PUBLISHED],
+    "only_v1": [State.ONLY_V1],
+    "timestamp_only": [State.NOT_EXPORTED],
+    "named_by_node": [State.PUBLISHED, State.NOT_RETRIEVABLE],
+    "with_tablets": [State.PUBLISHED],
+}
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_every_generation_has_one_state(lake: Lake, name: str) -> None:
+    """Each home's generations, oldest first, in the words of the timeline."""
+    HOMES[name](lake)
+    assert [each.state for each in Timeline.read(lake).generations] == STATES[name]
+
+
+def test_what_readers_of_the_first_format_see_is_known(lake: Lake) -> None:
+    """A row of streams without a description: known, and not to be retrieved."""
+    row = {"time": to_datetime(FIRST_MS * 1000), "streams": [bytes(16)]}
+    lake.merge(STREAMS_DESCRIPTIONS, pa.Table.from_pylist([row]), update=False)
+    (only,) = Timeline.read(lake).known
+    assert (only.state, only.published_v1, only.gossiped) == (State.NOT_RETRIEVABLE, True, GenerationId(FIRST_MS))
+
+
+def test_the_ledger_without_rows_is_not_enough(lake: Lake) -> None:
+    """A generation whose V2 rows are lost is still named, and no longer to be retrieved."""
+    timelines.plain(lake)
+    row = lake.read(GENERATIONS).to_pylist()[0]
+    lost = row | {"generation_id": uuid_of(SECOND_MS), "time": to_datetime(SECOND_MS * 1000)}
+    lake.merge(GENERATIONS, pa.Table.from_pylist([lost], schema=GENERATIONS.schema), update=False)
+    newest = Timeline.read(lake).newest
+    assert newest is not None
+    assert (newest.name, newest.state) == (uuid_of(SECOND_MS), State.NOT_RETRIEVABLE)
+
+
+def test_a_v1_generation_that_waits_for_its_data_is_no_generation_yet(lake: Lake) -> None:
+    """No node knows it before; but its time is given, and nobody else gets one before it."""
+    timelines.plain(lake)
+    row = lake.read(GENERATIONS).to_pylist()[0]
+    waits = row | {"generation_id": uuid_of(THIRD_MS), "time": to_datetime(THIRD_MS * 1000), "format": "v1"}
+    lake.merge(GENERATIONS, pa.Table.from_pylist([waits], schema=GENERATIONS.schema), update=False)
+    timeline = Timeline.read(lake)
+    assert [each.time_ms for each in timeline.generations] == [FIRST_MS]
+    assert timeline.last_given_ms == THIRD_MS
+
+
+def test_names_are_uuids_or_times(lake: Lake) -> None:
+    """A node's `cdc_local` gives a UUID to a generation of which only the timestamp was exported."""
+    timelines.timestamp_only(lake)
+    (only,) = Timeline.read(lake).known
+    assert (only.name, only.gossiped) == (format_ms(FIRST_MS), GenerationId(FIRST_MS))
+    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": to_datetime(FIRST_MS * 1000)}
+    rows = pa.Table.from_pylist([kept | {"uuid": uuid_of(FIRST_MS)}], schema=CDC_LOCAL.schema)
+    lake.merge(CDC_LOCAL, rows, update=False)
+    timeline = Timeline.read(lake)
+    (only,) = timeline.known
+    assert (only.name, only.state) == (uuid_of(FIRST_MS), State.NOT_EXPORTED)
+    assert only.gossiped == GenerationId(FIRST_MS, UUID(uuid_of(FIRST_MS)))
+    assert timeline.find(uuid_of(FIRST_MS)) == timeline.find(FIRST_MS) == only
+
+
+def test_what_is_not_there_is_said_so(lake: Lake) -> None:
+    """Unknown, removed and unpublished generations each have their own refusal."""
+    timelines.removed(lake)
+    timelines.enter(lake, THIRD_MS)
+    timeline = Timeline.read(lake)
+    with pytest.raises(NotFound, match=r"no generation 2023-11-14T22:13:20\.001Z is known"):
+        timeline.find(FIRST_MS + 1)
+    for name in (FIRST_MS, uuid_of(FIRST_MS)):
+        with pytest.raises(NotFound, match=r"was removed at .*: since .* no CDC log could hold rows of it"):
+            timeline.find(name)
+    with pytest.raises(NotFound, match="is not published yet"):
+        timeline.find_published(THIRD_MS)
+    assert timeline.find_published(SECOND_MS).id == uuid_of(SECOND_MS)
+
+
+def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeline is cheap enough for a sensor's tick, however many streams there are."""
+    timelines.three(lake)
+    read, names = Lake.read, []
+
+    def noted(self: Lake, table: Table, *args: object, **kwargs: object) -> pa.Table:
+        found = read(self, table, *args, **kwargs)  # type: ignore[arg-type]
+        assert "streams" not in found.column_names
+        names.append(table.full_name)
+        return found
+
+    monkeypatch.setattr(Lake, "read", noted)
+    assert len(Timeline.read(lake).known) == 3
+    assert len(names) == len(set(names)) == 7
+
+
+ALLOWED = {
+    "cdc_platform/timeline/stream_sources.py": "the one place",
+    "cdc_platform/commands/demo_report.py": "whether the chapter's table is still there",
+    "assets/tablets.py": "whether a tablet-based table has its first set yet",
+}
+"""Where it may be asked whether a table has stream sets, and why."""
+
+
+def test_one_place_tells_tablets_from_generations() -> None:
+    """Nobody else asks which kind of streams a table has: not by its sets, and not by the class of its source."""
+    asking = set()
+    for path in [*(ROOT / "cdc_platform").rglob("*.py"), *(ROOT / "assets").rglob("*.py")]:
+        if any(_tells_apart(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+            asking.add(str(path.relative_to(ROOT)))
+    assert asking == set(ALLOWED)
+
+
+def _tells_apart(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        if called in ("isinstance", "issubclass"):
+            return any(kind in ast.unparse(node) for kind in ("VnodeStreams", "TabletStreams", "StreamSet"))
+        return called.endswith("has_sets")
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+        return any(
+            place in ast.unparse(node.comparators[0])
+            for place in ("tablet_sets.tables", "_with_tablets", "tablet_tables", "listed_sets")
+        )
+    return False
