@@ -32,13 +32,6 @@ from cdc_platform.lake.tables import (
 from cdc_platform.ring.tokens import Int64s
 from cdc_platform.timeline import Timeline
 
-KEY_COLUMN = {
-    TOPOLOGY_DESCRIPTIONS.full_name: "generation_id",
-    GENERATION_DESCRIPTIONS_V2.full_name: "id",
-    STREAMS_DESCRIPTIONS_V2.full_name: "time",
-}
-"""The column that says which generation a row belongs to."""
-
 
 @dataclass(frozen=True, eq=False)
 class Holding:
@@ -192,7 +185,7 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else [_stored(table, key) for key in keys]
-    rows, held = lake.rows_and_files(table, [KEY_COLUMN[table.full_name], "range_end", *wanted], chosen)
+    rows, held = lake.rows_and_files(table, [_key_column(table), "range_end", *wanted], chosen)
     files: dict[str, list[str]] = {}
     for file in held:
         files.setdefault(_key(table, file.partition[0]), []).append(file.path)
@@ -219,7 +212,7 @@ def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, uno
 
 
 def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
-    values = rows[KEY_COLUMN[table.full_name]]
+    values = rows[_key_column(table)]
     encoded = (
         pa.array(_ms(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
     ).dictionary_encode()
@@ -242,6 +235,11 @@ def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
 def _key(table: Table, stored: Any) -> str:
     """The key of a value of the column that names generations; the inverse of `_stored`."""
     return str(from_datetime(stored) // 1000) if table is STREAMS_DESCRIPTIONS_V2 else stored
+
+
+def _key_column(table: Table) -> str:
+    assert table.generation_column is not None, f"{table.full_name} holds no rows of generations"
+    return table.generation_column
 
 
 def _stored(table: Table, key: str) -> object:

@@ -28,7 +28,8 @@ class Table:
     """A Delta table. Files are in `<lake>/<keyspace>/<name>`.
 
     `schema` holds a `comment` for every column and says which may be null; `keys` name a row; `constraints` are
-    CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them.
+    CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them. `generation_column` says
+    which generation a row belongs to, where it belongs to one: by its UUID or by its time.
     """
 
     keyspace: str
@@ -39,9 +40,11 @@ class Table:
     partition_by: tuple[str, ...] = ()
     constraints: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=lambda: PROPERTIES)
+    generation_column: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = {*self.keys, *self.partition_by} - set(self.schema.names)
+        named = () if self.generation_column is None else (self.generation_column,)
+        unknown = {*self.keys, *self.partition_by, *named} - set(self.schema.names)
         if unknown:
             raise ValueError(f"{self.full_name}: keys or partitions {sorted(unknown)} are no columns")
 

@@ -42,6 +42,7 @@ TOPOLOGY_DESCRIPTIONS = Table(
         "ignore_msb_in_bounds": MSB_RULE,
         "index_fits_22_bits": "vnode_index >= 0 AND vnode_index < 4194304",
     },
+    generation_column="generation_id",
 )
 
 GENERATIONS = Table(
@@ -70,6 +71,7 @@ GENERATIONS = Table(
         "stream_in_every_range": "num_streams >= num_ranges",
         "known_format": "format IS NULL OR format = 'v1'",
     },
+    generation_column="generation_id",
 )
 
 GENERATION_DESCRIPTIONS_V2 = Table(
@@ -92,6 +94,7 @@ GENERATION_DESCRIPTIONS_V2 = Table(
         "ignore_msb_in_bounds": MSB_RULE,
         "ranges_given": "num_ranges >= 1",
     },
+    generation_column="id",
 )
 
 GENERATION_DESCRIPTIONS = Table(
@@ -119,6 +122,7 @@ GENERATION_DESCRIPTIONS = Table(
     keys=("time",),
     comment="Generation descriptions, first format, internal",
     constraints={"whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
 )
 
 STREAMS_DESCRIPTIONS = Table(
@@ -128,6 +132,7 @@ STREAMS_DESCRIPTIONS = Table(
     keys=("time",),
     comment="Streams of each generation, first format, user-facing: what the rewrite reads",
     constraints={"whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
 )
 
 STREAMS_DESCRIPTIONS_V2 = Table(
@@ -138,6 +143,7 @@ STREAMS_DESCRIPTIONS_V2 = Table(
     comment="Streams of each generation by range, user-facing; read a time only after cdc_generation_timestamps has it",
     partition_by=("time",),
     constraints={"whole_milliseconds": whole_milliseconds("time"), "streams_given": STREAMS_RULE},
+    generation_column="time",
 )
 
 GENERATION_TIMESTAMPS = Table(
@@ -147,6 +153,7 @@ GENERATION_TIMESTAMPS = Table(
     keys=("key", "time"),
     comment="The published generations: a row here is the commit mark of publishing",
     constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
 )
 
 REMOVED_GENERATIONS = Table(
@@ -165,6 +172,7 @@ REMOVED_GENERATIONS = Table(
     keys=("time",),
     comment="The generations that were removed: what is known of them when their rows are gone",
     constraints={"whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
 )
 
 UNORDERED_RANGES = Table(
@@ -180,6 +188,7 @@ UNORDERED_RANGES = Table(
     ),
     keys=("table_name", "generation", "range_end"),
     comment="Imported ranges whose streams could not be put back in shard order",
+    generation_column="generation",
 )
 
 VERDICTS = Table(
@@ -199,4 +208,5 @@ VERDICTS = Table(
     ),
     keys=("generation_id", "step"),
     comment="The last verdict on each step of a join: what comes after a step relies on it",
+    generation_column="generation_id",
 )

@@ -1,6 +1,6 @@
 """The invariants of expiry: what is marked is not held, what is removed is gone, no node names what is gone.
 
-No Spark: times, names and Delta's log are all that is looked at. What holds a generation is `lifecycle.expiry_plan`'s.
+No Spark: times, names and Delta's log are all that is looked at. What holds a generation the purge plan tells.
 """
 
 from __future__ import annotations

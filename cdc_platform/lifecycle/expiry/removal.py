@@ -26,6 +26,7 @@ from cdc_platform.lake.tables import (
     REMOVED_GENERATIONS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
+    TIMESTAMP,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
     Table,
@@ -170,7 +171,6 @@ _KILLED_AFTER = {
     STREAMS_DESCRIPTIONS_V2.full_name: failpoints.AFTER_STREAMS_REMOVAL,
     GENERATION_DESCRIPTIONS_V2.full_name: failpoints.AFTER_DESCRIPTIONS_REMOVAL,
 }
-_BY_ID = {GENERATION_DESCRIPTIONS_V2.full_name: "id", TOPOLOGY_DESCRIPTIONS.full_name: "generation_id"}
 
 
 def _remove_timestamps(lake: Lake, begun: Sequence[PlannedGeneration]) -> int:
@@ -185,12 +185,13 @@ def _remove_timestamps(lake: Lake, begun: Sequence[PlannedGeneration]) -> int:
 
 def _values(table: Table, generations: Iterable[Removal | PlannedGeneration]) -> tuple[str, list[Any]]:
     """The column by which a table's rows belong to generations, and what these have in it."""
-    if table.full_name in _BY_ID:
-        return _BY_ID[table.full_name], [each.id for each in generations if each.id is not None]
+    column = table.generation_column
+    assert column is not None, f"{table.full_name} holds no rows of generations"
     if table is UNORDERED_RANGES:
-        names = [name for each in generations for name in (each.id, format_ms(each.time_ms)) if name is not None]
-        return "generation", names
-    return "time", [_at(each.time_ms) for each in generations]
+        return column, [name for each in generations for name in (each.id, format_ms(each.time_ms)) if name is not None]
+    if table.schema.field(column).type == TIMESTAMP:
+        return column, [_at(each.time_ms) for each in generations]
+    return column, [each.id for each in generations if each.id is not None]
 
 
 def _present(lake: Lake, table: Table, column: str) -> set[Any]:
