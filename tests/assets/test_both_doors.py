@@ -20,6 +20,7 @@ from support.worlds.rehearsal import Rehearsal
 
 from assets.partitions import NAME
 from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
@@ -40,6 +41,7 @@ from cdc_platform.sources.bootstrap_file import parse_join_request
 pytestmark = pytest.mark.spark
 
 Damage = Callable[[Lake, str], None]
+NOON = "2026-01-31T12:00:00Z"
 OTHER = "00000000-0000-4000-8000-000000000063"
 # Most of the eight shards own nothing of the range of three tokens.
 OWNERS: Owners = dict.fromkeys((-(2**62), 0, 3, 2**62), (8, 4))
@@ -225,8 +227,9 @@ def test_a_violation_stops_both_doors_at_the_same_step(
     # The same event in both homes: the streams of the generation are the same.
     Lake(home.lake).merge(BOOTSTRAP_EVENTS, rehearsal.lake.read(BOOTSTRAP_EVENTS), update=False)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CLOCK_VARIABLE, NOON)
         patch.setattr(formats, format_, damaged(steps, table, damage))
-        answer = run("--home", home.path, "bootstrap", str(file), "--run")
+        answer = run("--home", home.path, "--clock", NOON, "bootstrap", str(file), "--run")
         result = rehearsal.join(waiting)
     assert answer.exit_code == 1
     assert not result.success
