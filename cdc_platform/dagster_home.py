@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.home import Home
+from cdc_platform.home import Home, owners_alone
 
 _ROOT = Path(__file__).resolve().parent.parent
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
@@ -32,8 +32,7 @@ def project_file(name: str) -> Path:
 
 def dagster_home(home: Home) -> Path:
     """The DAGSTER_HOME of `home`, made if it is not there; settings that a person has changed in it are kept."""
-    folder = home.dagster
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = owners_alone(home.dagster)
     settings = folder / INSTANCE_FILE
     if not settings.exists():
         draft = settings.with_name(f"{INSTANCE_FILE}.{os.getpid()}")

@@ -8,9 +8,12 @@ from assets import expiry, repair, switch, upgrade
 from assets.join import defined as join
 from assets.log import defined as log
 from assets.tablets import defined as tablets
+from cdc_platform.lease import bind
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
+
+bind()
 
 ROOMS = (join, switch, repair, upgrade, tablets, expiry, log)
 

@@ -1,6 +1,7 @@
 """Where a platform lives on disk: `<home>/lake/<keyspace>/<table>`, `<home>/dagster`, `<home>/settings.toml`.
 
 The home carries the number of its layout in `platform.json`; a home that a newer version wrote is refused, not guessed.
+A new home is its owner's alone: what is in it decides what is run in the owner's name.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ class Home:
         return load_settings(self.path / "settings.toml")
 
 
+def owners_alone(folder: Path) -> Path:
+    """A folder that nobody but its owner can look into; made, or closed if it was open to others."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
 def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     """Open (and make, unless told otherwise) the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`.
 
@@ -59,7 +68,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     try:
         if not root.exists() and not create:
             raise EnvironmentProblem(f"home {root} does not exist; {mend}")
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(root, os.W_OK | os.X_OK):
             raise EnvironmentProblem(f"home {root} is not writable; change its permissions or {mend}")
         if not marker.exists():

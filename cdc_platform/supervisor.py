@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -23,6 +23,9 @@ from cdc_platform.errors import PlatformError
 
 GRACE_SECONDS = 10.0
 """How long a group may take to end after TERM, before KILL."""
+REVIVALS = 10
+REVIVAL_SECONDS = 600.0
+"""A server that ends more often than that in this time has a reason that another start does not mend."""
 _LOOK_SECONDS = 0.5
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -68,12 +71,22 @@ class Service:
     keeps_open: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class _Adopted:
+    name: str
+    log: Path
+    server: Server
+    start: Callable[[], object]
+    told: Callable[[str], object] | None
+    revived_at: list[float] = field(default_factory=list)
+
+
 class Supervisor:
     """Starts services and ends them all. Use `until_the_end` around it, so that nothing is left behind."""
 
     def __init__(self) -> None:
         self._running: list[tuple[Service, subprocess.Popen[bytes]]] = []
-        self._adopted: list[tuple[str, Path, Server]] = []
+        self._adopted: list[_Adopted] = []
         self._ending = threading.Event()
         self._may_interrupt = False
 
@@ -103,20 +116,24 @@ class Supervisor:
             )
         self._running.append((service, process))
 
-    def adopt(self, name: str, log: Path, server: Server, start: Callable[[], object]) -> None:
+    def adopt(
+        self,
+        name: str,
+        log: Path,
+        server: Server,
+        start: Callable[[], object],
+        *,
+        told: Callable[[str], object] | None = None,
+    ) -> None:
         """Start a server that waits for itself, and end it with the others. A signal breaks the wait off.
+
+        `told` makes it one that is started again when it has ended by itself, and hears about it.
 
         Raises:
             EndAsked: a signal asked for the end meanwhile.
         """
-        self._adopted.append((name, log, server))
-        self._may_interrupt = True
-        try:
-            if self.ending:
-                raise EndAsked
-            start()
-        finally:
-            self._may_interrupt = False
+        self._adopted.append(_Adopted(name, log, server, start, told))
+        self._start_adopted(start)
 
     def await_answers(self, seconds: float) -> None:
         """Wait until every service answers.
@@ -143,6 +160,9 @@ class Supervisor:
         """
         while not self._ending.wait(_LOOK_SECONDS):
             self._raise_for_the_dead()
+            for adopted in self._adopted:
+                if adopted.server.pid is None:
+                    self._revive(adopted)
 
     def stop(self) -> None:
         """End every service with all of its children: TERM first, KILL for what is left after some seconds."""
@@ -153,8 +173,8 @@ class Supervisor:
             while any(_is_alive(process) for _, process in self._running) and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS / 10)
         self._running.clear()
-        for _, _, server in self._adopted:
-            server.stop()
+        for adopted in self._adopted:
+            adopted.server.stop()
         self._adopted.clear()
 
     def end(self, _number: int = 0, _frame: FrameType | None = None) -> None:
@@ -170,9 +190,34 @@ class Supervisor:
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 raise ServiceDied(f"{service.name} {how}; its log is {service.log}")
-        for name, log, server in self._adopted:
-            if server.pid is None:
-                raise ServiceDied(f"{name} has ended; its log is {log}")
+        for adopted in self._adopted:
+            if adopted.server.pid is None and adopted.told is None:
+                raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
+
+    def _revive(self, adopted: _Adopted) -> None:
+        """Start a server again that has ended by itself.
+
+        Raises:
+            EndAsked: a signal asked for the end meanwhile.
+            ServiceDied: it ends again and again.
+        """
+        now = time.monotonic()
+        adopted.revived_at[:] = [then for then in adopted.revived_at if now - then < REVIVAL_SECONDS]
+        if len(adopted.revived_at) >= REVIVALS:
+            raise ServiceDied(f"{adopted.name} ends again and again; its log is {adopted.log}")
+        adopted.revived_at.append(now)
+        if adopted.told is not None:
+            adopted.told(f"{adopted.name} has ended and is started again; its log is {adopted.log}")
+        self._start_adopted(adopted.start)
+
+    def _start_adopted(self, start: Callable[[], object]) -> None:
+        self._may_interrupt = True
+        try:
+            if self.ending:
+                raise EndAsked
+            start()
+        finally:
+            self._may_interrupt = False
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from cdc_platform.home import DEFAULT, VARIABLE, Home, open_home
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lease import hold
 from cdc_platform.settings import Settings
 
 
@@ -22,8 +23,11 @@ class HomeResource(ConfigurableResource):
 
         Raises:
             EnvironmentProblem: it cannot be made or written to, or a newer version wrote it.
+            StateError: another Dagster works in it.
         """
-        return open_home(self.path)
+        home = open_home(self.path)
+        hold(home)
+        return home
 
     def lake(self) -> Lake:
         """The home's Delta tables."""

@@ -5,7 +5,6 @@ It knows only when a session is made; which one (embedded, Connect, a cluster) a
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from dagster import InitResourceContext
@@ -33,6 +32,8 @@ class SparkResource(LazyPySparkResource):
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Give a Connect session back."""
-        if self._spark_session is not None and os.environ.get("SPARK_REMOTE"):
+        from cdc_platform.lake.session import is_remote
+
+        if self._spark_session is not None and is_remote():
             self._spark_session.stop()
         self._spark_session = None

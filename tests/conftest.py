@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ settings.load_profile("quick")
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
     "connect": ("test_kills.py", "test_repair_run.py"),
-    "up": ("test_browser.py", "test_up.py"),
+    "up": ("test_browser.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
     "tour": ("test_readme.py",),
     "demo": ("test_demo.py",),
     "commands": ("test_spark_commands.py",),
@@ -93,13 +94,16 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture(scope="session")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def serving() -> Iterator[Serving]:
     """`cdc-platform up` on a home of its own, shared by the tests that look at it; started when the first one asks."""
     from support.worlds.serving import Serving
 
-    shared = Serving(tmp_path_factory.mktemp("up") / "home")
-    yield shared
-    shared.stop()
+    # Where every user may look: what keeps others out has to be the home itself.
+    with tempfile.TemporaryDirectory(prefix="cdc-up-") as folder:
+        Path(folder).chmod(0o755)
+        shared = Serving(Path(folder) / "home")
+        yield shared
+        shared.stop()
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,10 @@ def page(browser: Browser, serving: Serving) -> Iterator[Page]:
     context.route(
         lambda url: not url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:")), lambda route: route.abort()
     )
-    yield context.new_page()
+    page = context.new_page()
+    page.goto(serving.start()["link"])
+    page.wait_for_url("**/overview/**")
+    yield page
     context.close()
 
 

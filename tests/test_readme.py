@@ -64,7 +64,7 @@ def test_the_tour_runs_as_written(tmp_path: Path) -> None:
 
     clone(tmp_path)
     with ConnectServer(heavy=False) as server:  # one warm Spark for all of them: the embedded one has tests of its own
-        env = {**os.environ, "SPARK_REMOTE": server.remote}
+        env = {**os.environ, **server.environment}
         env.pop("CDC_PLATFORM_HOME", None)
         told = []
         for command in commands():

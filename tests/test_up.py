@@ -44,10 +44,15 @@ def listening(pids: set[int]) -> list[str]:
 def test_it_answers_on_loopback_only(serving: Serving) -> None:
     """The UI answers at the printed address, and nothing that was started can be reached from outside."""
     told = serving.start()
-    with urllib.request.urlopen(f"{told['url']}/server_info", timeout=30) as answer:
+    request = urllib.request.Request(f"{told['url']}/server_info", headers=serving.header)
+    with urllib.request.urlopen(request, timeout=30) as answer:
         assert b"dagster_webserver_version" in answer.read()
     assert told["home"] == str(serving.home)
-    assert {path.name for path in Path(told["logs"]).iterdir()} >= {"dagster-ui.log", "dagster-daemon.log"}
+    assert {path.name for path in Path(told["logs"]).iterdir()} >= {
+        "dagster-ui.log",
+        "dagster-daemon.log",
+        "dagster-code.log",
+    }
     addresses = listening(set(serving.processes()))
     assert len(addresses) >= 2
     assert set(addresses) <= _LOOPBACK
@@ -60,7 +65,7 @@ def test_a_home_is_up_once(serving: Serving) -> None:
     second = serving.command("up", "--port", "0")
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2
-    held = r"is up already \(processes \d+ \d+ \d+\); end that one, or choose another home"
+    held = r"is up already \(processes \d+ \d+ \d+ \d+\); end that one, or choose another home"
     assert re.fullmatch(f"error: home {serving.home} {held}", said.strip())
 
 
@@ -88,7 +93,7 @@ def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
 def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
     """When the daemon is killed the rest ends too, and one line says what died and where its log is."""
     logs = serving.start()["logs"]
-    daemon = next(pid for pid, command in serving.processes().items() if "dagster._daemon" in command)
+    daemon = next(pid for pid, command in serving.processes().items() if "serving.daemon" in command)
     os.kill(daemon, signal.SIGKILL)
     code, said = serving.end()
     assert code == 1

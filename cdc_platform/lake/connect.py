@@ -1,18 +1,21 @@
 """A warm Spark Connect server on this machine's loopback: started, waited for, and ended without leaving a process.
 
-Its settings are those of an embedded session (`session`). Clients find it by `SPARK_REMOTE`.
+Its settings are those of an embedded session (`session`). It serves only whoever knows its token, which is in the
+environment of server and clients, never on a command line: every user of the machine can read those.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +23,11 @@ from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.jars import spark_home
 from cdc_platform.lake.session import (
     LOG_VARIABLE,
+    LONGEST_SOCKET_FOLDER,
     MEMORY_VARIABLE,
+    NO_TRACES,
+    REMOTE_VARIABLE,
+    TOKEN_VARIABLE,
     delta_conf,
     java_options,
     local_conf,
@@ -30,6 +37,8 @@ from cdc_platform.lake.session import (
 from cdc_platform.supervisor import die_with_parent
 
 HOST = "127.0.0.1"
+# A client with a token asks for TLS, except of a server that has this very name.
+NAME = "localhost"
 _START_SECONDS = 180
 _STOP_SECONDS = 20
 
@@ -37,20 +46,33 @@ _STOP_SECONDS = 20
 class ConnectServer:
     """A server in a session of processes of its own; `with ConnectServer() as server:` starts and ends it.
 
-    `port` 0 takes any free one; `heavy` is that of `session.spark_session`, right for a server that stays. On Linux the
-    server ends with the thread that started it, however that ends.
+    `port` 0 takes any free one; `heavy` is that of `session.spark_session`, right for a server that stays; what it
+    writes is in a folder of its own below `below`, by default the machine's temporary one; `keeps_open` are file
+    descriptors that it inherits. On Linux the server ends with the thread that started it, however that ends.
     """
 
-    def __init__(self, port: int = 0, *, heavy: bool = True) -> None:
+    def __init__(
+        self, port: int = 0, *, heavy: bool = True, below: Path | None = None, keeps_open: Sequence[int] = ()
+    ) -> None:
+        self._wanted = port
         self._port = port
         self._heavy = heavy
+        self._below = below
+        self._keeps_open = tuple(keeps_open)
+        self._token = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._opened: int | None = None
 
     @property
     def remote(self) -> str:
-        """The URL for `SPARK_REMOTE`."""
-        return f"sc://{HOST}:{self._port}"
+        """The URL for `SPARK_REMOTE`; of use together with the token only."""
+        return f"sc://{NAME}:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client has in its environment: the URL, and the token of this start of the server."""
+        return {REMOTE_VARIABLE: self.remote, TOKEN_VARIABLE: self._token}
 
     @property
     def pid(self) -> int | None:
@@ -59,18 +81,21 @@ class ConnectServer:
         return self._process.pid if running and self._process is not None else None
 
     def start(self) -> ConnectServer:
-        """Start the server and wait until it answers a query.
+        """Start the server and wait until it answers a query. One that has ended by itself can be started again.
 
         Raises:
             EnvironmentProblem: it does not come up: no Java, the port is taken, too little memory.
         """
         if self.pid is not None:
             raise StateError(f"the Spark Connect server at {self.remote} runs already")
-        if self._port == 0:
-            self._port = _free_port()
+        self.stop()
+        if self._wanted == 0:
+            self._port = self._port if self._port and _is_free(self._port) else _free_port()
         elif not _is_free(self._port):
             raise EnvironmentProblem(f"port {self._port} of {HOST} is taken; name another, or 0 for any")
-        self._folder = Path(tempfile.mkdtemp(prefix="cdc-platform-connect-"))
+        # Each start has another token: whoever took the port of a server that died may have been sent the old one.
+        self._token = secrets.token_urlsafe(32)
+        self._folder = Path(tempfile.mkdtemp(prefix="cdc-platform-connect-", dir=self._below))
         try:
             self._launch(self._folder)
             self._wait()
@@ -93,6 +118,10 @@ class ConnectServer:
             _end_session(process.pid)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
 
     def __enter__(self) -> ConnectServer:
         return self.start()
@@ -105,7 +134,7 @@ class ConnectServer:
     def _launch(self, folder: Path) -> None:
         settings = {
             **delta_conf(),
-            **local_conf(folder),
+            **local_conf(folder, self._sockets(folder)),
             "spark.master": "local[*]",
             "spark.app.name": "cdc-platform connect",
             "spark.driver.extraJavaOptions": java_options(folder, heavy=self._heavy, record=False),
@@ -116,9 +145,10 @@ class ConnectServer:
         command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
         for name, value in settings.items():
             command += ["--conf", f"{name}={value}"]
-        environment = {**os.environ, **worker_environment()}
+        environment = {**os.environ, **worker_environment(), TOKEN_VARIABLE: self._token, "TMPDIR": str(folder)}
+        environment["SPARK_LAUNCHER_OPTS"] = " ".join(NO_TRACES)
         # A server is no client, and Spark would take these for one.
-        for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
+        for name in (REMOTE_VARIABLE, "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):
             environment.pop(name, None)
         with self._log(folder).open("ab") as log:
             self._process = subprocess.Popen(
@@ -129,8 +159,16 @@ class ConnectServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=self._keeps_open,
                 preexec_fn=die_with_parent(),
             )
+
+    def _sockets(self, folder: Path) -> Path:
+        """The folder, by a name that is short enough for the paths of sockets where the system has one."""
+        if len(str(folder)) <= LONGEST_SOCKET_FOLDER or not Path("/proc/self/fd").exists():
+            return folder
+        self._opened = os.open(folder, os.O_RDONLY)
+        return Path(f"/proc/{os.getpid()}/fd/{self._opened}")
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -143,7 +181,7 @@ class ConnectServer:
         from pyspark.sql.connect.session import SparkSession
 
         try:
-            session = SparkSession.builder.remote(self.remote).create()
+            session = SparkSession.builder.remote(f"{self.remote}/;token={self._token}").create()
             session.sql("SELECT 1").collect()
             session.stop()
         except PySparkException:

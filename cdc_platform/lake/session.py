@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -37,6 +38,13 @@ MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
 MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
 LOG_VARIABLE = "CDC_PLATFORM_SPARK_LOG"
 """A file to keep what the JVM prints; unset, it is in a temporary folder and goes with the process."""
+REMOTE_VARIABLE = "SPARK_REMOTE"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+"""Spark's own names of where a Connect server is and of the token that it wants."""
+SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
+"""A file that says where the server is now, and its token: `cdc-platform up` starts one anew if it has died."""
+NO_TRACES = ("-XX:-UsePerfData",)
+"""JVM options: without them every JVM leaves a file in the machine's temporary folder when it is killed."""
 
 # Between the JVM and Python. A call of numpy costs much the same for 2,048 short rows as for 32,768: giving writes
 # their streams takes half the time in the larger batches. A bound of bytes is another matter: to keep it, Spark adds a
@@ -47,9 +55,12 @@ _BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BOUND = str(2**31 - 1)
 # Streams never pass through the JVM: a generation of 16 million takes no more of its memory than one of a thousand.
 MEMORY = "1536m"
+SERVER_SECONDS = 180
+"""How long a part of `cdc-platform up` waits for the server that this one starts."""
+_LOOK_SECONDS = 0.2
 # What a path of a Unix domain socket may have everywhere, less what Spark puts behind the folder's (a dot, a UUID and
 # an ending).
-_LONGEST_SOCKET_FOLDER = 103 - 46
+LONGEST_SOCKET_FOLDER = 103 - 46
 
 
 def spark_session(
@@ -57,22 +68,26 @@ def spark_session(
 ) -> SparkSession:
     """The session of this process; made on first use.
 
-    With `SPARK_REMOTE` set it is one on that Connect server. Else the master is `$CDC_PLATFORM_SPARK_MASTER` or
-    `local[*]`. `heavy` is for volume: the full compiler, for some seconds more at the start.
-    `$CDC_PLATFORM_DRIVER_MEMORY` overrides the driver's memory.
+    With `SPARK_REMOTE` set it is one on that Connect server; a part of `cdc-platform up` waits for the one that is
+    started for it. Else the master is `$CDC_PLATFORM_SPARK_MASTER` or `local[*]`. `heavy` is for volume: the full
+    compiler, for some seconds more at the start. `$CDC_PLATFORM_DRIVER_MEMORY` overrides the driver's memory.
 
     Raises:
         EnvironmentProblem: no Java, no JARs, or the JVM or the server does not answer.
     """
-    remote = os.environ.get("SPARK_REMOTE")
-    if remote:
-        return _connect(remote, app_name, extra_conf or {})
+    if is_remote():
+        return _connect(app_name, extra_conf or {})
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     return _embedded(app_name, heavy, extra_conf or {})
+
+
+def is_remote() -> bool:
+    """Whether sessions of this process are on a Connect server."""
+    return bool(os.environ.get(SERVER_VARIABLE) or os.environ.get(REMOTE_VARIABLE))
 
 
 def sql_conf() -> dict[str, str]:
@@ -110,8 +125,12 @@ def delta_conf() -> dict[str, str]:
     }
 
 
-def local_conf(folder: Path) -> dict[str, str]:
-    """Settings of a driver on this machine that is its own executor; nothing of it is written outside `folder`."""
+def local_conf(folder: Path, sockets: Path | None = None) -> dict[str, str]:
+    """Settings of a driver on this machine that is its own executor; nothing of it is written outside `folder`.
+
+    `sockets` is another, shorter name for `folder`: paths of sockets have a bound.
+    """
+    sockets = folder if sockets is None else sockets
     return {
         # Every stage would be a job of its own, and there is nothing to adapt to on one machine.
         "spark.sql.adaptive.enabled": "false",
@@ -119,14 +138,17 @@ def local_conf(folder: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # The ports that its parts meet at: on one machine Spark draws the secret itself, and tells nobody.
+        "spark.authenticate": "true",
         "spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or MEMORY,
         "spark.driver.extraClassPath": os.pathsep.join(str(path) for path in jars()),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.artifact.isolation.enabled": "false",
         # Between the JVM and its Python: over TCP a task waits 40 ms for an acknowledgement that is held back.
-        "spark.python.unix.domain.socket.enabled": str(len(str(folder)) <= _LONGEST_SOCKET_FOLDER).lower(),
-        "spark.python.unix.domain.socket.dir": str(folder),
+        # Whoever can open a socket is served; the folder is its owner's alone.
+        "spark.python.unix.domain.socket.enabled": str(len(str(sockets)) <= LONGEST_SOCKET_FOLDER).lower(),
+        "spark.python.unix.domain.socket.dir": str(sockets),
         "spark.python.daemon.module": "cdc_platform.lake.worker_daemon",
     }
 
@@ -139,6 +161,7 @@ def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
     options = [
         f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
         f"-Djava.io.tmpdir={folder}",
+        *NO_TRACES,
     ]
     if not heavy:
         # A short command ends before the second compiler and the parallel collector have paid for themselves.
@@ -197,24 +220,63 @@ def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> Spar
         ) from error
 
 
-def _connect(remote: str, app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
+def _connect(app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     _quiet_python()
+    remote = ""
     try:
-        _reach(remote)
+        remote = _found()
         builder = SparkSession.builder.remote(remote).appName(app_name)
         session = builder.config(map={**sql_conf(), **extra_conf}).getOrCreate()
     except (OSError, ValueError, PySparkException) as error:
+        where = remote or os.environ.get(REMOTE_VARIABLE) or "unknown, it was never started"
+        if "UNAUTHENTICATED" in str(error):
+            raise EnvironmentProblem(
+                f"the Spark Connect server at SPARK_REMOTE={where} wants its token in {TOKEN_VARIABLE}; of one that "
+                "cdc-platform up has started it is in <home>/up/spark.env"
+            ) from error
         raise EnvironmentProblem(
-            f"the Spark Connect server at SPARK_REMOTE={remote} does not answer ({reason(str(error))}); start it, "
+            f"the Spark Connect server at SPARK_REMOTE={where} does not answer ({reason(str(error))}); start it, "
             "or unset SPARK_REMOTE for an embedded session"
         ) from error
     # By default a client hopes for ten minutes, at its own end too, that a server which has gone comes back.
     cast("Any", session).client.set_retry_policies([DefaultPolicy(max_retries=8, max_backoff=5000)])
     return session
+
+
+def _found() -> str:
+    """The address of a server that listens. A part of `cdc-platform up` waits while its server is started.
+
+    Raises:
+        OSError: nobody listens there.
+        ValueError: it is no address.
+    """
+    file = os.environ.get(SERVER_VARIABLE)
+    deadline = time.monotonic() + (SERVER_SECONDS if file else 0)
+    while True:
+        try:
+            if file:
+                for line in Path(file).read_text(encoding="utf-8").splitlines():
+                    name, _, value = line.partition("=")
+                    os.environ[name] = value
+            remote = _by_name(os.environ[REMOTE_VARIABLE])
+            _reach(remote)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return remote
+
+
+def _by_name(remote: str) -> str:
+    """The address by this machine's name: of any other a client that has a token wants TLS, and waits for it."""
+    if not os.environ.get(TOKEN_VARIABLE) or "use_ssl=true" in remote.lower():
+        return remote
+    return re.sub(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)", "sc://localhost", remote)
 
 
 def _reach(remote: str) -> None:

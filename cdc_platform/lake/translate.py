@@ -160,7 +160,8 @@ def _of_machinery(error: Exception, text: str, what: str) -> PlatformError | Non
         return EnvironmentProblem(f"{what}: no space left on the device")
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError") and "java" not in text.lower():
         return EnvironmentProblem(f"{what}: the JVM is gone ({_short(text)}); check free memory and run it again")
-    if "UNAVAILABLE" in text and "Connect" in type(error).__name__:
+    if "Connect" in type(error).__name__ and ("UNAVAILABLE" in text or "UNAUTHENTICATED" in text):
+        # One that was started again has another token.
         return EnvironmentProblem(f"{what}: the Spark Connect server is gone; start it again, or unset SPARK_REMOTE")
     return None
 

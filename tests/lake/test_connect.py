@@ -90,7 +90,7 @@ def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
     folder.mkdir()
     client = subprocess.run(
         [sys.executable, __file__, str(lake.root)],
-        env={**os.environ, "SPARK_REMOTE": server.remote, "JAVA_HOME": "/nowhere"},
+        env={**os.environ, **server.environment, "JAVA_HOME": "/nowhere"},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -36,13 +36,15 @@ def command(home: Path, file: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "cdc_platform", "--home", str(home), *options, "bootstrap", str(file)]
 
 
-def run(command: list[str], remote: str | None, kill_at: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, on a Connect server if there is a `remote`, killed where `kill_at` says."""
+def run(
+    command: list[str], remote: dict[str, str] | None, kill_at: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, on a Connect server if `remote` says where one is, killed where `kill_at` says."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("SPARK_REMOTE", failpoints.VARIABLE)
     }
     if remote:
-        environment["SPARK_REMOTE"] = remote
+        environment |= remote
     if kill_at:
         environment[failpoints.VARIABLE] = kill_at
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -58,7 +60,7 @@ def waiting(
         file = folder / f"node{number}.json"
         file.write_text(bootstrap_text(number), encoding="utf-8")
         done = run(
-            [*command(folder / "home", file, "--clock", f"2026-01-01T0{number}:00:00Z"), *options], server.remote
+            [*command(folder / "home", file, "--clock", f"2026-01-01T0{number}:00:00Z"), *options], server.environment
         )
         assert done.returncode == 0, done.stderr
     return folder
@@ -69,7 +71,7 @@ def undisturbed(waiting: Path, server: ConnectServer) -> dict[str, list[dict[str
     """What the tables hold when the waiting node's join is not disturbed."""
     home = waiting / "undisturbed"
     shutil.copytree(waiting / "home", home)
-    done = run([*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"], server.remote)
+    done = run([*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"], server.environment)
     assert done.returncode == 0, done.stderr
     return contents(home, without=BOOKKEEPING)
 
@@ -82,12 +84,12 @@ def test_a_killed_join_ends_where_it_would_have_ended(
     home = waiting / point
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
-    assert run(first, server.remote, kill_at=point).returncode == -signal.SIGKILL
+    assert run(first, server.environment, kill_at=point).returncode == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != undisturbed
     # Once the timestamp is chosen a later clock must not choose another.
     later = "4" if point in (failpoints.AFTER_TIMESTAMP, failpoints.AFTER_STREAMS) else "3"
     again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
-    done = run(again, server.remote)
+    done = run(again, server.environment)
     assert done.returncode == 0, done.stderr
     assert contents(home, without=BOOKKEEPING) == undisturbed
 
@@ -110,7 +112,7 @@ def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ende
     assert process.returncode == -signal.SIGKILL
     assert Lake(home / "lake").version(STREAMS_DESCRIPTIONS_V2) == before
     again = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T04:00:00Z"), "--run"]
-    done = run(again, server.remote)
+    done = run(again, server.environment)
     assert done.returncode == 0, done.stderr
     assert contents(home, without=BOOKKEEPING) == undisturbed
 
@@ -122,8 +124,8 @@ def test_two_nodes_publish_one_generation_at_once(
     home = waiting / "race"
     shutil.copytree(waiting / "home", home)
     first = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
-    assert run(first, server.remote, kill_at=failpoints.AFTER_TIMESTAMP).returncode == -signal.SIGKILL
-    environment = os.environ | {"SPARK_REMOTE": server.remote}
+    assert run(first, server.environment, kill_at=failpoints.AFTER_TIMESTAMP).returncode == -signal.SIGKILL
+    environment = os.environ | server.environment
     started = [
         subprocess.Popen(first, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -150,12 +152,12 @@ def test_a_killed_join_of_a_mixed_cluster_keeps_its_timestamp(
     assert run([*queued, "--withdraw", event["event_id"]], None).returncode == 0
     file.write_text(json.dumps(json.loads(bootstrap_text(3)) | {"features": []}), encoding="utf-8")
     at_three, at_four = ([*command(home, file, "--clock", f"2026-01-01T0{hour}:00:00Z"), "--run"] for hour in (3, 4))
-    assert run(at_three, server.remote, kill_at=point).returncode == -signal.SIGKILL
+    assert run(at_three, server.environment, kill_at=point).returncode == -signal.SIGKILL
     lake = Lake(home / "lake")
     (chosen,) = lake.read(GENERATIONS, filters=[("format", "=", "v1")])["time"].to_pylist()
     assert lake.read(GENERATION_DESCRIPTIONS).num_rows == (point == failpoints.AFTER_V1_INSERT)
     assert chosen not in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
-    done = run(at_four, server.remote)
+    done = run(at_four, server.environment)
     assert done.returncode == 0, done.stderr
     assert lake.read(GENERATION_DESCRIPTIONS)["time"].to_pylist() == [chosen]
     assert chosen in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()

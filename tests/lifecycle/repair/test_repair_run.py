@@ -47,7 +47,7 @@ def command(home: Path, clock: str, *options: str) -> list[str]:
 
 def run(command: list[str], server: ConnectServer, kill_at: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end on the server, killed where `kill_at` says."""
-    environment = os.environ | {"SPARK_REMOTE": server.remote, failpoints.VARIABLE: kill_at}
+    environment = os.environ | {**server.environment, failpoints.VARIABLE: kill_at}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -151,7 +151,7 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, 
         "    sys.exit(0 if done.success and not failed else f'{failed}')\n"
     )
     (waits,) = inbox.waiting(Lake(home / "lake"))
-    environment = os.environ | {"SPARK_REMOTE": server.remote, "CDC_PLATFORM_HOME": str(home)}
+    environment = os.environ | {**server.environment, "CDC_PLATFORM_HOME": str(home)}
     made = [sys.executable, "-c", code, waits.generation_id, NOON]
     done = subprocess.run(
         made, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300
@@ -164,7 +164,7 @@ def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired
     """Two processes make the same repair at the same moment: one generation, one timestamp, no error."""
     home = asked.with_name("race")
     shutil.copytree(asked, home)
-    environment = os.environ | {"SPARK_REMOTE": server.remote}
+    environment = os.environ | server.environment
     started = [
         subprocess.Popen(
             command(home, NOON), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -26,6 +26,8 @@ class Serving:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.lake = Lake(home / "lake")
+        self.temporary = home.parent / "tmp"
+        self.temporary.mkdir(exist_ok=True)
         self._mark = str(uuid.uuid4())
         self._process: subprocess.Popen[str] | None = None
         self._told: dict[str, Any] = {}
@@ -37,9 +39,22 @@ class Serving:
             self._told = json.loads(self._document(self._process))
         return self._told
 
+    @property
+    def header(self) -> dict[str, str]:
+        """What a program sends with every request to the UI."""
+        return {"Authorization": f"Bearer {Path(self.start()['token_file']).read_text(encoding='utf-8')}"}
+
+    @property
+    def spark(self) -> dict[str, str]:
+        """What a client of the Spark Connect server has in its environment."""
+        lines = Path(self.start()["spark_file"]).read_text(encoding="utf-8").splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
     def command(self, *arguments: str) -> subprocess.Popen[str]:
         """A command of the platform on this home, started."""
         environment = {name: value for name, value in os.environ.items() if name not in {VARIABLE, "SPARK_REMOTE"}}
+        # Whatever it leaves in the temporary folder is left where a test can see it.
+        environment["TMPDIR"] = str(self.temporary)
         return subprocess.Popen(
             [sys.executable, "-m", "cdc_platform", "--home", str(self.home), *arguments],
             env=environment | {_MARK: self._mark, "PYTHONUNBUFFERED": "1"},
@@ -47,6 +62,12 @@ class Serving:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """The command itself."""
+        assert self._process is not None
+        return self._process.pid
 
     def ask_for_the_end(self) -> None:
         """What Ctrl-C does."""

@@ -1,0 +1,218 @@
+"""Who works in a home: one `up` with its parts, or a Dagster started by hand. And that parts end with their `up`.
+
+What is held are locks of the system on files of the home: whoever dies lets go of them, however it dies. Three files:
+`up.lock` is held by the one `up`; `up/parts.lock` by everything that works for it, or for another Dagster;
+`up/alive-...` by `up` alone, so that each part sees it end. Which processes there are is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from cdc_platform.errors import StateError
+from cdc_platform.home import DEFAULT, Home, open_home, owners_alone
+from cdc_platform.home import VARIABLE as HOME_VARIABLE
+
+VARIABLE = "CDC_PLATFORM_UP"
+"""In the environment of the parts of an `up`: the file that it holds as long as it lives."""
+PATIENCE_SECONDS = 60.0
+"""How long an `up` waits for what an earlier one has left behind, which is about to end."""
+_PARTS = "parts.lock"
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A home that an `up` holds. `parts` is inherited by whatever works for it: the home is free when all have ended.
+
+    `opened` is a file descriptor of the folder, by which it has a short name on Linux: paths of sockets have a bound.
+    """
+
+    folder: Path
+    alive: Path
+    opened: int
+    parts: TextIO
+    _lock: TextIO
+
+    def note(self, pids: list[int]) -> None:
+        """Write down who holds the home: whoever finds it held can end them."""
+        self._lock.truncate(0)
+        self._lock.write(" ".join(map(str, pids)))
+        self._lock.flush()
+
+
+@contextmanager
+def alone(home: Home) -> Iterator[Lease]:
+    """Hold a home as its one `up`. Nothing of `<home>/up` outlasts it, not even after a kill: the next one sweeps.
+
+    Raises:
+        StateError: another `up` holds it, or a Dagster that was started by hand works in it.
+    """
+    folder = owners_alone(home.path / "up")
+    with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
+        if not _taken(lock, fcntl.LOCK_EX):
+            raise _is_up(home, lock)
+        with (folder / _PARTS).open("a+", encoding="utf-8") as parts:
+            _await_parts(home, parts)
+            _sweep(folder)
+            parts.truncate(0)
+            alive = folder / f"alive-{uuid.uuid4().hex}"
+            with alive.open("x", encoding="utf-8") as mark:
+                fcntl.flock(mark, fcntl.LOCK_EX)
+                fcntl.flock(parts, fcntl.LOCK_SH)
+                opened = os.open(folder, os.O_RDONLY)
+                try:
+                    yield Lease(folder, alive, opened, parts, lock)
+                finally:
+                    os.close(opened)
+                    lock.truncate(0)
+                    _sweep(folder)
+
+
+def bind() -> None:
+    """Bind this process to what it works for, when it is one of Dagster's servers or runs; any other is left alone.
+
+    A part of an `up` ends at once when that `up` has ended, however. Another's holds its home, if there is one yet.
+
+    Raises:
+        StateError: the process is no part of the `up` that holds the home.
+    """
+    alive = os.environ.get(VARIABLE)
+    if alive:
+        _bind_to(Path(alive))
+    elif _is_dagsters() and Path(os.environ.get(HOME_VARIABLE) or DEFAULT).exists():
+        hold(open_home())
+
+
+def hold(home: Home) -> None:
+    """Work in a home as a Dagster that somebody has started by hand; parts of an `up` and other programs just may.
+
+    Raises:
+        StateError: an `up` holds the home: two daemons would start every join twice.
+    """
+    if home.path in _held or os.environ.get(VARIABLE) or not _is_dagsters():
+        return
+    folder = owners_alone(home.path / "up")
+    parts = _joined(folder)
+    with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
+        if parts is None or not _taken(lock, fcntl.LOCK_SH):
+            raise _is_up(home, lock)
+    parts.write(f"{os.getpid()}\n")
+    parts.flush()
+    _held[home.path] = parts
+
+
+_held: dict[Path, TextIO] = {}
+"""What this process holds until it ends."""
+
+
+def _bind_to(alive: Path) -> None:
+    if alive in _held:
+        return
+    parts = _joined(alive.parent)
+    try:
+        mark = alive.open(encoding="utf-8")
+    except FileNotFoundError:
+        _end("the cdc-platform up that this process was started for has ended")
+    if parts is None or _taken(mark, fcntl.LOCK_SH):
+        _end("the cdc-platform up that this process was started for has ended")
+    _held[alive] = parts
+    threading.Thread(target=_end_with, args=[mark], name="ends with cdc-platform up", daemon=True).start()
+
+
+def _end_with(mark: TextIO) -> None:
+    """Wait until nobody holds the file any more. A kill, because nothing that runs on may write into the home."""
+    fcntl.flock(mark, fcntl.LOCK_SH)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end(reason: str) -> NoReturn:
+    with suppress(OSError):
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _is_dagsters() -> bool:
+    """Whether this is a code server of Dagster, as `dagster dev` starts them, or one of its runs."""
+    return "dagster" in Path(sys.argv[0]).parts[-2:] and bool({"grpc", "code-server"} & set(sys.argv[1:3]))
+
+
+def _joined(folder: Path) -> TextIO | None:
+    """The parts' lock, held together with other parts; None while an `up` starts, which waits until nobody has it."""
+    parts = (folder / _PARTS).open("a+", encoding="utf-8")
+    if _taken(parts, fcntl.LOCK_SH):
+        return parts
+    parts.close()
+    return None
+
+
+def _await_parts(home: Home, parts: TextIO) -> None:
+    """Wait until nothing of an earlier `up` works in the home.
+
+    Raises:
+        StateError: it goes on, or a Dagster that was started by hand works there.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not _taken(parts, fcntl.LOCK_EX):
+        parts.seek(0)
+        by_hand = [pid for pid in parts.read().split() if _runs(int(pid))]
+        if by_hand:
+            raise StateError(
+                f"a Dagster of its own works in home {home.path} (processes {' '.join(by_hand)}), and two would start "
+                "every join twice; end that one, or choose another home"
+            )
+        if time.monotonic() > deadline:
+            raise StateError(
+                f"what an earlier cdc-platform up has left in home {home.path} does not end; see which processes have "
+                f"{home.path / 'up' / _PARTS} open and end them"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_up(home: Home, lock: TextIO) -> StateError:
+    lock.seek(0)
+    return StateError(
+        f"home {home.path} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "
+        "or choose another home"
+    )
+
+
+def _taken(file: TextIO, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what an `up` has made for its time; the lock stays, others may be about to open it."""
+    for entry in folder.iterdir():
+        if entry.name == _PARTS:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)

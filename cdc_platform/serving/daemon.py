@@ -1,0 +1,20 @@
+"""Dagster's daemon, as `python -m cdc_platform.serving.daemon` with the options of `dagster-daemon`.
+
+The workspace file comes last: its code server is waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cdc_platform.lease import bind
+from cdc_platform.serving.addresses import await_code_server
+
+bind()
+
+if __name__ == "__main__":
+    from dagster._daemon.cli import main
+
+    await_code_server(Path(sys.argv[-1]))
+    main()

@@ -1,0 +1,179 @@
+"""The gate before Dagster's UI: who asks under which name, from which page, with which token.
+
+Dagster's webserver answers anybody, and whoever is answered can run the assets' code. The gate is an ASGI application
+around it; it knows HTTP and WebSockets, and of Dagster only that GraphQL is where things are changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import html
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from cdc_platform.serving.addresses import Names
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_GRAPHQL_TYPES = ("application/json", "application/graphql")
+_POLICY_VIOLATION = 1008
+_PLAIN = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not answered."""
+
+    status: HTTPStatus
+    reason: str
+
+
+class Gate:
+    """Lets through who asks under one of the names, with the token or a cookie that it was once exchanged for.
+
+    A browser shows the token once, in the printed link, and gets a cookie; a program sends it with every request, as
+    `Authorization: Bearer TOKEN`. The cookie alone changes nothing: the page that asks has to be one of this UI.
+    """
+
+    def __init__(self, application: Application, names: Names, token: str) -> None:
+        self._application = application
+        self._names = names
+        self._token = token
+        # Cookies belong to a host, not to a port: every `up` of a machine has a name of its own.
+        self._cookie_name = f"cdc-platform-{names.port}"
+        self._cookie = hmac.new(token.encode(), b"cookie of a browser", hashlib.sha256).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on one request, one WebSocket, or the start and end of the server."""
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        headers = _headers(scope)
+        refusal = self._of_the_name(headers) or self._of_the_page(headers)
+        if refusal is None and self._is_link(scope):
+            await self._let_in(scope, headers, send)
+            return
+        refusal = refusal or self._of_the_token(scope, headers) or self._of_graphql(scope, headers)
+        if refusal is None:
+            await self._application(scope, receive, _unframed(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.reason[:120]})
+        else:
+            await _answer(send, refusal.status, f"{refusal.reason}\n".encode(), _PLAIN)
+
+    def _of_the_name(self, headers: dict[str, list[str]]) -> Refusal | None:
+        """A page can give its own host's name the address 127.0.0.1; its requests still carry that name."""
+        hosts = headers.get("host", [])
+        if len(hosts) == 1 and hosts[0].lower() in self._names.hosts:
+            return None
+        told = ", ".join(hosts) or "no name"
+        return Refusal(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            f"nothing is served under {told[:100]}; cdc-platform up --public-url names a proxy",
+        )
+
+    def _of_the_page(self, headers: dict[str, list[str]]) -> Refusal | None:
+        origins = headers.get("origin", [])
+        if any(origin.lower() not in self._names.origins for origin in origins):
+            return Refusal(HTTPStatus.FORBIDDEN, f"pages of {', '.join(origins)[:100]} may not ask this server")
+        # What a foreign page loads without asking by script: pictures, scripts. A link that a person follows is none.
+        foreign = {"cross-site", "same-site"} & set(headers.get("sec-fetch-site", []))
+        if foreign and headers.get("sec-fetch-mode") != ["navigate"]:
+            return Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not load anything from this server")
+        return None
+
+    def _of_the_token(self, scope: Scope, headers: dict[str, list[str]]) -> Refusal | None:
+        if any(_same(given, f"Bearer {self._token}") for given in headers.get("authorization", [])):
+            return None
+        if self._has_cookie(headers):
+            changes = scope["type"] == "websocket" or scope["method"] not in _READS
+            if not changes or headers.get("origin"):
+                return None
+            return Refusal(HTTPStatus.FORBIDDEN, "which page asks? Programs send Authorization: Bearer TOKEN")
+        return Refusal(
+            HTTPStatus.UNAUTHORIZED,
+            "this Dagster wants its token: open the link that cdc-platform up has printed, or send the header "
+            "Authorization: Bearer TOKEN with the token of <home>/up/ui.token",
+        )
+
+    def _of_graphql(self, scope: Scope, headers: dict[str, list[str]]) -> Refusal | None:
+        """A browser sends a GET, and a POST of a form, for any page that wants it: neither runs GraphQL."""
+        if scope["type"] != "http" or scope["path"].rstrip("/") != f"{self._names.prefix}/graphql":
+            return None
+        if scope["method"] != "POST":
+            asked = "query" in parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is asked by POST") if asked else None
+        kind = headers.get("content-type", [""])[0].partition(";")[0].strip().lower()
+        if kind in _GRAPHQL_TYPES:
+            return None
+        return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"GraphQL is asked in JSON, not in {kind[:60] or 'nothing'}")
+
+    def _is_link(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or scope["method"] != "GET" or scope["path"].rstrip("/") != self._names.prefix:
+            return False
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        return len(given) == 1 and _same(given[0], self._token)
+
+    async def _let_in(self, scope: Scope, headers: dict[str, list[str]], send: Send) -> None:
+        """Give the browser its cookie and send it on, away from the address with the token.
+
+        By a page and not by a redirect: a browser that came from elsewhere keeps a strict cookie back on redirects.
+        """
+        public = self._names.public
+        secure = public is not None and public.scheme == "https" and headers["host"][0].lower() in public.hosts
+        cookie = f"{self._cookie_name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
+        there = html.escape(f"{self._names.prefix}/", quote=True)
+        page = f'<!doctype html><meta http-equiv="refresh" content="0; url={there}"><a href="{there}">Dagster</a>'
+        await _answer(send, HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", (b"set-cookie", cookie.encode()))
+
+    def _has_cookie(self, headers: dict[str, list[str]]) -> bool:
+        for header in headers.get("cookie", []):
+            for pair in header.split(";"):
+                name, _, value = pair.strip().partition("=")
+                if name == self._cookie_name and _same(value, self._cookie):
+                    return True
+        return False
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _unframed(send: Send) -> Send:
+    """Let no other site show the UI inside a page of its own, where clicks on it can be steered."""
+
+    async def with_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", []), (b"x-frame-options", b"SAMEORIGIN")]
+        await send(message)
+
+    return with_header
+
+
+async def _answer(send: Send, status: HTTPStatus, body: bytes, kind: str, *more: tuple[bytes, bytes]) -> None:
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        *more,
+    ]
+    await send({"type": "http.response.start", "status": int(status), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

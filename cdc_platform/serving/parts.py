@@ -1,0 +1,186 @@
+"""The parts of `cdc-platform up`: how each is started, with which secrets, and when it answers.
+
+Secrets go by files and the environment, which are the owner's alone; command lines can be read by every user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cdc_platform import lease
+from cdc_platform.clock import Clock, format_us
+from cdc_platform.dagster_home import CLOCK_VARIABLE, dagster_home, project_file
+from cdc_platform.home import VARIABLE, Home, owners_alone
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.session import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE
+from cdc_platform.lease import Lease
+from cdc_platform.serving.addresses import LOOPBACK, Names
+from cdc_platform.supervisor import Service, ServiceDied
+
+LOCATION = "cdc_platform"
+"""The code location's name, as in workspace.yaml: what people have switched on and off is kept under it."""
+_LONGEST_SOCKET = 103
+_WORKSPACE = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename \
+... on PythonError { message } } } } ... on PythonError { message } } }"
+_DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy lastHeartbeatTime } } } }"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is started in a home, and where it answers. `token` is the UI's."""
+
+    home: Home
+    held: Lease
+    clock: Clock
+    names: Names
+    read_only: bool
+    token: str
+
+    @property
+    def logs(self) -> Path:
+        """The folder of what the parts print."""
+        return self.home.path / "logs"
+
+    @property
+    def token_file(self) -> Path:
+        """The UI's token, for programs."""
+        return self.held.folder / "ui.token"
+
+    @property
+    def spark_file(self) -> Path:
+        """Where the Connect server is and its token, as a shell reads variables; not there while no server answers."""
+        return self.held.folder / "spark.env"
+
+    @property
+    def link(self) -> str:
+        """The address that lets a browser in."""
+        return f"{self.names.url}/?token={self.token}"
+
+    def services(self, listening: socket.socket) -> Iterator[Service]:
+        """Dagster's three, in the order in which they are started."""
+        environment = self._environment()
+        workspace = self._workspace()
+        started = time.time()
+        yield self._service("the Dagster code server", "code", self._code_arguments(), environment)
+        public = ["--public-url", self.names.public.url] if self.names.public else []
+        arguments = ["--listening", str(listening.fileno()), "--workspace", str(workspace)]
+        arguments += ["--token-file", str(self.token_file), *public, *(["--read-only"] if self.read_only else [])]
+        ui = self._service("the Dagster UI", "ui", arguments, environment, listening.fileno())
+        yield replace(ui, answers=self._serves)
+        daemon = self._service("the Dagster daemon", "daemon", ["run", "-w", str(workspace)], environment)
+        yield replace(daemon, answers=lambda: self._beats(started))
+
+    def start_spark(self, server: ConnectServer) -> None:
+        """Start the Connect server, again if it has died, and tell the parts where it is once it answers."""
+        self.spark_file.unlink(missing_ok=True)
+        server.start()
+        lines = [f"{name}={value}\n" for name, value in server.environment.items()]
+        write_secret(self.spark_file, "".join(lines))
+
+    def connect_server(self) -> ConnectServer:
+        """The Spark Connect server, not yet started; the home is held as long as it runs."""
+        below = owners_alone(self.held.folder / "spark")
+        return ConnectServer(below=below, keeps_open=[self.held.parts.fileno()])
+
+    def _service(
+        self, name: str, entry: str, arguments: list[str], environment: Mapping[str, str], *keeps_open: int
+    ) -> Service:
+        return Service(
+            name,
+            [sys.executable, "-m", f"cdc_platform.serving.{entry}", *arguments],
+            environment,
+            self.logs / f"dagster-{entry}.log",
+            lambda: True,
+            [self.held.parts.fileno(), *keeps_open],
+        )
+
+    def _code_arguments(self) -> list[str]:
+        root = project_file("workspace.yaml").parent
+        named = ["-m", "cdc_platform.definitions", "-a", "defs", "-d", str(root), "--location-name", LOCATION]
+        # A failure to load is told in the UI, and by `_serves`.
+        return ["--socket", str(self._socket), *named, "--lazy-load-user-code"]
+
+    @property
+    def _socket(self) -> Path:
+        """Of the code server, in a folder that is the owner's alone: it runs whatever it is asked to."""
+        socket_file = self.held.folder / "code.sock"
+        short = Path(f"/proc/{os.getpid()}/fd/{self.held.opened}") / socket_file.name
+        return short if len(str(socket_file)) > _LONGEST_SOCKET and short.parent.exists() else socket_file
+
+    def _workspace(self) -> Path:
+        """The workspace of UI and daemon: the one code server."""
+        workspace = self.held.folder / "workspace.yaml"
+        location = {"grpc_server": {"socket": str(self._socket), "location_name": LOCATION}}
+        workspace.write_text(json.dumps({"load_from": [location]}), encoding="utf-8")
+        return workspace
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
+        environment = {
+            **kept,
+            VARIABLE: str(self.home.path),
+            lease.VARIABLE: str(self.held.alive),
+            SERVER_VARIABLE: str(self.spark_file),
+            "DAGSTER_HOME": str(dagster_home(self.home)),
+            "TMPDIR": str(owners_alone(self.held.folder / "tmp")),
+            "PYTHONUNBUFFERED": "1",
+        }
+        # Nothing on loopback goes through a proxy, whatever the shell has set for the rest of the world.
+        for name in ("NO_PROXY", "no_proxy"):
+            environment[name] = ",".join(filter(None, [environment.get(name), LOOPBACK, "localhost"]))
+        if self.clock.stopped_at_us is not None:
+            environment[CLOCK_VARIABLE] = format_us(self.clock.stopped_at_us)
+        return environment
+
+    def _serves(self) -> bool:
+        """Whether the UI answers and has loaded the code location.
+
+        Raises:
+            ServiceDied: the code location does not load.
+        """
+        workspace = self._ask(_WORKSPACE)["workspaceOrError"]
+        entries = [entry["locationOrLoadError"] for entry in workspace.get("locationEntries", [])]
+        for told in [workspace, *(entry for entry in entries if entry)]:
+            if "message" in told:
+                raise ServiceDied(f"the Dagster UI cannot load the code location: {told['message'].strip()[:500]}")
+        return bool(entries) and all(entry and entry["__typename"] == "RepositoryLocation" for entry in entries)
+
+    def _beats(self, since: float) -> bool:
+        """Whether every daemon that is needed has given a sign of life since this one was started."""
+        statuses = self._ask(_DAEMONS)["instance"]["daemonHealth"]["allDaemonStatuses"]
+        needed = [status for status in statuses if status["required"]]
+        return bool(needed) and all(s["healthy"] and (s["lastHeartbeatTime"] or 0) > since for s in needed)
+
+    def _ask(self, query: str) -> Mapping[str, Any]:
+        request = urllib.request.Request(
+            f"{self.names.local_url}/graphql",
+            json.dumps({"query": query}).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
+        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+
+def new_token() -> str:
+    """A secret that nobody guesses, fit for an address and a header."""
+    return secrets.token_urlsafe(32)
+
+
+def write_secret(file: Path, text: str) -> None:
+    """Write a file that is its owner's alone from its first byte on, whole or not at all."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as secret:  # noqa: PTH123
+        secret.write(text)
+    draft.replace(file)

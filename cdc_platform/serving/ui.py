@@ -1,0 +1,66 @@
+"""Dagster's UI behind the gate, as `python -m cdc_platform.serving.ui` with options of its own.
+
+The page is Dagster's webserver, made by its own factory; who may see it is `gate`'s. The port is opened by `up`, so
+that nobody can take it in between, and the token is in a file: command lines can be read by every user of a machine.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import cast
+
+import click
+
+from cdc_platform.lease import bind
+from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
+from cdc_platform.serving.gate import Application, Gate
+
+bind()
+
+STATEMENT_MS = 15_000
+POOL_SECONDS = 3600
+POOL_OVERFLOW = 20
+POLL_MS = 2000
+"""Dagster's own defaults: how long a database's statement may take, how long its connections are kept, how many more
+there may be, how often a page asks for news."""
+
+
+@click.command()
+@click.option("--listening", type=int, required=True, help="File descriptor of a socket that listens.")
+@click.option("--workspace", type=click.Path(exists=True, dir_okay=False), required=True)
+@click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--public-url", help="Where a proxy in front of it answers.")
+@click.option("--read-only", is_flag=True, help="Nothing can be changed.")
+def serve(listening: int, workspace: str, token_file: Path, public_url: str | None, read_only: bool) -> None:
+    """Serve the UI at a socket until the process is asked to end."""
+    import uvicorn
+    from dagster import DagsterInstance
+    from dagster._core.workspace.context import WorkspaceProcessContext
+    from dagster._core.workspace.load_target import WorkspaceFileTarget
+    from dagster_webserver.app import create_app_from_workspace_process_context
+    from dagster_webserver.version import __version__
+
+    await_code_server(Path(workspace))
+    bound = socket.socket(fileno=listening)
+    names = Names(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)
+    token = token_file.read_text(encoding="utf-8").strip()
+    with (
+        DagsterInstance.get() as instance,
+        WorkspaceProcessContext(
+            instance,
+            version=__version__,
+            read_only=read_only,
+            workspace_load_target=WorkspaceFileTarget([workspace]),
+        ) as context,
+    ):
+        instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
+        page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
+        gate = Gate(cast("Application", page), names, token)
+        # What a proxy says of who asks is not asked for: everybody on this machine could say it.
+        config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
+        uvicorn.Server(config).run(sockets=[bound])
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,162 @@
+"""Processes of `cdc-platform up` are killed while nodes join, generations are switched to and V1 tables are rewritten.
+
+Whatever dies and when: Spark comes back and `up` goes on; where `up` ends, all ends, and the next one finishes the
+work. A few kills by default, printed with their seed; CDC_PLATFORM_KILLS=50 for as many, CDC_PLATFORM_SEED for others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal import node_config
+from serving import Serving
+from v1_tables import nodes, old_cluster, published, times
+
+from cdc_platform.clock import Clock
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
+from cdc_platform.lifecycle import inbox
+from cdc_platform.sources.bootstrap_file import JoinRequest
+
+KILLS = int(os.environ.get("CDC_PLATFORM_KILLS", "2"))
+SEED = os.environ.get("CDC_PLATFORM_SEED", "2")
+FIRST_NODE = 100
+"""The shared home has nodes of other tests."""
+TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
+PARTS = {
+    "up": "cdc-platform|cdc_platform --home",
+    "spark": "SparkConnectServer",
+    "code": "cdc_platform.serving.code",
+    "ui": "cdc_platform.serving.ui",
+    "daemon": "cdc_platform.serving.daemon",
+    "run": "multiprocessing.spawn",
+    "workers": "cdc_platform.lake.worker_daemon",
+}
+ENDS = ("up", "code", "ui", "daemon")
+"""Those whose death ends everything."""
+_RUNS = "{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { jobName } } } }"
+_LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
+  repositoryLocationName: "cdc_platform", jobName: "rewrite"}, runConfigData: {}}) { __typename } }"""
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
+    pytest.mark.timeout(300 + 300 * KILLS),
+]
+
+
+def ask(serving: Serving, query: str) -> Any:
+    """What the UI answers to a query."""
+    request = urllib.request.Request(
+        f"{serving.start()['url']}/graphql",
+        json.dumps({"query": query}).encode(),
+        {"Content-Type": "application/json"} | serving.header,
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["data"]
+
+
+def await_true(found: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait until something is found."""
+    deadline = time.monotonic() + seconds
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"{what} took more than {seconds} s"
+        time.sleep(0.3)
+    return answer
+
+
+def processes_of(serving: Serving, part: str) -> list[int]:
+    """The processes that are a part of it by now."""
+    if part == "up":
+        return [serving.pid]
+    return [pid for pid, command in serving.processes().items() if PARTS[part] in command]
+
+
+def strays(serving: Serving) -> dict[int, str]:
+    """Processes that have lost their parent, those apart that are about to see it."""
+    mine = serving.processes()
+    parents = {pid: parent(pid) for pid in mine}
+    return {pid: mine[pid] for pid, above in parents.items() if above == 1}
+
+
+def parent(pid: int) -> int | None:
+    """The parent of a process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def check(serving: Serving) -> subprocess.CompletedProcess[str]:
+    """The platform's own judgement of the home."""
+    return subprocess.run(
+        [sys.executable, "-m", "cdc_platform", "--home", str(serving.home), "check", "--json"],
+        env=os.environ | serving.spark,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
+    """Each kill at a random moment of the work: it goes on or is done by the next `up`, once, and `check` is clean."""
+    dice = random.Random(SEED)
+    (serving.home).mkdir(mode=0o700, exist_ok=True)
+    (serving.home / "settings.toml").write_text(TWO_PHASES, encoding="utf-8")
+    old = times(3)
+    made = old_cluster(serving.lake, old, members=nodes(2), tables=(("orders", 0),))
+    serving.start()
+    generations = []
+    for number in range(KILLS):
+        victim = dice.choice(sorted(PARTS)) if number else "spark"
+        event = inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(node_config(FIRST_NODE + number)))
+        generations.append(event.generation_id)
+        ask(serving, _LAUNCH)
+        await_true(lambda: ask(serving, _RUNS)["runsOrError"]["results"], 120, "the start of the work")
+        pause = dice.uniform(0, 15)
+        print(f"kill {number + 1} of {KILLS}, seed {SEED}: {victim} after {pause:.1f} s", flush=True)
+        time.sleep(pause)
+        kill(serving, victim)
+        await_true(lambda: not inbox.waiting(serving.lake), 280, f"the joins after {victim} was killed")
+        await_true(lambda: not strays(serving), 30, "the end of processes without a parent")
+    judged = check(serving)
+    assert judged.returncode == 0, judged.stdout[-3000:] + judged.stderr
+    ledger = serving.lake.read(GENERATIONS).to_pylist()
+    done = [row["time"] for row in ledger if row["generation_id"] in generations]
+    assert len(done) == len(set(done)) == len(generations)
+    marks = [row["time"] for row in serving.lake.read(GENERATION_TIMESTAMPS).to_pylist()]
+    assert sorted(set(done) - set(marks)) == []
+    assert len(marks) == len(set(marks))
+    await_true(lambda: all(published(serving.lake, each) for each in made), 120, "the rewrite")
+    serving.stop()
+    assert serving.processes() == {}
+    assert list(serving.temporary.iterdir()) == []
+    assert [path.name for path in (serving.home / "up").iterdir()] == ["parts.lock"]
+
+
+def kill(serving: Serving, part: str) -> None:
+    """Kill one process of a part, if it has any just now, and see the rest behave."""
+    found = processes_of(serving, part)
+    if not found:
+        return
+    before = serving.start()
+    os.kill(found[0], signal.SIGKILL)
+    if part in ENDS:
+        code, said = serving.end()
+        assert code == (-signal.SIGKILL if part == "up" else 1), said
+        assert serving.processes_after(60) == {}
+        serving.start()
+    else:
+        assert serving.start() == before  # it is still up
+    if part == "spark":
+        await_true(lambda: set(processes_of(serving, "spark")) - set(found), 120, "another Spark")
