@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsal import node_config
-from serving import Serving
-from v1_tables import nodes, old_cluster, published, times
+from support.worlds.rehearsal import node_config
+from support.worlds.serving import Serving
+from support.homes.v1_tables import nodes, old_cluster, published, times
 
 from cdc_platform.clock import Clock
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
-from cdc_platform.lifecycle import inbox
+from cdc_platform.records import inbox
 from cdc_platform.sources.bootstrap_file import JoinRequest
 
 KILLS = int(os.environ.get("CDC_PLATFORM_KILLS", "2"))

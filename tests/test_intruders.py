@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from serving import Serving
+from support.worlds.serving import Serving
 
 NOBODY = "nobody"
 _LISTENING = "0A"

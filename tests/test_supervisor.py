@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -146,3 +147,61 @@ def test_an_adopted_server_that_ends_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServiceDied, match="the slow server has ended; its log is"):
         adopt()
     assert server.stopped
+
+
+class Mortal:
+    """A server that is a real process, and that ends by itself as often as it is told to."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths = deaths
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None once it has ended."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    def start(self) -> None:
+        """Start it; the one that is not to die asks for the end of the test."""
+        self.starts += 1
+        self._process = subprocess.Popen([sys.executable, "-c", _ALONE])
+        if self.starts <= self.deaths:
+            self._process.kill()
+            self._process.wait()
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Where that is asked for: the others go on, and each time is told."""
+    server, told = Mortal(2), []
+    with until_the_end() as supervisor:
+        supervisor.start(service(tmp_path, _ALONE))
+        supervisor.adopt("the server", tmp_path / "its.log", server, server.start, told=told.append)
+        supervisor.await_end()
+    assert server.starts == 3
+    assert told == [f"the server has ended and is started again; its log is {tmp_path / 'its.log'}"] * 2
+    assert server.pid is None
+
+
+def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another start does not mend is a failure, and names the log."""
+    monkeypatch.setattr(supervising, "REVIVALS", 2)
+    server = Mortal(100)
+
+    def adopt() -> None:
+        with until_the_end() as supervisor:
+            supervisor.adopt("the server", tmp_path / "its.log", server, server.start, told=lambda _: None)
+            supervisor.await_end()
+
+    with pytest.raises(ServiceDied, match="the server ends again and again; its log is"):
+        adopt()
+    assert server.starts == 3

@@ -102,6 +102,22 @@ def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
 
 
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_client_without_the_token_is_refused(server: ConnectServer, token: str | None) -> None:
+    """With one line that says what is missing, and where it is."""
+    environment = {**os.environ, **server.environment}
+    environment.pop("SPARK_CONNECT_AUTHENTICATE_TOKEN")
+    environment |= {"SPARK_CONNECT_AUTHENTICATE_TOKEN": token} if token else {}
+    asked = "from cdc_platform.lake.session import spark_session; spark_session()"
+    client = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert client.returncode == 1
+    told = client.stderr.strip().splitlines()[-1]
+    assert "wants its token in SPARK_CONNECT_AUTHENTICATE_TOKEN" in told
+    assert server.environment["SPARK_CONNECT_AUTHENTICATE_TOKEN"] not in client.stderr
+
+
 def test_the_server_ends_with_everything_that_it_started(server: ConnectServer) -> None:
     """JVM and Python workers are gone when `stop` returns; its folder too; it can be stopped twice."""
     pid, folder = server.pid, server._folder

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,8 @@ import pytest
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake.session import (
     BYTES_PER_BATCH,
+    _by_name,
+    _found,
     bounded_batches,
     java_options,
     local_conf,
@@ -82,7 +87,9 @@ def test_sockets_are_files_where_their_paths_fit(tmp_path: Path) -> None:
     """A path of a Unix domain socket has 103 bytes everywhere; beyond that JVM and Python meet over TCP."""
     setting = "spark.python.unix.domain.socket.enabled"
     assert local_conf(Path("/tmp/cdc-platform-12345678"))[setting] == "true"
-    assert local_conf(Path("/tmp") / ("a" * 60))[setting] == "false"
+    long = Path("/tmp") / ("a" * 60)
+    assert local_conf(long)[setting] == "false"
+    assert local_conf(long, Path("/proc/1/fd/2"))[setting] == "true"
     assert local_conf(tmp_path)["spark.python.unix.domain.socket.dir"] == str(tmp_path)
 
 
@@ -131,3 +138,37 @@ def test_a_server_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SPARK_REMOTE", remote)
     with pytest.raises(EnvironmentProblem, match=told):
         spark_session()
+
+
+def test_a_server_with_a_token_is_asked_by_this_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any other name a client that has a token wants TLS, and waits for it without end."""
+    monkeypatch.delenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", raising=False)
+    assert _by_name("sc://127.0.0.1:15002") == "sc://127.0.0.1:15002"
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "secret")
+    assert _by_name("sc://127.0.0.1:15002/;user_id=a") == "sc://localhost:15002/;user_id=a"
+    assert _by_name("sc://[::1]:15002") == "sc://localhost:15002"
+    for other in ("sc://127.0.0.1:15002/;use_ssl=true", "sc://spark.example.com:15002", "sc://127.0.0.1.example.com"):
+        assert _by_name(other) == other
+
+
+def test_a_server_that_is_started_anew_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is stands in a file that is there when it answers; the last address may be nobody's by now."""
+    file = tmp_path / "spark.env"
+    monkeypatch.setenv("CDC_PLATFORM_SPARK_SERVER", str(file))
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:1")
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of the last one")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        remote = f"sc://localhost:{server.getsockname()[1]}"
+        text = f"SPARK_REMOTE={remote}\nSPARK_CONNECT_AUTHENTICATE_TOKEN=of-this=one\n"
+        timer = threading.Timer(0.5, lambda: file.write_text(text, encoding="utf-8"))
+        timer.start()
+        assert _found() == remote
+        timer.join()
+    assert os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "of-this=one"
+
+
+def test_parts_of_spark_show_each_other_a_secret(spark: SparkSession) -> None:
+    """Embedded too: every user of the machine can reach their ports."""
+    assert spark.conf.get("spark.authenticate") == "true"
