@@ -51,7 +51,7 @@ _LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
-    pytest.mark.timeout(300 + 300 * KILLS),
+    pytest.mark.timeout(600 + 600 * KILLS),
 ]
 
 
@@ -127,7 +127,7 @@ def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
         print(f"kill {number + 1} of {KILLS}, seed {SEED}: {victim} after {pause:.1f} s", flush=True)
         time.sleep(pause)
         kill(serving, victim)
-        await_true(lambda: not inbox.waiting(serving.lake), 280, f"the joins after {victim} was killed")
+        await_true(lambda: not inbox.waiting(serving.lake), 600, f"the joins after {victim} was killed")
         await_true(lambda: not strays(serving), 30, "the end of processes without a parent")
     judged = check(serving)
     assert judged.returncode == 0, judged.stdout[-3000:] + judged.stderr

@@ -111,6 +111,17 @@ def test_killed_it_leaves_nothing_behind(serving: Serving) -> None:
     assert serving.processes_after(60) == {}
 
 
+def test_a_home_that_everybody_can_write_into_is_refused(tmp_path: Path) -> None:
+    """What is in a home is run in the name of whoever brings it up."""
+    home = open_home(tmp_path / "home")
+    home.path.chmod(0o777)
+    tried = Serving(home.path).command("up", "--port", "0")
+    said = tried.communicate(timeout=60)[1]
+    assert tried.returncode == 2
+    assert said.startswith(f"error: everybody on this machine can write into home {home.path}")
+    assert said.strip().endswith(f"close it with chmod 700 {home.path}")
+
+
 def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
     """A run whose process was killed together with its `up` does not stand as started for good."""
     folder = dagster_home(open_home(tmp_path))
