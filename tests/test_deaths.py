@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.homes.v1_tables import nodes, old_cluster, published, times
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
-from support.homes.v1_tables import nodes, old_cluster, published, times
 
 from cdc_platform.clock import Clock
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS

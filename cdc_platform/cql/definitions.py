@@ -5,7 +5,6 @@ Everything is checked before anything is changed. The rows of tables are not tou
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,11 +14,11 @@ from itertools import chain
 from cdc_platform.clock import format_us
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
+from cdc_platform.cql.names import refuse_name
 from cdc_platform.cql.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kind, TableSchema, log_columns
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
 
-_NAME = re.compile(r"\w{1,48}", re.ASCII)
 _DROP_AHEAD_US = 5_000_000
 """A dropped column counts as dropped this much after now, so that no write under way can bring it back."""
 DEFAULT_TABLETS = 8
@@ -41,7 +40,7 @@ def _define(body: s.Definition, catalog: Catalog, now_us: int) -> TableSchema | 
 
 @_define.register
 def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: int) -> None:
-    _check_name(body.name, "keyspace")
+    refuse_name(body.name, "keyspace")
     if body.name in catalog.keyspaces:
         if not body.if_not_exists:
             raise InputError(f"keyspace {body.name} exists already; say IF NOT EXISTS, or DROP it first")
@@ -65,7 +64,7 @@ def _tablets(body: s.CreateKeyspace) -> int | None:
 @_define.register
 def _create_type(body: s.CreateType, catalog: Catalog, now_us: int) -> None:
     keyspace, name = catalog.qualified(body.name)
-    _check_name(name, "type")
+    refuse_name(name, "type")
     types = catalog.making(keyspace).types
     if name in types:
         if not body.if_not_exists:
@@ -150,7 +149,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: int) -> TableSc
         raise InputError(
             f"{keyspace}.{name} is named like a CDC log; choose a name that does not end with {LOG_SUFFIX}"
         )
-    _check_name(name, "table")
+    refuse_name(name, "table")
     if catalog.has_table(body.name):
         if not body.if_not_exists:
             raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
@@ -226,7 +225,7 @@ def _check_table(schema: TableSchema) -> None:
 
 
 def _check_column(schema: TableSchema, column: Column) -> None:
-    _check_name(column.name, "column", most=255)
+    refuse_name(column.name, "column", most=255)
     kind = column.type
     if column.is_key:
         if kind.multicell:
@@ -395,11 +394,3 @@ def _option(term: s.Term) -> str | None:
     if not isinstance(term, s.Constant) or term.kind == "null":
         return None
     return str(term.value) if term.kind == "text" else term.text
-
-
-def _check_name(name: str, what: str, most: int = 48) -> None:
-    if what == "column":
-        if len(name) > most:
-            raise InputError(f"a column name of {len(name)} characters; names have at most {most}")
-    elif not _NAME.fullmatch(name):
-        raise InputError(f"{name!r} names no {what}: a name has 1 to {most} letters, digits and underscores")

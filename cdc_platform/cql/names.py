@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import re
 
+from cdc_platform.errors import InputError
+
 _WHOLE = re.compile(r"\w{1,48}", re.ASCII)
 
 
 def is_name(text: str) -> bool:
     """Whether a keyspace or a table can be called so: 1 to 48 letters, digits and underscores."""
     return _WHOLE.fullmatch(text) is not None
+
+
+def refuse_name(name: str, what: str, most: int = 48) -> None:
+    """Refuse a name that a new keyspace, type, table or column (`what`) cannot have; `most`: characters of a column's.
+
+    Raises:
+        InputError: it is too long, or no name of its kind.
+    """
+    if what == "column":
+        if len(name) > most:
+            raise InputError(f"a column name of {len(name)} characters; names have at most {most}")
+    elif not is_name(name):
+        raise InputError(f"{name!r} names no {what}: a name has 1 to {most} letters, digits and underscores")
 
 
 def quoted(name: str) -> str:

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-def read(spark: SparkSession, lake: Lake, table: Table) -> DataFrame:
-    """The table as it is now; no rows where it does not exist."""
+def read(spark: SparkSession, lake: Lake, table: Table, version: int | None = None) -> DataFrame:
+    """The table as it is now, or as it was at a version; no rows where it does not exist."""
     if not lake.exists(table):
         return spark.createDataFrame([], spark_schema(table))
     with translated(f"reading {table.full_name}"):
-        return spark.read.format("delta").load(lake.path(table))
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(lake.path(table))
 
 
 def slice_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequence[str]) -> TaskRows:

@@ -13,14 +13,13 @@ from difflib import get_close_matches
 import pyarrow as pa
 
 from cdc_platform.clock import format_us
+from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import snapshots
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.snapshots import Snapshot
 from cdc_platform.lake.tables import TABLES, Table
 from cdc_platform.log.log_table import log_table
-
-_LOG_SUFFIX = "_scylla_cdc_log"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Names:
 
     def _unwritten_log(self, reference: Reference) -> list[Table]:
         """The logs of that name to which nothing was written yet: they have columns, and no files."""
-        if not reference.name.lower().endswith(_LOG_SUFFIX):
+        if not reference.name.lower().endswith(LOG_SUFFIX):
             return []
         # The grammar takes as long to load as small tables to be read.
         from cdc_platform.cql.catalog import Catalog

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_platform.errors import InputError
+from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches, spark_session
 from cdc_platform.lake.shape import spark_schema
@@ -76,8 +77,7 @@ def _found(names: Names, reference: Reference) -> Table:
 def _rows_of(spark: SparkSession, lake: Lake, source: Source) -> DataFrame:
     if source.snapshot is None:
         return spark.createDataFrame([], spark_schema(source.table))
-    reader = spark.read.format("delta").option("versionAsOf", source.snapshot.version)
-    return reader.load(lake.path(source.table))
+    return frames.read(spark, lake, source.table, source.snapshot.version)
 
 
 def _batches(result: DataFrame) -> Rows:
