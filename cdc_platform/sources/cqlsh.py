@@ -8,17 +8,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-
-import numpy as np
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import InputError
-from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
-from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES
+from cdc_platform.ring import MAX_IGNORE_MSB, MAX_RANGES
 from cdc_platform.sources.cqlsh_tablets import (
     TABLET_STREAMS,
     TABLET_TIMESTAMPS,
@@ -38,6 +34,7 @@ from cdc_platform.sources.cqlsh_values import (
     whole_number,
 )
 from cdc_platform.sources.json_files import read_text
+from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
 
 V2 = "cdc_generation_descriptions_v2"
 STREAMS = "cdc_streams_descriptions_v2"
@@ -60,37 +57,6 @@ _NOT_READ = {
     ),
 }
 _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
-
-
-@dataclass(frozen=True, eq=False)
-class RangeRows:
-    """The rows of one partition, ascending by range end.
-
-    `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], one range after the other, each range's in
-    unsigned byte order; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column.
-    """
-
-    source: str
-    range_ends: np.ndarray
-    stream_counts: np.ndarray
-    streams: np.ndarray
-    ignore_msbs: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.range_ends)
-
-    @cached_property
-    def offsets(self) -> np.ndarray:
-        """Where each range's streams begin, and at last their end: int64[n + 1]."""
-        return np.concatenate([[0], np.cumsum(self.stream_counts)])
-
-    def has_same_streams(self, other: RangeRows) -> bool:
-        """Whether both have the same ranges, each with the same set of streams."""
-        return (
-            np.array_equal(self.range_ends, other.range_ends)
-            and np.array_equal(self.stream_counts, other.stream_counts)
-            and np.array_equal(self.streams, other.streams)
-        )
 
 
 @dataclass(frozen=True)
@@ -310,81 +276,10 @@ def _description(id_: str, rows: dict[int, _Row]) -> RangeRows:
     if claimed != {len(rows)}:
         shown = " and ".join(str(number) for number in sorted(claimed))
         raise InputError(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF}")
-    partition = _range_rows(rows, with_msbs=True)
-    versions = decode(partition.streams).versions
-    if np.any(versions > VERSION):
-        legacy = partition.streams[int(np.argmax(versions > VERSION))].tobytes().hex()
-        raise InputError(
-            f"{source}: generation {id_} has stream 0x{legacy}, older than the version field; "
-            "V2 descriptions hold streams of version 1"
-        )
-    _refuse_missing_rows(f"{source}: generation {id_}", partition)
-    return partition
+    msbs = {end: row.ignore_msb for end, row in rows.items()}
+    return described_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs)
 
 
 def _streams_of(time_ms: int, rows: dict[int, _Row]) -> RangeRows:
-    partition = _range_rows(rows, with_msbs=False)
-    _refuse_missing_rows(f"{partition.source}: time {format_ms(time_ms)}", partition)
-    return partition
-
-
-def _range_rows(rows: dict[int, _Row], *, with_msbs: bool) -> RangeRows:
-    ends = sorted(rows)
-    ordered = [rows[end] for end in ends]
-    counts = np.array([len(row.streams) // STREAM_ID_BYTES for row in ordered], dtype=np.int64)
-    streams = np.frombuffer(b"".join(row.streams for row in ordered), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES)
-    return RangeRows(
-        ordered[0].source,
-        np.array(ends, dtype=np.int64),
-        counts,
-        in_byte_order(counts, streams),
-        np.array([row.ignore_msb for row in ordered], dtype=np.int64) if with_msbs else None,
-    )
-
-
-def in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
-    """The streams (uint8[total, 16]) with each range's sorted as unsigned bytes, as a CQL client hands sets out."""
-    rows = np.repeat(np.arange(len(stream_counts)), stream_counts)
-    words = ordered_words(streams)
-    return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
-
-
-def _refuse_missing_rows(what: str, rows: RangeRows) -> None:
-    """Refuse a generation whose stream IDs tell that it has more rows: by their index, or by the range they begin in.
-
-    The index is the rank of the row. A range's streams begin right after the end of the range before, so that the
-    first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
-    """
-    ids = decode(rows.streams)
-    first = rows.offsets[:-1]
-    if np.any(ids.versions != VERSION) or np.any(np.repeat(ids.indexes[first], rows.stream_counts) != ids.indexes):
-        return
-    ranks = np.arange(len(rows))
-    indexes = ids.indexes[first]
-    if np.any(indexes >= len(rows)):
-        row = int(np.argmax(indexes != ranks))
-        raise InputError(
-            f"{what}: the range that ends with {rows.range_ends[row]} has index {indexes[row]} and is row {row}: "
-            f"{HALF}, rows are missing"
-        )
-    # A single row with index 0 is too little to tell that its index is a rank.
-    if len(rows) == 1 or not np.array_equal(indexes, ranks):
-        return
-    last = int(rows.range_ends[-1])
-    expected = FIRST if last == LAST else last + 1
-    begin = min(ids.tokens[: rows.offsets[1]].tolist(), key=_ring_order(expected))
-    if begin != expected and _is_between(begin, last, int(rows.range_ends[0])):
-        raise InputError(
-            f"{what}: its first range begins with token {begin}, so its last range ends right before; the last row "
-            f"there is ends with {last}: {HALF}, rows are missing"
-        )
-
-
-def _ring_order(start: int) -> Callable[[int], int]:
-    return lambda token: (token - start) % (1 << 64)
-
-
-def _is_between(token: int, start: int, end: int) -> bool:
-    """Whether the token lies in `(start, end]`, walking the ring upwards."""
-    from_start = _ring_order(start + 1)
-    return from_start(token) <= from_start(end)
+    source = rows[min(rows)].source
+    return published_rows(source, time_ms, {end: row.streams for end, row in rows.items()})

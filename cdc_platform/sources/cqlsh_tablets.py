@@ -94,7 +94,7 @@ class TabletFiles:
         Raises:
             InputError: a set does not cover the ring, or is not what its changes make of the one before.
         """
-        return TabletExports({name: list(_sets(name, rows)) for name, rows in self._streams.items()}, self._times)
+        return TabletExports({name: list(stream_sets(name, rows)) for name, rows in self._streams.items()}, self._times)
 
     def _add_times(self, source: str, rows: _Rows) -> None:
         for place, name, time_ms, _ in _keyed(source, rows):
@@ -142,15 +142,21 @@ def _refuse_twice(source: str, place: str, known: str, what: str) -> None:
         raise InputError(f"{place}: {what} is there twice, first in {known.removeprefix(f'{source}, ')}")
 
 
-def _sets(name: Name, rows: Mapping[int, Mapping[tuple[int, bytes], str]]) -> Iterator[ExportedSet]:
-    """The sets of a table, oldest first, each held against the one before it."""
+def stream_sets(name: Name, rows: Mapping[int, Mapping[tuple[int, bytes], str]]) -> Iterator[ExportedSet]:
+    """The sets of a table, oldest first, each held against the one before it.
+
+    `rows`: by time (ms) the streams in their states (0 current, 1 closed, 2 opened), each with the place it is from.
+
+    Raises:
+        InputError: a set does not cover the ring, or is not what its changes make of the one before.
+    """
     previous: ExportedSet | None = None
     for time_ms in sorted(rows):
         states: dict[int, list[bytes]] = {CURRENT: [], CLOSED: [], OPENED: []}
         for state, stream in rows[time_ms]:
             states[state].append(stream)
         place = next(iter(rows[time_ms].values()))
-        source = place[: place.rindex(", line ")]
+        source = place.rpartition(", line ")[0] or place
         found = ExportedSet(source, time_ms, *(_ids(states[state]) for state in (CURRENT, CLOSED, OPENED)))
         where = f"{source}: {'.'.join(name)} at {format_ms(time_ms)}"
         _check_set(where, found)

@@ -25,10 +25,11 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.ring import Ring
-from cdc_platform.sources.cqlsh import Exports, RangeRows, in_byte_order
+from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.import_plan_tablets import ImportedSet, plan_tablets
 from cdc_platform.sources.import_plan_v1 import described_streams, plan_v1
 from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
+from cdc_platform.sources.range_rows import RangeRows, in_byte_order
 
 _TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
 

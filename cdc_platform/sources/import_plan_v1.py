@@ -25,9 +25,9 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.records import cdc_local, generation_data
 from cdc_platform.ring import Ring
-from cdc_platform.sources.cqlsh import RangeRows, in_byte_order
 from cdc_platform.sources.cqlsh_v1 import LOCAL, LocalRow, V1Exports, V1Generation
 from cdc_platform.sources.ordering import OrderedRows
+from cdc_platform.sources.range_rows import RangeRows, in_byte_order
 
 Rows = list[tuple[Table, pa.Table]]
 

@@ -13,7 +13,7 @@ import numpy as np
 from cdc_platform.generations import restore_shard_orders
 from cdc_platform.generations.shard_order import UNKNOWN
 from cdc_platform.ring import Ring, range_starts
-from cdc_platform.sources.cqlsh import RangeRows
+from cdc_platform.sources.range_rows import RangeRows
 
 
 @dataclass(frozen=True, eq=False)

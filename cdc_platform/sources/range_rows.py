@@ -1,0 +1,139 @@
+"""The rows of a generation in a table of ranges, as a CQL client hands them out, and what shows that some are missing.
+
+Sets come sorted by unsigned bytes: putting streams back in shard order is left to `ordering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cdc_platform.clock import format_ms
+from cdc_platform.errors import InputError
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
+from cdc_platform.ring import FIRST, LAST
+from cdc_platform.sources.cqlsh_values import HALF
+
+
+@dataclass(frozen=True, eq=False)
+class RangeRows:
+    """The rows of one partition, ascending by range end.
+
+    `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], one range after the other, each range's in
+    unsigned byte order; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column.
+    """
+
+    source: str
+    range_ends: np.ndarray
+    stream_counts: np.ndarray
+    streams: np.ndarray
+    ignore_msbs: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.range_ends)
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """Where each range's streams begin, and at last their end: int64[n + 1]."""
+        return np.concatenate([[0], np.cumsum(self.stream_counts)])
+
+    def has_same_streams(self, other: RangeRows) -> bool:
+        """Whether both have the same ranges, each with the same set of streams."""
+        return (
+            np.array_equal(self.range_ends, other.range_ends)
+            and np.array_equal(self.stream_counts, other.stream_counts)
+            and np.array_equal(self.streams, other.streams)
+        )
+
+
+def published_rows(source: str, time_ms: int, streams: Mapping[int, bytes]) -> RangeRows:
+    """The user-facing rows of a time (ms): by range end its streams, 16 bytes each, one after the other.
+
+    Raises:
+        InputError: the streams tell that rows are missing.
+    """
+    partition = _range_rows(source, streams, None)
+    refuse_missing_rows(f"{source}: time {format_ms(time_ms)}", partition)
+    return partition
+
+
+def described_rows(source: str, id_: str, streams: Mapping[int, bytes], ignore_msbs: Mapping[int, int]) -> RangeRows:
+    """The internal rows of a generation: by range end its streams, 16 bytes each, and the ignore_msb.
+
+    Raises:
+        InputError: a stream is older than the version field, or the streams tell that rows are missing.
+    """
+    partition = _range_rows(source, streams, ignore_msbs)
+    versions = decode(partition.streams).versions
+    if np.any(versions > VERSION):
+        legacy = partition.streams[int(np.argmax(versions > VERSION))].tobytes().hex()
+        raise InputError(
+            f"{source}: generation {id_} has stream 0x{legacy}, older than the version field; "
+            "V2 descriptions hold streams of version 1"
+        )
+    refuse_missing_rows(f"{source}: generation {id_}", partition)
+    return partition
+
+
+def _range_rows(source: str, streams: Mapping[int, bytes], ignore_msbs: Mapping[int, int] | None) -> RangeRows:
+    ends = sorted(streams)
+    counts = np.array([len(streams[end]) // STREAM_ID_BYTES for end in ends], dtype=np.int64)
+    flat = np.frombuffer(b"".join(streams[end] for end in ends), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES)
+    return RangeRows(
+        source,
+        np.array(ends, dtype=np.int64),
+        counts,
+        in_byte_order(counts, flat),
+        None if ignore_msbs is None else np.array([ignore_msbs[end] for end in ends], dtype=np.int64),
+    )
+
+
+def in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
+    """The streams (uint8[total, 16]) with each range's sorted as unsigned bytes, as a CQL client hands sets out."""
+    rows = np.repeat(np.arange(len(stream_counts)), stream_counts)
+    words = ordered_words(streams)
+    return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
+
+
+def refuse_missing_rows(what: str, rows: RangeRows) -> None:
+    """Refuse a generation whose stream IDs tell that it has more rows: by their index, or by the range they begin in.
+
+    The index is the rank of the row. A range's streams begin right after the end of the range before, so that the
+    first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
+    """
+    ids = decode(rows.streams)
+    first = rows.offsets[:-1]
+    if np.any(ids.versions != VERSION) or np.any(np.repeat(ids.indexes[first], rows.stream_counts) != ids.indexes):
+        return
+    ranks = np.arange(len(rows))
+    indexes = ids.indexes[first]
+    if np.any(indexes >= len(rows)):
+        row = int(np.argmax(indexes != ranks))
+        raise InputError(
+            f"{what}: the range that ends with {rows.range_ends[row]} has index {indexes[row]} and is row {row}: "
+            f"{HALF}, rows are missing"
+        )
+    # A single row with index 0 is too little to tell that its index is a rank.
+    if len(rows) == 1 or not np.array_equal(indexes, ranks):
+        return
+    last = int(rows.range_ends[-1])
+    expected = FIRST if last == LAST else last + 1
+    begin = min(ids.tokens[: rows.offsets[1]].tolist(), key=_ring_order(expected))
+    if begin != expected and _is_between(begin, last, int(rows.range_ends[0])):
+        raise InputError(
+            f"{what}: its first range begins with token {begin}, so its last range ends right before; the last row "
+            f"there is ends with {last}: {HALF}, rows are missing"
+        )
+
+
+def _ring_order(start: int) -> Callable[[int], int]:
+    return lambda token: (token - start) % (1 << 64)
+
+
+def _is_between(token: int, start: int, end: int) -> bool:
+    """Whether the token lies in `(start, end]`, walking the ring upwards."""
+    from_start = _ring_order(start + 1)
+    return from_start(token) <= from_start(end)
