@@ -21,7 +21,7 @@ demo: java .venv ## three real nodes join, one after the other: the main job, en
 	@$(BIN)/cdc-platform demo
 
 .PHONY: test
-test: java .venv ## all checks and all tests
+test: java .venv cassandra ## all checks and all tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
@@ -30,7 +30,7 @@ test: java .venv ## all checks and all tests
 
 .PHONY: test-fast
 test-fast: .venv ## the tests that start no JVM and no browser
-	$(BIN)/pytest -q -m "not spark and not browser"
+	$(BIN)/pytest -q -m "not spark and not browser and not cassandra"
 
 .PHONY: test-long
 test-long: .venv ## 10,000 random histories of the switch of generations, others in every run
@@ -67,6 +67,11 @@ java:
 lock: .venv ## resolve pyproject.toml into requirements.lock anew
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --upgrade --extra dev \
 		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
+
+# Before the tests, since a first run takes minutes for it, and a test has a time limit.
+.PHONY: cassandra
+cassandra: .venv ## fetch the CQL server that tests start
+	@PYTHONPATH=tests $(BIN)/python -m support.standin.jars
 
 .PHONY: clean
 clean: ## remove .venv, the demo's home and everything that tools left behind

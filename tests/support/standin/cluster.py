@@ -1,0 +1,71 @@
+"""The whole stand-in: a Cassandra, the proxy before it, and what the cluster holds. Started once a run of the tests."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from support.standin.proxy import Proxy
+from support.standin.server import CassandraServer, free_ports
+from support.standin.world import World, time_uuid
+
+from cdc_platform.cluster.connection import Connection
+from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.ring import Node, Ring
+
+NODES = 3
+SHARDS = 4
+USER, PASSWORD = "CDC_TEST_USER", "CDC_TEST_PASSWORD"
+FIRST_MS = 1_790_000_000_000
+"""When the first generation of the tests starts: far enough back for every clock here."""
+
+
+class StandIn:
+    """A cluster of three nodes that answers as ScyllaDB does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = CassandraServer(folder)
+        self.world = World(self.server.port, NODES)
+        self.proxy = Proxy(self.server.port, free_ports(1)[0], NODES, SHARDS)
+
+    def stop(self) -> None:
+        """End all of it."""
+        self.proxy.stop()
+        self.world.stop()
+        self.server.stop()
+
+    def reset(self) -> None:
+        """An empty cluster of three nodes with one generation, nothing counted and nothing wrong."""
+        self.proxy.reset()
+        self.world.empty()
+        self.world.cluster(nodes())
+        self.world.generation(FIRST_MS, time_uuid(FIRST_MS), description(time_uuid(FIRST_MS)))
+
+    def connection(self, **changes: object) -> Connection:
+        """How it is reached, by the user and password in the environment."""
+        values = {
+            "contacts": (f"127.0.0.1:{self.proxy.port}",),
+            "user_env": USER,
+            "password_env": PASSWORD,
+            "connect_timeout": 20.0,
+            "request_timeout": 20.0,
+        }
+        return Connection.model_validate(values | changes)
+
+
+def nodes(count: int = NODES, tokens: int = 4, shards: int = SHARDS) -> list[Node]:
+    """Nodes at 127.0.0.1, .2, ...; their tokens are random, and the same whenever they are asked for."""
+    found = []
+    for place in range(count):
+        drawn = np.random.default_rng(place).integers(-(2**63) + 1, 2**63 - 1, tokens)
+        host = uuid.UUID(int=0xC0FFEE_0000_4000_8000_000000000000 + place)
+        address = f"127.0.0.{place + 1}"
+        found.append(Node(host, tuple(drawn.tolist()), shards, 12, address, "datacenter1", f"rack{place}"))
+    return found
+
+
+def description(id_: uuid.UUID, of: Sequence[Node] | None = None) -> TopologyDescription:
+    """A generation of the nodes' ring."""
+    return generate(RingLayout.of(Ring.of(nodes() if of is None else of)), id_)

@@ -1,0 +1,69 @@
+"""The JARs of Apache Cassandra, fetched once from Maven by the resolver inside pyspark; `python -m` this fetches them.
+
+They go into the platform's cache folder, beside Delta's own, and are held against one checksum of all their contents.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from cdc_platform.lake.jars import SETTINGS_VARIABLE, cache_folder, spark_home
+from cdc_platform.lake.java import find_java
+
+VERSION = "5.0.5"
+SHA256 = "c0da9ba8a06c891c949679fc64ac23978fb0fbac5c01e28dc47e2cb18aa68af3"
+"""Of the lines `name sha256` of all JARs, in the order of their names."""
+_FETCH_SECONDS = 1800
+
+
+def cassandra_jars() -> Path:
+    """The folder that holds them; fetched first where they are not there."""
+    folder = cache_folder() / f"cassandra-{VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "cassandra.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            draft = folder.with_name(f".{folder.name}.{os.getpid()}")
+            try:
+                _fetch(draft)
+                (draft / "jars").replace(folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _fetch(draft: Path) -> None:
+    draft.mkdir()
+    module = draft / "ivy.xml"
+    module.write_text(
+        '<ivy-module version="2.0"><info organisation="cdc-platform" module="tests"/><dependencies><dependency '
+        f'org="org.apache.cassandra" name="cassandra-all" rev="{VERSION}" conf="*->default"/></dependencies>'
+        "</ivy-module>",
+        encoding="utf-8",
+    )
+    resolver = next(spark_home().joinpath("jars").glob("ivy-*.jar"))
+    command = [find_java().executable, "-cp", str(resolver), "org.apache.ivy.Main"]
+    settings = os.environ.get(SETTINGS_VARIABLE)
+    command += ["-settings", settings] if settings else []
+    command += ["-ivy", str(module), "-cache", str(draft / "ivy")]
+    command += ["-retrieve", str(draft / "jars" / "[artifact]-[revision](-[classifier]).[ext]")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(f"Apache Cassandra could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
+    found = _checksum(draft / "jars")
+    if found != SHA256:
+        raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
+
+
+def _checksum(folder: Path) -> str:
+    lines = [f"{jar.name} {hashlib.sha256(jar.read_bytes()).hexdigest()}\n" for jar in sorted(folder.iterdir())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    cassandra_jars()

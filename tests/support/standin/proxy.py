@@ -1,0 +1,243 @@
+"""Stands before a Cassandra and answers as the nodes of a ScyllaDB cluster do, as far as metadata is asked for.
+
+Every node has an address on loopback; tables that are a node's own, or that only ScyllaDB has, are looked up in
+keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT alone, counts, and fails as it
+is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import ssl
+import struct
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+
+from support.standin.versions import NEWEST, Version
+
+_HEAD = struct.Struct(">BBhBi")
+_ERROR, _SUPPORTED, _QUERY, _PREPARE, _BATCH = 0x00, 0x06, 0x07, 0x09, 0x0D
+_PROTOCOL, _INVALID = 0x000A, 0x2200
+OVERLOADED, READ_TIMEOUT, UNAVAILABLE = 0x1001, 0x1200, 0x1000
+_TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?)\.(\w+)")
+_CLAUSES = re.compile(r"\s+(?:BYPASS\s+CACHE|USING\s+TIMEOUT\s+\d+\w+)", re.IGNORECASE)
+OF_A_NODE = frozenset({"local", "peers", "cdc_local"})
+_ALSO_CASSANDRAS = frozenset({"keyspaces", "tables", "columns", "types", "views", "indexes", "functions", "aggregates"})
+_GREGORIAN = 0x01B21DD213814000
+
+
+@dataclass
+class Faults:
+    """What goes wrong, to be set by a test at any moment. Nodes are numbers from 0."""
+
+    down: set[int] = field(default_factory=set)
+    paused: set[int] = field(default_factory=set)
+    slow_seconds: float = 0.0
+    errors: list[int] = field(default_factory=list)
+    """Error codes that the next statements on platform data are answered with, one each."""
+    error_rate: float = 0.0
+    seed: int = 0
+    clock_offset_ms: dict[int, int] = field(default_factory=dict)
+
+
+class Proxy:
+    """Listeners for `nodes` nodes at 127.0.0.1, .2, .. of one port, before a Cassandra at `upstream`."""
+
+    def __init__(
+        self, upstream: int, port: int, nodes: int = 3, shards: int = 4, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.port = port
+        self.version: Version = NEWEST
+        self.shards = shards
+        self.faults = Faults()
+        self.statements: list[tuple[int, str]] = []
+        self.refused: list[str] = []
+        self.open: Counter[int] = Counter()
+        self.most_open: Counter[int] = Counter()
+        self.most_in_flight = 0
+        self._asked: set[tuple[int, int]] = set()
+        self._upstream, self._tls = upstream, tls
+        self._random = random.Random(0)
+        self._writers: dict[int, set[asyncio.StreamWriter]] = {node: set() for node in range(nodes)}
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(nodes, ready), daemon=True)
+        self._thread.start()
+        if not ready.wait(30):
+            raise RuntimeError("the stand-in's proxy does not listen")
+
+    def reset(self) -> None:
+        """Forget what was counted, and let nothing go wrong any more."""
+        self.faults, self.version = Faults(), NEWEST
+        self.statements.clear()
+        self.refused.clear()
+        self.most_open.clear()
+        self.most_in_flight = 0
+
+    def kill(self, node: int) -> None:
+        """End every connection of a node and take no other, until it is taken out of `faults.down`."""
+        self.faults.down.add(node)
+        for writer in list(self._writers[node]):
+            self._loop.call_soon_threadsafe(writer.transport.abort)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self, nodes: int, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        for node in range(nodes):
+            serve = asyncio.start_server(
+                lambda reader, writer, node=node: self._connection(node, reader, writer),
+                f"127.0.0.{node + 1}",
+                self.port,
+                ssl=self._tls,
+            )
+            self._loop.run_until_complete(serve)
+        ready.set()
+        self._loop.run_forever()
+
+    async def _connection(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if node in self.faults.down:
+            writer.transport.abort()
+            return
+        self.open[node] += 1
+        self.most_open[node] = max(self.most_open[node], self.open[node])
+        self._writers[node].add(writer)
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+            await asyncio.gather(
+                self._frames(node, reader, up_writer, writer), self._answers(node, up_reader, writer, up_writer)
+            )
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.open[node] -= 1
+            self._writers[node].discard(writer)
+            writer.close()
+
+    async def _frames(
+        self, node: int, reader: asyncio.StreamReader, up: asyncio.StreamWriter, back: asyncio.StreamWriter
+    ) -> None:
+        try:
+            while True:
+                version, flags, stream, opcode, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+                body = await reader.readexactly(length)
+                answer = self._refusal(version, opcode, body)
+                if answer is None and opcode in (_QUERY, _PREPARE):
+                    body, answer = self._statement(node, body)
+                    self._asked.add((id(back), stream))
+                    self.most_in_flight = max(self.most_in_flight, len(self._asked))
+                    await self._misbehave(node)
+                if answer is not None:
+                    self._asked.discard((id(back), stream))
+                    _write(back, 0x84, 0, stream, _ERROR, answer)
+                else:
+                    _write(up, version, flags, stream, opcode, body)
+        finally:
+            up.close()
+
+    async def _answers(
+        self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: asyncio.StreamWriter
+    ) -> None:
+        try:
+            while True:
+                version, flags, stream, opcode, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+                body = await reader.readexactly(length)
+                self._asked.discard((id(writer), stream))
+                await self._misbehave(node, late=False)
+                _write(writer, version, flags, stream, opcode, self._supported() if opcode == _SUPPORTED else body)
+        finally:
+            up.close()
+            writer.close()
+
+    def _refusal(self, version: int, opcode: int, body: bytes) -> bytes | None:
+        if version & 0x7F > 4:
+            return _error(_PROTOCOL, "Invalid or unsupported protocol version; supported versions are (3/v3, 4/v4)")
+        text = _text(body).strip() if opcode in (_QUERY, _PREPARE) else ""
+        if opcode == _BATCH or (opcode in (_QUERY, _PREPARE) and not text.upper().startswith("SELECT ")):
+            self.refused.append(text or "a batch")
+            return _error(_INVALID, "the stand-in takes SELECT alone")
+        return None
+
+    def _statement(self, node: int, body: bytes) -> tuple[bytes, bytes | None]:
+        """The body with its text as Cassandra understands it; or the error that this version answers."""
+        text = _text(body)
+        self.statements.append((node, " ".join(text.split())))
+        for keyspace, table in _TABLE.findall(text):
+            if not self.version.has(keyspace, table):
+                return body, _error(_INVALID, f"unconfigured table {table}")
+        of_driver = "system.local" in text or "system.peers" in text
+        if not of_driver and self.faults.errors:
+            return body, _error(self.faults.errors.pop(0), "as a test told it to")
+        if not of_driver and self.faults.error_rate > self._random.random():
+            return body, _error(OVERLOADED, "too many requests")
+        changed = _CLAUSES.sub("", _TABLE.sub(lambda name: place_of(node, name[1], name[2]), text))
+        if node in self.faults.clock_offset_ms:
+            changed = changed.replace("now()", f"(timeuuid){_timeuuid(self.faults.clock_offset_ms[node])}")
+        encoded = changed.encode()
+        return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
+
+    async def _misbehave(self, node: int, *, late: bool = True) -> None:
+        if late and self.faults.slow_seconds:
+            await asyncio.sleep(self.faults.slow_seconds)
+        while node in self.faults.paused:
+            await asyncio.sleep(0.02)
+
+    def _supported(self) -> bytes:
+        options = {"CQL_VERSION": ["3.3.1"], "COMPRESSION": []}
+        if self.version.is_scylla:
+            options |= {
+                "SCYLLA_SHARD": ["0"],
+                "SCYLLA_NR_SHARDS": [str(self.shards)],
+                "SCYLLA_SHARDING_IGNORE_MSB": ["12"],
+                "SCYLLA_SHARDING_ALGORITHM": ["biased-token-round-robin"],
+                "SCYLLA_PARTITIONER": ["org.apache.cassandra.dht.Murmur3Partitioner"],
+            }
+        return struct.pack(">H", len(options)) + b"".join(
+            _string(name) + struct.pack(">H", len(values)) + b"".join(map(_string, values))
+            for name, values in options.items()
+        )
+
+
+def place_of(node: int, keyspace: str, table: str) -> str:
+    """Where Cassandra has what ScyllaDB has as `keyspace.table` of this node."""
+    if keyspace == "system" and table in OF_A_NODE:
+        return f"node{node}.{table}"
+    if keyspace == "system_schema" and table in _ALSO_CASSANDRAS:
+        return f"{keyspace}.{table}"
+    return f"{keyspace.replace('system', 'scylla')}.{table}"
+
+
+def _write(writer: asyncio.StreamWriter, version: int, flags: int, stream: int, opcode: int, body: bytes) -> None:
+    writer.write(_HEAD.pack(version, flags, stream, opcode, len(body)) + body)
+
+
+def _text(body: bytes) -> str:
+    (length,) = struct.unpack_from(">i", body)
+    return body[4 : 4 + length].decode()
+
+
+def _error(code: int, message: str) -> bytes:
+    """An ERROR's body; what codes carry beyond the message is made up so that it parses."""
+    more = {
+        UNAVAILABLE: struct.pack(">Hii", 4, 2, 1),
+        READ_TIMEOUT: struct.pack(">HiiB", 4, 1, 2, 0),
+    }
+    return struct.pack(">i", code) + _string(message) + more.get(code, b"")
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">H", len(text.encode())) + text.encode()
+
+
+def _timeuuid(offset_ms: int) -> uuid.UUID:
+    ticks = time.time_ns() // 100 + offset_ms * 10_000 + _GREGORIAN
+    fields = (ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000, 0x80, 0, 1)
+    return uuid.UUID(fields=fields)

@@ -1,0 +1,61 @@
+"""Which tables each version of ScyllaDB has, of those that tell of CDC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_ALWAYS = frozenset(
+    {
+        "system.local",
+        "system.peers",
+        "system.versions",
+        "system.scylla_local",
+        "system_schema.keyspaces",
+        "system_schema.tables",
+        "system_schema.columns",
+        "system_schema.types",
+        "system_schema.scylla_tables",
+    }
+)
+_FIRST_FORMAT = frozenset(
+    {
+        "system_distributed.cdc_streams_descriptions",
+        "system_distributed.cdc_generation_descriptions",
+        "system.cdc_local",
+    }
+)
+_PUBLISHED = frozenset(
+    {"system_distributed.cdc_generation_timestamps", "system_distributed.cdc_streams_descriptions_v2"}
+)
+_INTERNAL_V2 = frozenset({"system_distributed_everywhere.cdc_generation_descriptions_v2"})
+_RAFT = frozenset({"system.topology", "system.cdc_generations_v3", "system_schema.scylla_keyspaces"})
+_TABLETS = frozenset({"system.cdc_timestamps", "system.cdc_streams"})
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version by its name, and the tables that it has."""
+
+    name: str
+    tables: frozenset[str]
+    is_scylla: bool = True
+
+    def has(self, keyspace: str, table: str) -> bool:
+        """Whether it has this table."""
+        return f"{keyspace}.{table}" in self.tables
+
+
+VERSIONS = {
+    each.name: each
+    for each in (
+        Version("4.2", _ALWAYS),
+        Version("4.3", _ALWAYS | _FIRST_FORMAT),
+        Version("4.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED),
+        Version("5.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | {"system.cdc_local"}),
+        Version("6.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | {"system.cdc_local"}),
+        Version("2025.4", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}),
+        Version("2026.3", _ALWAYS | _PUBLISHED | _RAFT | _TABLETS | {"system.cdc_local"}),
+        Version("Cassandra", _ALWAYS - {"system.scylla_local", "system_schema.scylla_tables"}, is_scylla=False),
+    )
+}
+NEWEST = VERSIONS["2026.3"]

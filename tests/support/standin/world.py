@@ -1,0 +1,253 @@
+"""What the stand-in's cluster holds: its schema and users, made once, and rows that tests put in and take out.
+
+Written past the proxy, by a superuser, as ScyllaDB itself would write them.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import Cluster
+from cassandra.util import uuid_from_time
+
+from cdc_platform.generations import TopologyDescription
+from cdc_platform.ring import Node
+
+OBSERVER = ("observer", "see-&-tell 'it'")
+PLAIN = ("plain", "not-much")
+"""Users with their passwords: one that may read all, and one that may read what every role may."""
+NAME = "production"
+_CLASS = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+_KEYSPACES = ("scylla", "scylla_schema", "scylla_distributed", "scylla_distributed_everywhere", "shop", '"Shop"')
+_LOCAL_COLUMNS = (
+    "cluster_name text, data_center text, host_id uuid, rack text, release_version text, rpc_address inet, "
+    "schema_version uuid, tokens set<text>, supported_features text"
+)
+_TABLES = {
+    "scylla.versions": "key text PRIMARY KEY, version text, build_mode text, build_id text",
+    "scylla.scylla_local": "key text PRIMARY KEY, value text",
+    "scylla.topology": "key text, host_id uuid, datacenter text, rack text, tokens set<text>, node_state text, "
+    "shard_count int, ignore_msb int, release_version text, supported_features set<text>, "
+    "committed_cdc_generations set<frozen<tuple<timestamp, timeuuid>>> STATIC, "
+    "unpublished_cdc_generations set<frozen<tuple<timestamp, timeuuid>>> STATIC, enabled_features set<text> STATIC, "
+    "version bigint STATIC, transition_state text STATIC, upgrade_state text STATIC, PRIMARY KEY (key, host_id)",
+    "scylla.cdc_generations_v3": "key text, id timeuuid, range_end bigint, streams frozen<set<blob>>, "
+    "ignore_msb tinyint, PRIMARY KEY (key, id, range_end)",
+    "scylla.cdc_timestamps": "keyspace_name text, table_name text, timestamp timestamp, "
+    "PRIMARY KEY ((keyspace_name, table_name), timestamp)",
+    "scylla.cdc_streams": "keyspace_name text, table_name text, timestamp timestamp, stream_state tinyint, "
+    "stream_id blob, PRIMARY KEY ((keyspace_name, table_name), timestamp, stream_state, stream_id)",
+    "scylla_schema.scylla_tables": "keyspace_name text, table_name text, cdc map<text, text>, partitioner text, "
+    "PRIMARY KEY (keyspace_name, table_name)",
+    "scylla_distributed.cdc_generation_timestamps": "key text, time timestamp, expired timestamp, "
+    "PRIMARY KEY (key, time)",
+    "scylla_distributed.cdc_streams_descriptions_v2": "time timestamp, range_end bigint, streams frozen<set<blob>>, "
+    "PRIMARY KEY (time, range_end)",
+    "scylla_distributed.cdc_streams_descriptions": "time timestamp PRIMARY KEY, streams frozen<set<blob>>, "
+    "expired timestamp",
+    "scylla_distributed.cdc_generation_descriptions": "time timestamp PRIMARY KEY, "
+    "description frozen<list<frozen<tuple<bigint, frozen<list<blob>>, tinyint>>>>, expired timestamp",
+    "scylla_distributed_everywhere.cdc_generation_descriptions_v2": "id uuid, range_end bigint, ignore_msb tinyint, "
+    "num_ranges int STATIC, streams frozen<set<blob>>, PRIMARY KEY (id, range_end)",
+    "shop.orders": "customer text, item int, count int, note text, tags set<text>, PRIMARY KEY (customer, item)",
+    "shop.orders_scylla_cdc_log": '"cdc$stream_id" blob, "cdc$time" timeuuid, "cdc$batch_seq_no" int, '
+    'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")',
+    '"Shop"."Carts"': '"Cart" text PRIMARY KEY, "order" int',
+    '"Shop"."Carts_scylla_cdc_log"': '"cdc$stream_id" blob, "cdc$time" timeuuid, "cdc$batch_seq_no" int, '
+    'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")',
+}
+FEATURES = ("CDC", "CDC_GENERATIONS_V2")
+
+
+class World:
+    """The rows behind the proxy. `nodes` is how many nodes have tables of their own."""
+
+    def __init__(self, port: int, nodes: int) -> None:
+        self.nodes = nodes
+        auth = PlainTextAuthProvider("cassandra", "cassandra")
+        self._cluster = Cluster(
+            ["127.0.0.1"], port=port, protocol_version=4, auth_provider=auth, schema_metadata_enabled=False
+        )
+        self._session = self._cluster.connect()
+        self._session.default_timeout = 60
+        self._tables = _TABLES | {
+            f"node{node}.{table}": columns
+            for node in range(nodes)
+            for table, columns in {
+                "local": f"key text PRIMARY KEY, broadcast_address inet, listen_address inet, partitioner text, "
+                f"{_LOCAL_COLUMNS}",
+                "peers": f"peer inet PRIMARY KEY, {_LOCAL_COLUMNS}",
+                "cdc_local": "key text PRIMARY KEY, streams_timestamp timestamp, uuid uuid",
+            }.items()
+        }
+        self._make()
+
+    def stop(self) -> None:
+        """Close the session."""
+        self._cluster.shutdown()
+
+    def empty(self) -> None:
+        """Take every row out; tables stay."""
+        for table in self._tables:
+            columns = self._tables[table]
+            match = columns.rpartition("PRIMARY KEY (")[2] if "PRIMARY KEY (" in columns else ""
+            keys = match.rstrip(")").replace("(", "").split(")")[0] if match.startswith("(") else match.split(",")[0]
+            names = [name.strip() for name in keys.rstrip(")").split(",")] if keys else [columns.split()[0]]
+            listed = ", ".join(names)
+            for row in list(self._session.execute(f"SELECT DISTINCT {listed} FROM {table}")):
+                where = " AND ".join(f"{name} = %s" for name in names)
+                self._session.execute(f"DELETE FROM {table} WHERE {where}", tuple(row))
+        self._session.execute(
+            "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
+        )
+
+    def put(self, table: str, **values: object) -> None:
+        """Insert a row. A name of a column may not need quotes."""
+        names = ", ".join(values)
+        marks = ", ".join("%s" for _ in values)
+        self._session.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+
+    def run(self, statement: str) -> None:
+        """Any statement, as the superuser."""
+        self._session.execute(statement)
+
+    def delete(self, table: str, where: str, *values: object) -> None:
+        """Delete rows."""
+        self._session.execute(f"DELETE FROM {table} WHERE {where}", values)
+
+    def cluster(self, nodes: Sequence[Node], *, name: str = NAME, topology: Mapping[str, object] | None = None) -> None:
+        """The nodes, as every node's own tables and the topology have them."""
+        for place, mine in enumerate(nodes):
+            self._local(place, name, mine)
+            for other in nodes:
+                if other is not mine:
+                    self.put(f"node{place}.peers", peer=other.address, **_of_node(name, other))
+            self.put(
+                "scylla.topology",
+                key="topology",
+                host_id=mine.host_id,
+                datacenter=mine.datacenter,
+                rack=mine.rack,
+                tokens={str(token) for token in mine.tokens},
+                node_state=mine.status.lower(),
+                shard_count=mine.shard_count,
+                ignore_msb=mine.ignore_msb,
+                release_version="6.2.0",
+                supported_features=set(FEATURES),
+            )
+        static = {"version": 7, "upgrade_state": "done", "enabled_features": set(FEATURES), **(topology or {})}
+        self.put("scylla.topology", key="topology", **static)
+        self.put("scylla.versions", key="local", version="2026.3.0", build_mode="release", build_id="x")
+
+    def generation(
+        self, time_ms: int, id_: uuid.UUID, description: TopologyDescription, *, timestamp: bool = True
+    ) -> None:
+        """A generation in its user-facing tables and both internal ones; in `cdc_local` of all nodes."""
+        for row in range(len(description)):
+            entry = description.entry(row)
+            streams = {stream.tobytes() for stream in entry.streams}
+            common: dict[str, Any] = {"range_end": entry.range_end, "streams": streams}
+            self.put("scylla_distributed.cdc_streams_descriptions_v2", time=time_ms, **common)
+            internal = "scylla_distributed_everywhere.cdc_generation_descriptions_v2"
+            self.put(internal, id=id_, ignore_msb=entry.ignore_msb, num_ranges=len(description), **common)
+            third = {"key": "cdc_generations", "id": id_, "ignore_msb": entry.ignore_msb}
+            self.put("scylla.cdc_generations_v3", **third, **common)
+        self._session.execute(
+            "UPDATE scylla.topology SET committed_cdc_generations = committed_cdc_generations + "
+            f"{{({time_ms}, {id_})}} WHERE key = 'topology'"
+        )
+        for node in range(self.nodes):
+            self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=id_)
+        if timestamp:
+            self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
+
+    def first_format(self, time_ms: int, description: TopologyDescription) -> None:
+        """A generation of the first format, in both of its tables."""
+        entries = [description.entry(row) for row in range(len(description))]
+        listed = [(e.range_end, [stream.tobytes() for stream in e.streams], e.ignore_msb) for e in entries]
+        text = ", ".join(
+            f"({end}, [{', '.join('0x' + stream.hex() for stream in streams)}], {msb})" for end, streams, msb in listed
+        )
+        self._session.execute(
+            "INSERT INTO scylla_distributed.cdc_generation_descriptions (time, description) "
+            f"VALUES ({time_ms}, [{text}])"
+        )
+        streams = {stream for _, several, _ in listed for stream in several}
+        self.put("scylla_distributed.cdc_streams_descriptions", time=time_ms, streams=streams)
+        for node in range(self.nodes):
+            self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms)
+
+    def stream_set(
+        self, keyspace: str, table: str, time_ms: int, current: Iterable[bytes], closed: Iterable[bytes] = (),
+        opened: Iterable[bytes] | None = None,
+    ) -> None:  # fmt: skip
+        """A stream set of a tablet-based table; without `opened` it is the first, which opens all of itself."""
+        current = list(current)
+        self.put("scylla.cdc_timestamps", keyspace_name=keyspace, table_name=table, timestamp=time_ms)
+        for state, streams in ((0, current), (1, closed), (2, current if opened is None else opened)):
+            for stream in streams:
+                key = {"keyspace_name": keyspace, "table_name": table, "timestamp": time_ms}
+                self.put("scylla.cdc_streams", **key, stream_state=state, stream_id=stream)
+
+    def cdc_options(self, keyspace: str, table: str, **options: str) -> None:
+        """The CDC options of a table, as newer versions list them."""
+        merged = {"enabled": "true", "preimage": "false", "postimage": "false", "delta": "full", "ttl": "86400"}
+        values = merged | options
+        self.put("scylla_schema.scylla_tables", keyspace_name=keyspace, table_name=table, cdc=values)
+
+    def cdc_extension(self, keyspace: str, table: str, **options: str) -> None:
+        """The CDC options of a table, as the blob that clients read."""
+        parts = [text.encode() for pair in options.items() for text in pair]
+        blob = struct.pack("<i", len(options)) + b"".join(struct.pack("<i", len(part)) + part for part in parts)
+        self._session.execute(
+            "INSERT INTO system_schema.tables (keyspace_name, table_name, extensions) VALUES (%s, %s, %s)",
+            (keyspace, table, {"cdc": blob}),
+        )
+
+    def _local(self, place: int, name: str, node: Node) -> None:
+        self.put(
+            f"node{place}.local",
+            key="local",
+            broadcast_address=node.address,
+            listen_address=node.address,
+            partitioner="org.apache.cassandra.dht.Murmur3Partitioner",
+            **_of_node(name, node),
+        )
+
+    def _make(self) -> None:
+        keyspaces = [*_KEYSPACES, *(f"node{node}" for node in range(self.nodes))]
+        for keyspace in keyspaces:
+            self._session.execute(f"CREATE KEYSPACE IF NOT EXISTS {keyspace} {_CLASS}")
+        for table, columns in self._tables.items():
+            self._session.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        for user, password in (OBSERVER, PLAIN):
+            quoted = password.replace("'", "''")
+            self._session.execute(f"CREATE ROLE IF NOT EXISTS {user} WITH PASSWORD = '{quoted}' AND LOGIN = true")
+        self._session.execute(f"GRANT SELECT ON ALL KEYSPACES TO {OBSERVER[0]}")
+        for node in range(self.nodes):
+            for table in ("local", "peers"):
+                self._session.execute(f"GRANT SELECT ON TABLE node{node}.{table} TO {PLAIN[0]}")
+        self._session.execute(f"GRANT SELECT ON KEYSPACE scylla_schema TO {PLAIN[0]}")
+
+
+def time_uuid(ms: int, number: int = 1) -> uuid.UUID:
+    """The timeuuid of a moment, always the same."""
+    return uuid_from_time(ms / 1000, node=number, clock_seq=number)
+
+
+def _of_node(name: str, node: Node) -> dict[str, object]:
+    return {
+        "cluster_name": name,
+        "data_center": node.datacenter,
+        "host_id": node.host_id,
+        "rack": node.rack,
+        "release_version": "3.0.8",
+        "rpc_address": node.address,
+        "schema_version": uuid.UUID(int=1),
+        "tokens": {str(token) for token in node.tokens},
+        "supported_features": ",".join(FEATURES),
+    }
