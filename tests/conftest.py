@@ -18,6 +18,7 @@ from cdc_platform.records.join_request import JoinRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from support.standin.cluster import StandIn
     from support.worlds.serving import Serving
 
     from cdc_platform.lake.connect import ConnectServer
@@ -43,6 +44,7 @@ LONG = {
     "commands": ("test_spark_commands.py",),
     "keeping": ("test_keeping.py",),
     "server": ("test_connect.py",),
+    "cassandra": ("test_observing.py", "test_reach.py", "test_bad_clusters.py", "test_standin.py"),
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
@@ -104,6 +106,28 @@ def serving() -> Iterator[Serving]:
         shared = Serving(Path(folder) / "home")
         yield shared
         shared.stop()
+
+
+@pytest.fixture(scope="session")
+def standin_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    """A real CQL server behind a proxy that answers as ScyllaDB does; started when the first test asks."""
+    from support.standin.cluster import StandIn
+
+    shared = StandIn(tmp_path_factory.mktemp("standin"))
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def standin(standin_process: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """That server with one generation, as no test has changed it; the environment has a user that may read all."""
+    from support.standin.cluster import PASSWORD, USER
+    from support.standin.world import OBSERVER
+
+    monkeypatch.setenv(USER, OBSERVER[0])
+    monkeypatch.setenv(PASSWORD, OBSERVER[1])
+    standin_process.reset()
+    return standin_process
 
 
 @pytest.fixture(scope="session")

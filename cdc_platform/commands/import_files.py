@@ -53,12 +53,13 @@ def import_files(
     for warning in report.warnings:
         warn(warning)
     if as_json:
-        write_json(_document(report))
+        write_json(document_of_import(report))
     else:
-        _show(report)
+        show_import(report)
 
 
-def _document(report: ImportReport) -> dict[str, object]:
+def document_of_import(report: ImportReport) -> dict[str, object]:
+    """What an import did, as JSON has it."""
     return {
         "nodes": {"added": report.nodes_added, "changed": report.nodes_changed, "removed": report.nodes_removed},
         "generations": [
@@ -87,7 +88,8 @@ def _document(report: ImportReport) -> dict[str, object]:
     }
 
 
-def _show(report: ImportReport) -> None:
+def show_import(report: ImportReport) -> None:
+    """What an import did, as tables."""
     changes = (("added", report.nodes_added), ("changed", report.nodes_changed), ("removed", report.nodes_removed))
     nodes = [(what, host) for what, hosts in changes for host in hosts]
     if nodes:

@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Is this machine fit: Java, versions, JARs, home, disk."),
     "bootstrap": ("bootstrap", "Queue a joining node; with --run, make its generation."),
     "import": ("import_files", "Take in ring snapshots and cqlsh exports."),
+    "cluster": ("cluster", "Live clusters by name: add, test, remove; the list of them."),
+    "observe": ("observe", "Take in what a live cluster holds; writes nothing to it."),
     "generations": ("generations", "List the generations, newest first."),
     "streams": ("streams", "Print a generation's streams, range by range."),
     "ring": ("ring", "Show the nodes of the ring as it stands."),

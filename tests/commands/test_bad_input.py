@@ -261,7 +261,7 @@ EXPORTS = [
     ),
     export("an unknown suffix of nothing", "no such file", options=("{dir}/none.csv",)),
     export("an empty folder", "holds no .json or .csv file", options=("{dir}",)),
-    export("a cluster", "no live cluster is read", options=("cql://127.0.0.1:9042",)),
+    export("a cluster", "no live cluster is read by import", options=("cql://127.0.0.1:9042",)),
 ]
 
 ARGUMENTS = [

@@ -1,0 +1,187 @@
+"""The clusters that are known by name: how each is reached, and which one it was when it was last looked at.
+
+Each has a home of its own in `<home>/clusters/NAME`; beside its tables lie `cluster.json`, which tells how it is
+reached, and `identity.json`, by which a cluster that was restored or rebuilt under the same name is recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cdc_platform.clock import Clock, format_ms
+from cdc_platform.cluster.connection import Connection, checked
+from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
+from cdc_platform.home import Home, open_home
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
+_FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
+_Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+class Identity(BaseModel):
+    """Which cluster it is: its name for itself, its hosts, and the newest generation's time (ms) that was seen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster_name: str
+    host_ids: tuple[UUID, ...]
+    newest_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class KnownCluster:
+    """A cluster by its name. `home` is the path of its own home, `identity` None until it was looked at."""
+
+    name: str
+    home: Path
+    connection: Connection
+    identity: Identity | None
+
+    def open_home(self) -> Home:
+        """Its home, made where it is not there yet."""
+        return open_home(self.home)
+
+
+def add(home: Home, name: str, connection: Connection) -> KnownCluster:
+    """Keep the way to a cluster under a name. The same again changes nothing; `remove` it to give it another way.
+
+    Raises:
+        InputError: the name or the connection breaks a rule, or the name is taken by another way.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} is no name of a cluster: 1 to 48 lower-case letters, digits, - and _, no sign first"
+        )
+    checked(connection)
+    folder = home.path / _FOLDER / name
+    if (folder / _CONNECTION).exists():
+        known = find(home, name)
+        if known.connection != connection:
+            raise InputError(
+                f"a cluster {name} is known already, reached otherwise; take it out first with: "
+                f"cdc-platform cluster remove {name}"
+            )
+        return known
+    open_home(folder)
+    _write(folder / _CONNECTION, connection)
+    return find(home, name)
+
+
+def find(home: Home, name: str) -> KnownCluster:
+    """The cluster of this name.
+
+    Raises:
+        NotFound: there is none.
+        EnvironmentProblem: a file of it is damaged.
+    """
+    folder = home.path / _FOLDER / name
+    connection = _read(folder / _CONNECTION, Connection) if _NAME.fullmatch(name) else None
+    if connection is None:
+        names = ", ".join(each.name for each in clusters(home)) or "none is"
+        raise NotFound(
+            f"no cluster {name} is known ({names}); tell of it with: cdc-platform cluster add NAME --contact HOST:PORT"
+        )
+    return KnownCluster(name, folder, connection, _read(folder / _IDENTITY, Identity))
+
+
+def clusters(home: Home) -> list[KnownCluster]:
+    """All of them, by name."""
+    places = sorted((home.path / _FOLDER).glob(f"*/{_CONNECTION}"))
+    return [find(home, place.parent.name) for place in places]
+
+
+def remove(home: Home, name: str) -> KnownCluster:
+    """Forget how a cluster is reached. What was observed of it stays in its home.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
+    known = find(home, name)
+    (known.home / _CONNECTION).unlink()
+    return known
+
+
+def renew(home: Home, name: str, clock: Clock) -> Path | None:
+    """Say that another cluster goes by this name now: what was observed of the one before is moved aside.
+
+    Answers where it went, None where nothing was observed.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
+    known = find(home, name)
+    if known.identity is None:
+        return None
+    stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
+    aside = known.home.with_name(f"{name}.until-{stamp}")
+    known.home.rename(aside)
+    open_home(known.home)
+    _write(known.home / _CONNECTION, known.connection)
+    # What lies aside is a home still, and no longer a cluster that is known by name.
+    (aside / _CONNECTION).unlink()
+    return aside
+
+
+def assert_same(known: KnownCluster, seen: Identity, times_ms: Sequence[int] | None = None) -> None:
+    """Hold that what was seen now is the cluster that was seen before.
+
+    `times_ms` are its published generations; None where they were not read.
+
+    Raises:
+        StateError: it is another one: what was read before says nothing about it.
+    """
+    before = known.identity
+    if before is None:
+        return
+    mend = (
+        f"if it was restored or rebuilt, say so with: cdc-platform cluster renew {known.name}; what was read before is "
+        "kept aside"
+    )
+    if seen.cluster_name != before.cluster_name:
+        raise StateError(
+            f"{known.name} is another cluster now: it calls itself {seen.cluster_name}, and {before.cluster_name} "
+            f"before; {mend}"
+        )
+    if not set(seen.host_ids) & set(before.host_ids):
+        raise StateError(
+            f"{known.name} is another cluster now: none of its {len(before.host_ids)} hosts of before is in it, "
+            f"{before.host_ids[0]} was the first; {mend}"
+        )
+    if before.newest_ms is not None and times_ms is not None and before.newest_ms not in times_ms:
+        raise StateError(
+            f"{known.name} is another cluster now: generation {format_ms(before.newest_ms)}, its newest before, is no "
+            f"longer published; {mend}"
+        )
+
+
+def remember(known: KnownCluster, seen: Identity) -> None:
+    """Keep which cluster it is. Times never go back."""
+    before = None if known.identity is None else known.identity.newest_ms
+    newest = max((ms for ms in (before, seen.newest_ms) if ms is not None), default=None)
+    _write(known.home / _IDENTITY, seen.model_copy(update={"newest_ms": newest}))
+
+
+def _write(path: Path, value: BaseModel) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _read(path: Path, kind: type[_Kind]) -> _Kind | None:
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read: {error.strerror}") from None
+    except (ValidationError, UnicodeDecodeError):
+        raise EnvironmentProblem(f"{path} is damaged; remove it and add the cluster again") from None

@@ -1,0 +1,148 @@
+"""Takes what a live cluster holds into its home: nodes, tables with a log, generations and stream sets.
+
+The same cluster again writes nothing. How things are read is left to the modules of each topic, and what rows mean for
+the lake to the import of `sources`, which takes them in as it takes in exports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.cluster import generations, known, tables
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.schemas import LoggedTable, read_logged_tables
+from cdc_platform.cluster.session import LiveCluster, connected
+from cdc_platform.cluster.tables import Layout, layout_of
+from cdc_platform.cluster.tablets import read_stream_sets
+from cdc_platform.cluster.topology import Topology, read_topology
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_TIMESTAMPS,
+    Table,
+)
+from cdc_platform.log.ddl import known_tables
+from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.sources.cqlsh import Exports
+from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
+
+
+@dataclass
+class Observation:
+    """What was seen of a cluster, and what became of it. `tables_changed` are lines, as is what is `incomplete`."""
+
+    cluster_name: str
+    version: str
+    imported: ImportReport = field(default_factory=ImportReport)
+    tables_changed: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def observe(cluster: KnownCluster, clock: Clock) -> Observation:
+    """Look at a cluster once and take in what is new; answers with what was seen.
+
+    Raises:
+        EnvironmentProblem: it cannot be reached, or does not let us in.
+        NotGranted: a table that tells of CDC may not be read.
+        StateError: it is another cluster than before, has no CDC, or its topology is changing.
+        InputError: it says something else about a generation than it did before.
+    """
+    lake = Lake(cluster.open_home().lake)
+    with connected(cluster.name, cluster.connection) as live:
+        layout = layout_of(live)
+        layout.assert_readable()
+        topology = read_topology(live, layout, {node.host_id: node for node in inbox.members(lake)})
+        known.assert_same(cluster, topology.identity)
+        _assert_has_cdc(live, layout, topology)
+        times = generations.read_timestamps(live, layout)
+        known.assert_same(cluster, topology.identity, list(times))
+        found = generations.read_generations(live, layout, topology, times, _known(lake))
+        sets, without = read_stream_sets(live, layout, _known_sets(lake))
+        logged = read_logged_tables(live, layout)
+    seen = Observation(topology.cluster_name, topology.version, incomplete=[*found.incomplete, *without])
+    exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets)
+    _note_tables(lake, clock, logged, seen)
+    seen.imported = import_sources(lake, clock, ImportSources(list(topology.nodes), exports, None, []))
+    seen.warnings += seen.imported.warnings
+    newest = max(found.timestamps, default=None)
+    known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
+    return seen
+
+
+def _assert_has_cdc(live: LiveCluster, layout: Layout, topology: Topology) -> None:
+    if not {tables.TIMESTAMPS, tables.STREAMS_V1, tables.TABLET_TIMESTAMPS} & layout.present:
+        raise StateError(
+            f"{live.name} is version {topology.version} and has no table of CDC generations; ScyllaDB has them from "
+            "4.3 on"
+        )
+
+
+def _known(lake: Lake) -> generations.Known:
+    ids = lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist()
+    return generations.Known(
+        _times(lake, STREAMS_DESCRIPTIONS_V2),
+        set(ids),
+        _times(lake, GENERATION_DESCRIPTIONS),
+        _times(lake, STREAMS_DESCRIPTIONS),
+    )
+
+
+def _times(lake: Lake, table: Table) -> set[int]:
+    return {from_datetime(moment) // 1000 for moment in lake.read(table, ["time"])["time"].unique().to_pylist()}
+
+
+def _known_sets(lake: Lake) -> dict[tuple[str, str], set[int]]:
+    found: dict[tuple[str, str], set[int]] = {}
+    for row in lake.read(TABLET_TIMESTAMPS).to_pylist():
+        name = row["keyspace_name"], row["table_name"]
+        found.setdefault(name, set()).add(from_datetime(row["timestamp"]) // 1000)
+    return found
+
+
+def _note_tables(lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation) -> None:
+    """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew."""
+    there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.cdc_tables(lake)}
+    for table in logged:
+        try:
+            _note_table(lake, clock, table, there.get((table.keyspace, table.name)), seen)
+        except InputError as error:
+            seen.warnings.append(str(error))
+    for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
+        cdc_tables.drop(lake, clock, *gone)
+        seen.tables_changed.append(f"{'.'.join(gone)} dropped")
+
+
+def _note_table(lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation) -> None:
+    name = f"{table.keyspace}.{table.name}"
+    created_ms = None if table.created_at_ms is None else min(table.created_at_ms, clock.now_ms())
+    if there is not None and created_ms not in (None, there.created_at_ms):
+        cdc_tables.drop(lake, clock, table.keyspace, table.name)
+        seen.tables_changed.append(f"{name} dropped")
+        there = None
+    ddl = _readable_ddl(table, seen)
+    options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
+    if there is None:
+        cdc_tables.add(lake, clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
+        seen.tables_changed.append(f"{name} added")
+    elif (there.ttl_seconds, there.enabled, there.ddl) != (table.ttl_seconds, table.enabled, ddl or there.ddl):
+        cdc_tables.alter(lake, clock, table.keyspace, table.name, **options)
+        seen.tables_changed.append(f"{name} altered")
+
+
+def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
+    """The definition, if the platform's own CQL understands it."""
+    told = CdcTable(table.keyspace, table.name, True, 0, table.created_at_ms or 0, table.ddl)
+    try:
+        known_tables(Catalog(), [told])
+    except StateError as error:
+        seen.warnings.append(f"{table.keyspace}.{table.name}: its definition is left out, {error}")
+        return None
+    return table.ddl

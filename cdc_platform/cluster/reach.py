@@ -1,0 +1,155 @@
+"""What of a cluster can be reached and read: each with a tick, or what to do about it. Writes nothing anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdc_platform.cluster import known, tables
+from cdc_platform.cluster.connection import Connection, tls_context
+from cdc_platform.cluster.knock import knock
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.refusals import NotGranted
+from cdc_platform.cluster.schemas import created_ms, read_logged_tables
+from cdc_platform.cluster.session import LiveCluster, Member, connected, one
+from cdc_platform.cluster.tables import Layout, layout_of
+from cdc_platform.cluster.topology import read_topology
+from cdc_platform.cql.names import quoted
+from cdc_platform.errors import PlatformError
+from cdc_platform.ring import Node
+
+CLOCK_TOLERANCE_MS = 1_000
+"""How far a node's clock may be off before it is told of; CDC takes no write from 5 s ahead."""
+_EITHER = (
+    ("published generations", (tables.TIMESTAMPS, tables.STREAMS_V2)),
+    ("descriptions", (tables.DESCRIPTIONS_V2, tables.DESCRIPTIONS_V3, tables.DESCRIPTIONS_V1)),
+    ("first format", (tables.STREAMS_V1,)),
+    ("what nodes keep", (tables.LOCAL,)),
+    ("stream sets of tablets", (tables.TABLET_TIMESTAMPS, tables.TABLET_STREAMS)),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried: what was found and, where it must be mended, how."""
+
+    check: str
+    ok: bool
+    found: str
+    mend: str | None = None
+
+
+def examine(cluster: KnownCluster) -> list[Finding]:
+    """Try everything that an observation needs. What cannot be tried because of what failed before is left out."""
+    findings = list(_contacts(cluster.connection))
+    if not any(finding.ok for finding in findings):
+        return findings
+    try:
+        with connected(cluster.name, cluster.connection) as live:
+            findings.append(Finding("login", True, f"as {live.role}, {len(live.members)} nodes"))
+            findings += _inside(cluster, live)
+    except PlatformError as error:
+        findings.append(_failed("login", error))
+    return findings
+
+
+def _contacts(connection: Connection) -> Iterator[Finding]:
+    try:
+        tls = tls_context(connection)
+    except PlatformError as error:
+        yield _failed("TLS", error)
+        return
+    for host, port in connection.endpoints:
+        try:
+            knock(host, port, tls, connection.connect_timeout)
+        except PlatformError as error:
+            yield _failed(f"contact {host}", error)
+        else:
+            yield Finding(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
+
+
+def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Finding]:
+    for member in live.members:
+        yield from _node(live, member)
+    layout = layout_of(live)
+    try:
+        topology = read_topology(live, layout, {})
+    except PlatformError as error:
+        yield _failed("topology", error)
+    else:
+        counts = _counted(topology.nodes)
+        yield Finding("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
+        yield _same(cluster, topology.identity)
+    yield from _tables(layout)
+    yield from _logs(live, layout)
+
+
+def _node(live: LiveCluster, member: Member) -> Iterator[Finding]:
+    """Whether a node answers, what it says of its shards, and how far its clock is off."""
+    check = f"node {member.address}"
+    try:
+        greeting = live.greeting(member.address)
+        before = time.time_ns() // 1_000_000
+        rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
+        after = time.time_ns() // 1_000_000
+    except PlatformError as error:
+        yield _failed(check, error)
+        return
+    shards = "says nothing of shards" if greeting.shards is None else f"{greeting.shards} shards"
+    yield Finding(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
+    now = created_ms(one(rows, "system.local")["now"]) or 0
+    # Its clock was asked somewhere between the two readings of ours.
+    off = now - before if now < before else max(0, now - after)
+    ok = abs(off) <= CLOCK_TOLERANCE_MS
+    mend = None if ok else "keep its time by NTP: CDC takes no write whose time is 5 s ahead of the node's"
+    yield Finding(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
+
+
+def _same(cluster: KnownCluster, seen: known.Identity) -> Finding:
+    try:
+        known.assert_same(cluster, seen)
+    except PlatformError as error:
+        return _failed("identity", error)
+    return Finding("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
+
+
+def _tables(layout: Layout) -> Iterator[Finding]:
+    for what, names in _EITHER:
+        refused = [layout.refused[name] for name in names if name in layout.refused]
+        for refusal in refused:
+            yield Finding(what, False, "may not be read", f"{refusal.grant};")
+        there = [name for name in names if name in layout]
+        if there and not refused:
+            yield Finding(what, True, ", ".join(there))
+    for table in (tables.TOPOLOGY, tables.SCYLLA_TABLES):
+        if table in layout.refused:
+            yield Finding(table, False, "may not be read", f"{layout.refused[table].grant};")
+    if not {tables.TIMESTAMPS, tables.STREAMS_V1, tables.TABLET_TIMESTAMPS} & {*layout.present, *layout.refused}:
+        yield Finding("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
+
+
+def _logs(live: LiveCluster, layout: Layout) -> Iterator[Finding]:
+    """Whether each log may be read. A key that is no stream ID has no rows, and looking for it costs nothing."""
+    logged = read_logged_tables(live, layout)
+    if not logged:
+        yield Finding("logs", True, "no table has one")
+    for table in logged:
+        name = f"{quoted(table.keyspace)}.{quoted(table.name + '_scylla_cdc_log')}"
+        state = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
+        try:
+            live.select(name, '"cdc$time"', 'WHERE "cdc$stream_id" = 0x00')
+            yield Finding(f"log of {table.keyspace}.{table.name}", True, state)
+        except NotGranted as refusal:
+            yield Finding(f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};")
+        except PlatformError as error:
+            yield _failed(f"log of {table.keyspace}.{table.name}", error)
+
+
+def _counted(nodes: tuple[Node, ...]) -> str:
+    return f"{len(nodes)} nodes with {sum(len(node.tokens) for node in nodes)} tokens"
+
+
+def _failed(check: str, error: PlatformError) -> Finding:
+    found, _, mend = str(error).partition("; ")
+    return Finding(check, False, found, mend or "see the server's log")

@@ -1,0 +1,147 @@
+"""The tables of a live cluster that have a CDC log: their options, when it was made, and the CQL that makes them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from cdc_platform.cluster import tables
+from cdc_platform.cluster.session import LiveCluster, Row
+from cdc_platform.cluster.tables import Layout
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.types import GREGORIAN
+
+_LOG = "_scylla_cdc_log"
+_DEFAULT_TTL = 86_400
+_ORDER = {"partition_key": 0, "clustering": 1, "static": 2, "regular": 3}
+
+
+@dataclass(frozen=True)
+class LoggedTable:
+    """A base table with a log. `created_at_ms` is when its log was made, None where its ID does not tell."""
+
+    keyspace: str
+    name: str
+    options: Mapping[str, str]
+    created_at_ms: int | None
+    ddl: str
+
+    @property
+    def enabled(self) -> bool:
+        """Whether CDC is on."""
+        return self.options.get("enabled", "false").lower() in ("true", "1")
+
+    @property
+    def ttl_seconds(self) -> int:
+        """How long log rows live; 0: for ever."""
+        text = self.options.get("ttl", "")
+        return int(text) if text.isdigit() else _DEFAULT_TTL
+
+
+def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:
+    """Every table whose log is in the schema, by name, whether its CDC is on or was turned off.
+
+    Raises:
+        NotGranted, Unreachable, Refused: the schema could not be read.
+    """
+    rows = live.select("system_schema.tables", "keyspace_name, table_name, id, extensions")
+    by_name = {(row["keyspace_name"], row["table_name"]): row for row in rows}
+    options = _options(live, layout)
+    found = []
+    for keyspace, name in sorted(by_name):
+        log = by_name.get((keyspace, name + _LOG))
+        if log is None:
+            continue
+        said = options.get((keyspace, name)) or _of_extension(by_name[keyspace, name]["extensions"])
+        ddl = _ddl(live, keyspace, name, said)
+        found.append(LoggedTable(keyspace, name, said, created_ms(log["id"]), ddl))
+    return found
+
+
+def created_ms(id_: UUID | None) -> int | None:
+    """When a table was made (ms), which a timeuuid as its ID tells."""
+    if id_ is None or id_.version != 1:
+        return None
+    return (id_.time - GREGORIAN) // 10_000
+
+
+def _options(live: LiveCluster, layout: Layout) -> dict[tuple[str, str], dict[str, str]]:
+    if tables.SCYLLA_TABLES not in layout:
+        return {}
+    rows = live.select(tables.SCYLLA_TABLES, "*", at=live.contact)
+    return {(row["keyspace_name"], row["table_name"]): dict(row["cdc"]) for row in rows if row.get("cdc")}
+
+
+def _of_extension(extensions: Mapping[str, bytes] | None) -> dict[str, str]:
+    """The options in the blob that clients read: a count, then texts with their lengths, little-endian."""
+    blob = (extensions or {}).get("cdc", b"")
+    try:
+        texts = list(_texts(blob)) if blob else []
+    except (struct.error, UnicodeDecodeError):
+        return {}
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def _texts(blob: bytes) -> Iterator[str]:
+    (pairs,) = struct.unpack_from("<i", blob)
+    at = 4
+    for _ in range(2 * min(max(pairs, 0), 64)):
+        (length,) = struct.unpack_from("<i", blob, at)
+        at += 4 + length
+        yield blob[at - length : at].decode()
+
+
+def _ddl(live: LiveCluster, keyspace: str, name: str, options: Mapping[str, str]) -> str:
+    where = "WHERE keyspace_name = %s AND table_name = %s"
+    names = "column_name, kind, position, type, clustering_order"
+    columns = live.select("system_schema.columns", names, where, [keyspace, name])
+    columns.sort(key=lambda column: (_ORDER.get(column["kind"], 3), column["position"], column["column_name"]))
+    fields = "type_name, field_names, field_types"
+    types = live.select("system_schema.types", fields, "WHERE keyspace_name = %s", [keyspace])
+    made = [_type(keyspace, row) for row in _needed(types, columns)]
+    partition = ", ".join(quoted(each["column_name"]) for each in columns if each["kind"] == "partition_key")
+    clustering = [each for each in columns if each["kind"] == "clustering"]
+    listed = "".join(f"    {_column(each)},\n" for each in columns)
+    after = "".join(f", {quoted(each['column_name'])}" for each in clustering)
+    order = ", ".join(f"{quoted(each['column_name'])} {each['clustering_order'].upper()}" for each in clustering)
+    said = ", ".join(f"'{key}': '{value}'" for key, value in options.items() if key in _KNOWN)
+    made.append(
+        f"CREATE TABLE {quoted(keyspace)}.{quoted(name)} (\n{listed}    PRIMARY KEY (({partition}){after})\n) "
+        f"WITH cdc = {{{said}}}{f' AND CLUSTERING ORDER BY ({order})' if order else ''};"
+    )
+    return "\n".join(made)
+
+
+_KNOWN = ("enabled", "preimage", "postimage", "delta", "ttl")
+
+
+def _column(row: Row) -> str:
+    return f"{quoted(row['column_name'])} {row['type']}{' static' if row['kind'] == 'static' else ''}"
+
+
+def _type(keyspace: str, row: Row) -> str:
+    pairs = zip(row["field_names"], row["field_types"], strict=True)
+    fields = ", ".join(f"{quoted(name)} {kind}" for name, kind in pairs)
+    return f"CREATE TYPE IF NOT EXISTS {quoted(keyspace)}.{quoted(row['type_name'])} ({fields});"
+
+
+def _needed(types: Sequence[Row], columns: Sequence[Row]) -> list[Row]:
+    """The types that the columns use, each behind those that it is made of."""
+    by_name: dict[str, Row] = {row["type_name"]: row for row in types}
+    seen: dict[str, Any] = {}
+
+    def visit(text: str) -> None:
+        for name, row in by_name.items():
+            if name not in seen and quoted(name) in text:
+                seen[name] = None
+                for inner in row["field_types"]:
+                    visit(inner)
+                del seen[name]
+                seen[name] = row
+
+    for column in columns:
+        visit(column["type"])
+    return list(seen.values())

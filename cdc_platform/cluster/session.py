@@ -1,0 +1,234 @@
+"""One session with a cluster: SELECT and nothing else, one request at a time, in pages, each with a time limit.
+
+It holds one connection a node and the driver's control connection, and closes them at its end. What is asked is left
+to the modules of each topic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from cassandra import ConsistencyLevel
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.cluster import Session as DriverSession
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    RoundRobinPolicy,
+)
+from cassandra.pool import Host
+from cassandra.query import SimpleStatement, dict_factory
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from cdc_platform.cluster.connection import Connection, credentials, tls_context
+from cdc_platform.cluster.knock import Greeting, knock
+from cdc_platform.cluster.refusals import DRIVER_ERRORS, Unreachable, translated
+from cdc_platform.errors import InputError, PlatformError, StateError
+
+ATTEMPTS = 3
+"""How often a read is tried that ran into a node that is slow or down."""
+_PROTOCOL = 4
+_NOBODY = "anonymous"
+_EVERY_NODE = 1_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node as the cluster's own tables name it."""
+
+    address: str
+    host_id: UUID | None
+    datacenter: str
+    is_up: bool
+
+
+class LiveCluster:
+    """A cluster that is connected to. Made by `connected`."""
+
+    def __init__(
+        self, name: str, connection: Connection, session: DriverSession, contact: Host, hosts: Sequence[Host], role: str
+    ) -> None:
+        self.name = name
+        self.connection = connection
+        self.role = role
+        self._session = session
+        self._contact = contact
+        self._hosts = {str(host.address): host for host in hosts}
+
+    @property
+    def contact(self) -> str:
+        """Address of the node that is asked what every node knows."""
+        return str(self._contact.address)
+
+    @property
+    def members(self) -> list[Member]:
+        """The nodes, by address."""
+        return [
+            Member(address, host.host_id, host.datacenter or "", bool(host.is_up))
+            for address, host in sorted(self._hosts.items())
+        ]
+
+    @property
+    def consistency(self) -> int:
+        """What metadata is read at: ONE in a cluster of one node, else QUORUM, as the server writes it."""
+        return ConsistencyLevel.ONE if len(self._hosts) == 1 else ConsistencyLevel.QUORUM
+
+    def select(
+        self,
+        table: str,
+        columns: str,
+        where: str = "",
+        values: Sequence[object] = (),
+        *,
+        at: str | None = None,
+    ) -> list[Row]:
+        """The rows of `SELECT columns FROM table where`, read page by page.
+
+        Asked of the node with address `at`, at ONE, since tables that are local to a node are that node's; without it
+        of any node at `consistency`. A read that ran into a slow or dead node is tried again, three times in all.
+
+        Raises:
+            NoTable, NotGranted, Refused, Unreachable: the cluster's answer was no rows.
+        """
+        level = self.consistency if at is None else ConsistencyLevel.ONE
+        statement = SimpleStatement(
+            f"SELECT {columns} FROM {table} {where}".strip(),
+            consistency_level=level,
+            fetch_size=self.connection.page_rows,
+            is_idempotent=True,
+        )
+        host = None if at is None else self._hosts[at]
+        where_asked = self.name if at is None else f"{self.name}, node {at}"
+        again = Retrying(
+            retry=retry_if_exception_type(Unreachable),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(multiplier=0.1, max=2),
+            reraise=True,
+        )
+        return again(self._read, statement, tuple(values), host, where_asked, table)
+
+    def greeting(self, address: str) -> Greeting:
+        """What a node supports, over a short connection of its own.
+
+        Raises:
+            Unreachable, Refused: it did not answer.
+        """
+        connection = self.connection
+        return knock(address, connection.port, tls_context(connection), connection.connect_timeout)
+
+    def _read(
+        self, statement: SimpleStatement, values: tuple[object, ...], host: Host | None, where: str, table: str
+    ) -> list[Row]:
+        try:
+            return list(self._session.execute(statement, values or None, host=host))
+        except DRIVER_ERRORS as error:
+            raise translated(error, where, table, self.role) from None
+
+
+@contextmanager
+def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
+    """A session with the cluster called `name`, closed at the end.
+
+    Raises:
+        EnvironmentProblem: no contact point can be reached, or none lets us in.
+        InputError: what answers is no CQL server.
+        StateError: the local datacenter is none of the cluster's.
+    """
+    secret = credentials(connection)
+    role = _NOBODY if secret is None else secret.user
+    reachable = _first_contacts(connection)
+    # The driver logs each failure that it also raises, with stacks; what is raised is told once, by the caller.
+    logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+    driver = Cluster(
+        reachable,
+        port=connection.port,
+        auth_provider=None if secret is None else PlainTextAuthProvider(secret.user, secret.password),
+        ssl_context=tls_context(connection),
+        protocol_version=_PROTOCOL,
+        compression=False,
+        schema_metadata_enabled=False,
+        token_metadata_enabled=False,
+        shard_aware_options={"disable": True},
+        connect_timeout=connection.connect_timeout,  # type: ignore[arg-type]  # seconds, a part of one too
+        control_connection_timeout=connection.request_timeout,
+        reconnection_policy=ExponentialReconnectionPolicy(1, 60, None),
+        executor_threads=2,
+        driver_config_reporting_enabled=False,
+        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(connection)},
+    )
+    try:
+        try:
+            session = driver.connect()
+        except DRIVER_ERRORS as error:
+            raise translated(error, name, "system.local", role) from None
+        contact = driver.get_control_connection_host()
+        if contact is None:
+            raise Unreachable(f"{name}: the connection was lost at once; try again")
+        hosts = driver.metadata.all_hosts() if driver.metadata else []
+        live = LiveCluster(name, connection, session, contact, hosts, role)
+        _check_datacenter(live)
+        yield live
+    finally:
+        driver.shutdown()
+
+
+def _profile(connection: Connection) -> ExecutionProfile:
+    balancing = (
+        RoundRobinPolicy()
+        if connection.datacenter is None
+        # Every node is connected to, also far ones: each is asked for the tables that are its own.
+        else DCAwareRoundRobinPolicy(connection.datacenter, used_hosts_per_remote_dc=_EVERY_NODE)
+    )
+    return ExecutionProfile(
+        load_balancing_policy=balancing,
+        retry_policy=FallthroughRetryPolicy(),
+        request_timeout=connection.request_timeout,
+        row_factory=dict_factory,
+    )
+
+
+def _first_contacts(connection: Connection) -> list[str]:
+    """The contact points that a CQL server answers at; the driver would hide in one error why the others do not."""
+    tls = tls_context(connection)
+    reachable: list[str] = []
+    failures: list[PlatformError] = []
+    for host, port in connection.endpoints:
+        try:
+            knock(host, port, tls, connection.connect_timeout)
+            reachable.append(host)
+        except PlatformError as error:
+            failures.append(error)
+    if not reachable:
+        more = f" (and {len(failures) - 1} other contact points failed)" if len(failures) > 1 else ""
+        raise type(failures[0])(f"{failures[0]}{more}")
+    return reachable
+
+
+def _check_datacenter(live: LiveCluster) -> None:
+    wanted = live.connection.datacenter
+    known = sorted({member.datacenter for member in live.members})
+    if wanted is not None and wanted not in known:
+        raise StateError(
+            f"{live.name} has no datacenter {wanted}, but {', '.join(known)}; add it again with one of those as "
+            "--datacenter"
+        )
+
+
+def one(rows: Sequence[Row], what: str) -> Row:
+    """The one row that a table must have.
+
+    Raises:
+        InputError: it has none.
+    """
+    if not rows:
+        raise InputError(f"{what} has no row, which no running server shows; is a proxy in between?")
+    return rows[0]

@@ -1,0 +1,89 @@
+"""The tables of ScyllaDB that tell of CDC, by their names, and which of them a cluster has and lets us read.
+
+No list of versions: each table is asked for, and a server that lacks it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_platform.cluster.refusals import NoTable, NotGranted
+from cdc_platform.cluster.session import LiveCluster
+
+TOPOLOGY = "system.topology"
+VERSIONS = "system.versions"
+SCYLLA_LOCAL = "system.scylla_local"
+LOCAL = "system.cdc_local"
+DESCRIPTIONS_V3 = "system.cdc_generations_v3"
+DESCRIPTIONS_V2 = "system_distributed_everywhere.cdc_generation_descriptions_v2"
+DESCRIPTIONS_V1 = "system_distributed.cdc_generation_descriptions"
+STREAMS_V1 = "system_distributed.cdc_streams_descriptions"
+STREAMS_V2 = "system_distributed.cdc_streams_descriptions_v2"
+TIMESTAMPS = "system_distributed.cdc_generation_timestamps"
+TABLET_TIMESTAMPS = "system.cdc_timestamps"
+TABLET_STREAMS = "system.cdc_streams"
+SCYLLA_TABLES = "system_schema.scylla_tables"
+
+_COLUMN = {
+    TOPOLOGY: "key",
+    VERSIONS: "key",
+    SCYLLA_LOCAL: "key",
+    LOCAL: "key",
+    DESCRIPTIONS_V3: "id",
+    DESCRIPTIONS_V2: "id",
+    DESCRIPTIONS_V1: "time",
+    STREAMS_V1: "time",
+    STREAMS_V2: "time",
+    TIMESTAMPS: "key",
+    TABLET_TIMESTAMPS: "table_name",
+    TABLET_STREAMS: "table_name",
+    SCYLLA_TABLES: "table_name",
+}
+_NODES_OWN = frozenset(
+    {TOPOLOGY, VERSIONS, SCYLLA_LOCAL, LOCAL, DESCRIPTIONS_V3, TABLET_TIMESTAMPS, TABLET_STREAMS, SCYLLA_TABLES}
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tables a cluster has. `refused` are those that it has and does not let us read, by name."""
+
+    present: frozenset[str]
+    refused: Mapping[str, NotGranted]
+
+    def __contains__(self, table: str) -> bool:
+        return table in self.present
+
+    def assert_readable(self) -> None:
+        """Refuse to go on where a part could not be read: what is missing would look like what is not there.
+
+        Raises:
+            NotGranted: a table may not be read.
+        """
+        for refusal in self.refused.values():
+            raise refusal
+
+
+def node_of(live: LiveCluster, table: str) -> str | None:
+    """Whom to ask for a table that every node has for itself or by Raft; None: any node, at the metadata's level."""
+    return live.contact if table in _NODES_OWN else None
+
+
+def layout_of(live: LiveCluster) -> Layout:
+    """Ask for every table, a row each.
+
+    Raises:
+        Unreachable, Refused: the cluster stopped answering.
+    """
+    present: set[str] = set()
+    refused: dict[str, NotGranted] = {}
+    for table, column in _COLUMN.items():
+        try:
+            live.select(table, column, "LIMIT 1", at=node_of(live, table))
+            present.add(table)
+        except NoTable:
+            continue
+        except NotGranted as refusal:
+            refused[table] = refusal
+    return Layout(frozenset(present), refused)

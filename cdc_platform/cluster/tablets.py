@@ -1,0 +1,67 @@
+"""The stream sets of a live cluster's tablet-based tables, as an import takes them in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from cdc_platform.clock import format_ms, from_datetime, to_datetime
+from cdc_platform.cluster import tables
+from cdc_platform.cluster.generations import settled
+from cdc_platform.cluster.session import LiveCluster, Row
+from cdc_platform.cluster.tables import Layout
+from cdc_platform.errors import InputError
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
+from cdc_platform.records.cdc_tables import check_name
+from cdc_platform.sources.cqlsh_tablets import Name, TabletExports, stream_sets
+
+
+def read_stream_sets(
+    live: LiveCluster, layout: Layout, known: Mapping[Name, Collection[int]]
+) -> tuple[TabletExports, list[str]]:
+    """The sets of every table that has one which the home has not, and why tables were left out, a line each.
+
+    `known`: the times (ms) that the home has. The sets of a table are one history, so a table is read whole or not.
+
+    Raises:
+        NotGranted, Unreachable, Refused: a table could not be read.
+    """
+    exports, incomplete = TabletExports({}, {}), []
+    if tables.TABLET_TIMESTAMPS not in layout or tables.TABLET_STREAMS not in layout:
+        return exports, incomplete
+    at = live.contact
+    times: dict[Name, list[int]] = {}
+    for row in live.select(tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", at=at):
+        name = row["keyspace_name"], row["table_name"]
+        times.setdefault(name, []).append(from_datetime(row["timestamp"]) // 1000)
+    sets, listed = dict(exports.sets), dict(exports.times)
+    for name, of_table in sorted(times.items()):
+        if set(of_table) <= set(known.get(name, ())):
+            continue
+        place = f"{live.name}: {tables.TABLET_STREAMS}"
+        try:
+            check_name(*name)
+            rows = {time_ms: _states(live, name, time_ms, place) for time_ms in of_table}
+            sets[name] = list(stream_sets(name, rows))
+            listed[name] = dict.fromkeys(of_table, place)
+        except InputError as error:
+            incomplete.append(str(error))
+    return TabletExports(sets, listed), incomplete
+
+
+def _states(live: LiveCluster, name: Name, time_ms: int, place: str) -> dict[tuple[int, bytes], str]:
+    what = f"{place} of {'.'.join(name)} at {format_ms(time_ms)}"
+    where = "WHERE keyspace_name = %s AND table_name = %s AND timestamp = %s"
+    key = [*name, to_datetime(time_ms * 1000).replace(tzinfo=None)]
+    columns = "stream_state, stream_id"
+    rows: Sequence[Row] = settled(
+        lambda: live.select(tables.TABLET_STREAMS, columns, where, key, at=live.contact), what
+    )
+    if not rows:
+        raise InputError(f"{what} has no streams; it is taken in when it has")
+    states = {}
+    for row in rows:
+        state, stream = row["stream_state"], row["stream_id"]
+        if state not in (0, 1, 2) or len(stream) != STREAM_ID_BYTES:
+            raise InputError(f"{what}: stream 0x{stream.hex()[:40]} in state {state}; states are 0, 1, 2, IDs 16 bytes")
+        states[state, stream] = place
+    return states

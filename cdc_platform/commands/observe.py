@@ -1,0 +1,67 @@
+"""`cdc-platform observe`: what a live cluster holds goes into the home of that cluster, without a JVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdc_platform.commands.import_files import document_of_import, show_import
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.observing import Observation
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@json_option
+@pass_session
+@click.pass_context
+def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> None:
+    """Look at the cluster NAME once: its nodes, its tables with a log, its generations and stream sets.
+
+    They go into HOME/clusters/NAME, a home of its own, as an import would take them in; the same again changes
+    nothing. A generation goes in when two reads have answered alike, and one that is not whole is told of with exit
+    code 1. Then every command works on that home.
+
+    \b
+    Example:
+      cdc-platform observe prod
+      cdc-platform --home .cdc-platform/clusters/prod generations
+      cdc-platform --home .cdc-platform/clusters/prod repair --dry-run
+    """
+    from cdc_platform.cluster import known
+    from cdc_platform.cluster.observing import observe as look
+
+    cluster = known.find(session.open_home(), name)
+    seen = look(cluster, session.clock)
+    for warning in seen.warnings:
+        warn(warning)
+    for line in seen.incomplete:
+        warn(f"left out: {line}")
+    if as_json:
+        write_json(_document(seen))
+    else:
+        show_import(seen.imported)
+        write_facts(
+            [
+                ("cluster", seen.cluster_name),
+                ("version", seen.version),
+                *(("table", line) for line in seen.tables_changed),
+                ("home", cluster.home),
+            ]
+        )
+    if seen.incomplete:
+        ctx.exit(1)
+
+
+def _document(seen: Observation) -> dict[str, object]:
+    return {
+        "cluster_name": seen.cluster_name,
+        "version": seen.version,
+        **document_of_import(seen.imported),
+        "tables_changed": seen.tables_changed,
+        "incomplete": seen.incomplete,
+    }
