@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc_platform.cluster.refusals import Unreachable, connecting
+from cdc_platform.cluster.refusals import Refused, Unreachable, connecting
 from cdc_platform.errors import InputError
 
 _VERSION, _OPTIONS, _SUPPORTED, _ERROR = 4, 0x05, 0x06, 0x00
@@ -40,6 +40,10 @@ class Greeting:
         return int(values[0]) if values and values[0].isdigit() else None
 
 
+class _Closed(Exception):
+    """The server closed the connection where it was to answer."""
+
+
 def knock(host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> Greeting:
     """Ask a node what it supports; `timeout` in seconds for each step.
 
@@ -55,6 +59,14 @@ def knock(host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> G
                 return _ask(plain, where)
             with tls.wrap_socket(plain, server_hostname=host) as safe:
                 return _ask(safe, where)
+    except _Closed:
+        if tls is None:
+            raise Unreachable(f"{where}: the connection was closed at once; does it want TLS? then add --tls") from None
+        # In TLS 1.3 a server that misses a certificate says so when the client believes that all is agreed on.
+        raise Refused(
+            f"{where}: it closed the connection after TLS was agreed on; if it asks for a client's certificate, give "
+            "--tls-cert and --tls-key"
+        ) from None
     except OSError as error:
         raise connecting(error, where) from None
 
@@ -83,7 +95,7 @@ def _exactly(connection: socket.socket, count: int, where: str) -> bytes:
                 raise Unreachable(f"{where}: it speaks TLS only; add --tls")
             if found:
                 raise InputError(f"{where}: what answers there is no CQL server; check the port, CQL's is 9042")
-            raise ConnectionResetError
+            raise _Closed
         found += part
     return found
 

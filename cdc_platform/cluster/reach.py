@@ -117,8 +117,8 @@ def _same(cluster: KnownCluster, seen: known.Identity) -> Finding:
 def _tables(layout: Layout) -> Iterator[Finding]:
     for what, names in _EITHER:
         refused = [layout.refused[name] for name in names if name in layout.refused]
-        for refusal in refused:
-            yield Finding(what, False, "may not be read", f"{refusal.grant};")
+        if refused:
+            yield Finding(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
         there = [name for name in names if name in layout]
         if there and not refused:
             yield Finding(what, True, ", ".join(there))

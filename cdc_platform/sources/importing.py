@@ -160,7 +160,10 @@ def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     ignored = []
     for path in paths:
         if "://" in str(path):
-            raise InputError(f"{path}: no live cluster is read by import; use cdc-platform cluster add and observe, or files")
+            raise InputError(
+                f"{path}: no live cluster is read by import; tell of it with: cdc-platform cluster add NAME --contact "
+                "HOST:PORT, then: cdc-platform observe NAME"
+            )
         found, others = _in_folder(Path(path)) if Path(path).is_dir() else ([Path(path)], [])
         ignored += others
         for file in found:

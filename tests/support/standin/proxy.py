@@ -102,6 +102,11 @@ class Proxy:
             self._loop.run_until_complete(serve)
         ready.set()
         self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
 
     async def _connection(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if node in self.faults.down:
@@ -128,8 +133,11 @@ class Proxy:
         try:
             while True:
                 version, flags, stream, opcode, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+                if version not in (3, 4):
+                    _write(back, 0x84, 0, stream, _ERROR, _error(_PROTOCOL, "Invalid or unsupported protocol version"))
+                    return
                 body = await reader.readexactly(length)
-                answer = self._refusal(version, opcode, body)
+                answer = self._refusal(opcode, body)
                 if answer is None and opcode in (_QUERY, _PREPARE):
                     body, answer = self._statement(node, body)
                     self._asked.add((id(back), stream))
@@ -157,9 +165,7 @@ class Proxy:
             up.close()
             writer.close()
 
-    def _refusal(self, version: int, opcode: int, body: bytes) -> bytes | None:
-        if version & 0x7F > 4:
-            return _error(_PROTOCOL, "Invalid or unsupported protocol version; supported versions are (3/v3, 4/v4)")
+    def _refusal(self, opcode: int, body: bytes) -> bytes | None:
         text = _text(body).strip() if opcode in (_QUERY, _PREPARE) else ""
         if opcode == _BATCH or (opcode in (_QUERY, _PREPARE) and not text.upper().startswith("SELECT ")):
             self.refused.append(text or "a batch")

@@ -1,0 +1,93 @@
+"""Clusters by name: what is kept of each, and reads that have to agree before they count; no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+
+from cdc_platform.clock import Clock
+from cdc_platform.cluster import known
+from cdc_platform.cluster.connection import Connection, credentials, parse_contact
+from cdc_platform.cluster.generations import settled
+from cdc_platform.cluster.known import Identity
+from cdc_platform.errors import EnvironmentProblem, InputError, NotFound
+from cdc_platform.home import open_home
+
+
+def test_a_cluster_is_added_listed_and_removed_by_the_command_line(tmp_path: Path) -> None:
+    """The same again is the same cluster; what was observed of one that is removed stays in its home."""
+    add = ("--home", tmp_path, "cluster", "add", "prod", "--contact", "10.0.0.1", "--contact", "[::1]:9042", "--json")
+    first = run(*add)
+    assert first.exit_code == 0
+    assert first == run(*add)
+    assert first.json["connection"]["contacts"] == ["10.0.0.1:9042", "[::1]:9042"]
+    (listed,) = run("--home", tmp_path, "cluster", "--json").json
+    assert listed == first.json
+    assert "10.0.0.1:9042" in run("--home", tmp_path, "cluster").stdout
+    assert run("--home", tmp_path, "cluster", "remove", "prod").exit_code == 0
+    assert run("--home", tmp_path, "cluster", "--json").json == []
+    assert (tmp_path / "clusters" / "prod" / "platform.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("db.example.org", ("db.example.org", 9042)),
+        ("10.0.0.1:9142", ("10.0.0.1", 9142)),
+        ("[fe80::1]:1", ("fe80::1", 1)),
+    ],
+)
+def test_contact_points_are_hosts_with_ports(text: str, expected: tuple[str, int]) -> None:
+    """Names, IPv4 and IPv6 in brackets, with a port or CQL's own."""
+    assert parse_contact(text) == expected
+
+
+def test_a_credentials_file_is_read_when_it_is_used(tmp_path: Path) -> None:
+    """User and password of a file with mode 0600; no text of what was read shows the password."""
+    file = tmp_path / "secret.toml"
+    file.write_text('user = "observer"\npassword = "s3cret"\n')
+    file.chmod(0o600)
+    found = credentials(Connection(contacts=("a:1",), credentials_file=str(file)))
+    assert found is not None
+    assert (found.user, found.password) == ("observer", "s3cret")
+    assert "s3cret" not in repr(found)
+
+
+def test_a_damaged_file_says_so(tmp_path: Path) -> None:
+    """What was cut or edited is not guessed at."""
+    home = open_home(tmp_path)
+    known.add(home, "prod", Connection(contacts=("a:1",)))
+    (tmp_path / "clusters" / "prod" / "cluster.json").write_text("{")
+    with pytest.raises(EnvironmentProblem, match="damaged"):
+        known.find(home, "prod")
+
+
+def test_a_cluster_that_was_never_looked_at_has_nothing_to_move_aside(tmp_path: Path) -> None:
+    """`renew` moves aside what was observed, and there is nothing; a name that nobody knows is refused."""
+    home = open_home(tmp_path)
+    known.add(home, "prod", Connection(contacts=("a:1",)))
+    assert known.renew(home, "prod", Clock()) is None
+    with pytest.raises(NotFound, match="cluster add"):
+        known.renew(home, "other", Clock())
+
+
+def test_times_that_were_seen_never_go_back(tmp_path: Path) -> None:
+    """A look that took in no generation does not forget the newest that was seen."""
+    home = open_home(tmp_path)
+    cluster = known.add(home, "prod", Connection(contacts=("a:1",)))
+    known.remember(cluster, Identity(cluster_name="p", host_ids=(), newest_ms=5))
+    known.remember(known.find(home, "prod"), Identity(cluster_name="p", host_ids=()))
+    identity = known.find(home, "prod").identity
+    assert identity is not None
+    assert identity.newest_ms == 5
+
+
+def test_rows_count_when_two_reads_agree() -> None:
+    """Rows that grow are read until they stand; rows that never stand are refused."""
+    growing = iter([[{"a": 1}], [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]])
+    assert settled(lambda: next(growing), "it") == [{"a": 1}, {"a": 2}]
+    number = iter(range(100))
+    with pytest.raises(InputError, match="changes while it is read"):
+        settled(lambda: [{"a": next(number)}], "it")

@@ -1,0 +1,285 @@
+"""What an observation takes in of a cluster, version by version, once and whole; from a real CQL server."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.command_line import run
+from support.standin.cluster import FIRST_MS, SHARDS, StandIn, description, nodes
+from support.standin.proxy import OVERLOADED, READ_TIMEOUT
+from support.standin.versions import VERSIONS
+from support.standin.world import OBSERVER, time_uuid
+
+from cdc_platform.clock import Clock
+from cdc_platform.cluster import known
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.observing import Observation, observe
+from cdc_platform.errors import StateError
+from cdc_platform.generations import GenerationId
+from cdc_platform.generations.tablets import difference, new_streams, uniform_ends
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TABLES, TABLET_STREAMS, UNORDERED_RANGES
+from cdc_platform.records import cdc_tables, generation_data, inbox
+
+pytestmark = pytest.mark.cassandra
+
+SECOND_MS = FIRST_MS + 3_600_000
+SECOND = time_uuid(SECOND_MS)
+
+
+def look(cluster: KnownCluster) -> Observation:
+    """Observe it as the next process would: what is known of it is read anew."""
+    return observe(known.find(open_home(cluster.home.parent.parent), cluster.name), Clock())
+
+
+def lake_of(cluster: KnownCluster) -> Lake:
+    """The tables of its home."""
+    return Lake(cluster.open_home().lake)
+
+
+def assert_first_generation(cluster: KnownCluster) -> None:
+    """The home's first generation is the cluster's, byte for byte and in shard order."""
+    id_ = time_uuid(FIRST_MS)
+    assert generation_data.description_of(lake_of(cluster), GenerationId(FIRST_MS, id_)).equals(description(id_))
+    assert lake_of(cluster).read(UNORDERED_RANGES).num_rows == 0
+
+
+def test_a_home_gets_what_the_cluster_has_and_the_same_again_writes_nothing(
+    standin: StandIn, cluster: KnownCluster
+) -> None:
+    """Nodes, generation, tables with a log; then no table has a new version, and no stream is read a second time."""
+    standin.world.cdc_options("shop", "orders", ttl="3600")
+    seen = look(cluster)
+    assert (seen.cluster_name, seen.version, seen.incomplete) == ("production", "2026.3.0", [])
+    found = {node.host_id: node for node in inbox.members(lake_of(cluster))}
+    for node in nodes():
+        mine = found[node.host_id]
+        assert (mine.tokens, mine.shard_count, mine.ignore_msb) == (node.tokens, SHARDS, 12)
+        assert (mine.address, mine.rack) == (node.address, node.rack)
+    assert_first_generation(cluster)
+    orders = cdc_tables.find(lake_of(cluster), "shop", "orders")
+    assert (orders.enabled, orders.ttl_seconds) == (True, 3600)
+    assert orders.ddl is not None
+    assert "CLUSTERING ORDER BY (item ASC)" in orders.ddl
+    assert not cdc_tables.find(lake_of(cluster), "Shop", "Carts").enabled
+
+    before = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
+    standin.proxy.statements.clear()
+    assert look(cluster).imported.rows_written == 0
+    assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == before
+    texts = [text for _, text in standin.proxy.statements]
+    assert not any("WHERE time =" in text or "WHERE key = 'cdc_generations' AND id" in text for text in texts)
+    assert len(texts) < 45
+
+
+def test_a_cluster_is_asked_by_select_alone_one_request_at_a_time_over_one_connection_a_node(
+    standin: StandIn, cluster: KnownCluster
+) -> None:
+    """What the proxy counts: no other statement, none at once, a connection a node and the driver's control one."""
+    standin.proxy.most_open.clear()
+    look(cluster)
+    assert standin.proxy.refused == []
+    assert all(text.startswith("SELECT ") for _, text in standin.proxy.statements)
+    # Before the session its control connection and its pools are asked for what the driver needs of them.
+    assert standin.proxy.most_in_flight == 1
+    assert sorted(standin.proxy.most_open.values()) == [1, 1, 2]
+    asked = {node for node, text in standin.proxy.statements if "system.cdc_local" in text}
+    assert asked == {0, 1, 2}
+
+
+@pytest.mark.parametrize("version", ["5.2", "6.2", "2025.4"])
+def test_versions_tell_the_same_cluster_in_their_own_tables(
+    standin: StandIn, cluster: KnownCluster, version: str
+) -> None:
+    """Tokens by peers or by the topology, shards by each node or by the topology, descriptions by either table."""
+    standin.proxy.version = VERSIONS[version]
+    look(cluster)
+    assert_first_generation(cluster)
+    assert {(node.shard_count, node.ignore_msb) for node in inbox.members(lake_of(cluster))} == {(SHARDS, 12)}
+    assert {node.tokens for node in inbox.current_ring(lake_of(cluster)).nodes} == {node.tokens for node in nodes()}
+    asked = " ".join(text for _, text in standin.proxy.statements)
+    assert ("SELECT * FROM system.topology WHERE" in asked) == (version != "5.2")
+
+
+def test_the_first_format_comes_with_its_descriptions(standin: StandIn, cluster: KnownCluster) -> None:
+    """4.3 has V1 tables alone: its generation is known by its time, and its streams keep the order of shards."""
+    standin.proxy.version = VERSIONS["4.3"]
+    of_old = description(uuid.UUID(int=43))
+    standin.world.first_format(FIRST_MS - 1000, of_old)
+    assert look(cluster).incomplete == []
+    assert generation_data.description_of(lake_of(cluster), GenerationId(FIRST_MS - 1000)).equals(of_old)
+    assert look(cluster).imported.rows_written == 0
+
+
+def test_both_formats_stand_beside_each_other_after_an_upgrade(standin: StandIn, cluster: KnownCluster) -> None:
+    """4.4 has both: published rows without an internal table get their order from the shards of their owners."""
+    standin.proxy.version = VERSIONS["4.4"]
+    standin.world.first_format(FIRST_MS - 1000, description(uuid.UUID(int=43)))
+    seen = look(cluster)
+    assert [(each.time_ms, each.unordered_ranges) for each in seen.imported.generations] == [
+        (FIRST_MS, 0),
+        (FIRST_MS - 1000, 0),
+    ]
+
+
+def test_stream_sets_of_tablets_are_taken_in_whole(standin: StandIn, cluster: KnownCluster) -> None:
+    """Two sets of a table, the second of which closes and opens streams."""
+    table = uuid.UUID(int=7)
+    first = new_streams(table, FIRST_MS, uniform_ends(2))
+    second = new_streams(table, SECOND_MS, uniform_ends(4))
+    change = difference(first, second)
+    standin.world.stream_set("shop", "orders", FIRST_MS, _ids(first))
+    look(cluster)
+    standin.world.stream_set("shop", "orders", SECOND_MS, _ids(second), _ids(change.closed), _ids(change.opened))
+    seen = look(cluster)
+    assert [(each.streams, each.closed, each.opened, each.new) for each in seen.imported.stream_sets] == [
+        (4, 2, 4, True),
+        (2, 0, 2, False),
+    ]
+    assert lake_of(cluster).read(TABLET_STREAMS).num_rows == 2 + 2 + 4 + 2 + 4
+
+
+def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, cluster: KnownCluster) -> None:
+    """Rows without a timestamp are not looked at; a timestamp without all rows is told of; then it goes in."""
+    world, ring = standin.world, description(SECOND)
+    world.generation(SECOND_MS, SECOND, ring, timestamp=False)
+    assert [each.time_ms for each in look(cluster).imported.generations if each.time_ms] == [FIRST_MS]
+
+    missing = int(ring.range_ends[-1])
+    streams = "scylla_distributed.cdc_streams_descriptions_v2"
+    world.delete(streams, "time = %s AND range_end = %s", SECOND_MS, missing)
+    world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=SECOND_MS)
+    home = cluster.home.parent.parent
+    answer = run("--home", home, "observe", "prod")
+    assert answer.exit_code == 1
+    assert "half-written" in answer.stderr
+    assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
+
+    last = {stream.tobytes() for stream in ring.entry(len(ring) - 1).streams}
+    world.put(streams, time=SECOND_MS, range_end=missing, streams=last)
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
+
+
+def test_a_timestamp_without_streams_is_left_out_and_told_of(standin: StandIn, cluster: KnownCluster) -> None:
+    """Clusters have shown generations that are listed and empty; they do not stop the others."""
+    standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=SECOND_MS)
+    seen = look(cluster)
+    assert len(seen.incomplete) == 1
+    assert "has no streams" in seen.incomplete[0]
+    assert_first_generation(cluster)
+
+
+def test_changed_options_are_noted_once(standin: StandIn, cluster: KnownCluster) -> None:
+    """A TTL as older versions keep it, in a blob; then another, then CDC off: each is one change of the table."""
+    standin.world.cdc_extension("shop", "orders", enabled="true", ttl="600")
+    look(cluster)
+    assert cdc_tables.find(lake_of(cluster), "shop", "orders").ttl_seconds == 600
+    standin.world.cdc_extension("shop", "orders", enabled="false", ttl="1200")
+    assert look(cluster).tables_changed == ["shop.orders altered"]
+    assert look(cluster).tables_changed == []
+    found = cdc_tables.find(lake_of(cluster), "shop", "orders")
+    assert (found.ttl_seconds, found.enabled) == (1200, False)
+
+
+def test_passing_errors_and_a_dead_node_do_not_stop_it(standin: StandIn, cluster: KnownCluster) -> None:
+    """Overloaded, a read timeout, one node of three down, answers that are slow: all of it is taken in."""
+    standin.proxy.kill(2)
+    standin.proxy.faults.errors = [OVERLOADED, READ_TIMEOUT]
+    standin.proxy.faults.slow_seconds = 0.01
+    seen = look(cluster)
+    assert standin.proxy.faults.errors == []
+    assert seen.incomplete == []
+    assert_first_generation(cluster)
+    assert len(set(lake_of(cluster).read(CDC_LOCAL)["host_id"].to_pylist())) == 2
+
+
+def test_another_cluster_under_the_name_is_refused_until_it_is_said(standin: StandIn, cluster: KnownCluster) -> None:
+    """Another name for itself, no host of before, a newest generation that vanished; `renew` keeps the old home."""
+    look(cluster)
+    world = standin.world
+    world.cluster(nodes(), name="restored")
+    with pytest.raises(StateError, match="calls itself restored"):
+        look(cluster)
+    world.empty()
+    others = [replace(node, host_id=uuid.UUID(int=0xBEEF + place)) for place, node in enumerate(nodes())]
+    world.cluster(others)
+    with pytest.raises(StateError, match="none of its 3 hosts"):
+        look(cluster)
+    world.empty()
+    world.cluster(nodes())
+    world.generation(SECOND_MS, SECOND, description(SECOND))
+    with pytest.raises(StateError, match="no longer published"):
+        look(cluster)
+
+    home = cluster.home.parent.parent
+    aside = run("--home", home, "cluster", "renew", "prod", "--json").json["aside"]
+    look(cluster)
+    assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
+    assert run("--home", aside, "generations").exit_code == 0
+    assert [each["name"] for each in run("--home", home, "cluster", "--json").json] == ["prod"]
+
+
+def test_a_changing_topology_is_not_taken_in(standin: StandIn, cluster: KnownCluster) -> None:
+    """A snapshot in the middle of a transition would show a ring that never was."""
+    standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
+    with pytest.raises(StateError, match="topology is changing"):
+        look(cluster)
+
+
+def test_an_observed_home_works_with_the_commands_that_look(standin: StandIn, cluster: KnownCluster) -> None:
+    """`explain` names the stream that the cluster's own description has; repair and expiry judge the live ring."""
+    standin.world.cdc_options("shop", "orders", ttl="3600")
+    home = cluster.home.parent.parent
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    observed = cluster.home
+    for token in (-(2**62), 0, 2**62):
+        at = "2026-10-01T00:00:00Z"
+        answer = run("--home", observed, "--clock", at, "explain", "--token", str(token), "--json").json
+        expected = description(time_uuid(FIRST_MS)).streams_of(np.array([token]))[0].tobytes()
+        assert answer["stream_id"] == f"0x{expected.hex()}"
+    assert not run("--home", observed, "repair", "--dry-run", "--json").json["needed"]
+    assert run("--home", observed, "expire", "--dry-run").exit_code == 0
+    # A node that the generation knows nothing of, in the place of the third: a repair is due.
+    standin.world.cluster([*nodes(2), replace(nodes(4)[3], address="127.0.0.3")])
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    assert run("--home", observed, "repair", "--dry-run", "--json").json["needed"]
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_every_invariant_is_judged_on_an_observed_home(standin: StandIn, cluster: KnownCluster) -> None:
+    """`check` passes what the cluster published, and says no when a range's streams are of too few shards."""
+    look(cluster)
+    healthy = run("--home", cluster.home, "check", "--json")
+    assert healthy.exit_code == 0, healthy.stdout
+    assert {each["violations"] for each in healthy.json} == {0}
+    of_few = description(SECOND, nodes(shards=SHARDS - 1))
+    standin.world.generation(SECOND_MS, SECOND, of_few)
+    look(cluster)
+    assert run("--home", cluster.home, "repair", "--dry-run", "--strict", "--json").json["needed"]
+
+
+def test_the_password_is_nowhere(
+    standin: StandIn, cluster: KnownCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a file of the home, not in what is printed, whether it goes well or not, with --debug and without."""
+    home = cluster.home.parent.parent
+    secrets = [OBSERVER[1], "wrong-but-secret"]
+    texts = [run("--home", home, "--debug", "-v", "observe", "prod")]
+    monkeypatch.setenv("CDC_TEST_PASSWORD", secrets[1])
+    texts += [run("--home", home, "--debug", "-v", *command, "prod") for command in (["observe"], ["cluster", "test"])]
+    captured = capfd.readouterr()
+    printed = "".join(text.stdout + text.stderr for text in texts) + captured.out + captured.err
+    assert [text.exit_code for text in texts] == [0, 2, 1]
+    assert not any(secret in printed for secret in secrets)
+    files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert not any(secret.encode() in content for content in files for secret in secrets)
+
+
+def _ids(streams: np.ndarray) -> list[bytes]:
+    return [stream.tobytes() for stream in streams]
