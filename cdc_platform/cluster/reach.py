@@ -122,9 +122,10 @@ def _tables(layout: Layout) -> Iterator[Finding]:
         there = [name for name in names if name in layout]
         if there and not refused:
             yield Finding(what, True, ", ".join(there))
-    for table in (tables.TOPOLOGY, tables.SCYLLA_TABLES):
-        if table in layout.refused:
-            yield Finding(table, False, "may not be read", f"{layout.refused[table].grant};")
+    told = {name for _, names in _EITHER for name in names}
+    for table, refusal in layout.refused.items():
+        if table not in told:
+            yield Finding(table, False, "may not be read", f"{refusal.grant};")
     if not {tables.TIMESTAMPS, tables.STREAMS_V1, tables.TABLET_TIMESTAMPS} & {*layout.present, *layout.refused}:
         yield Finding("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
 

@@ -187,10 +187,11 @@ def test_changed_options_are_noted_once(standin: StandIn, cluster: KnownCluster)
 
 
 def test_passing_errors_and_a_dead_node_do_not_stop_it(standin: StandIn, cluster: KnownCluster) -> None:
-    """Overloaded, a read timeout, one node of three down, answers that are slow: all of it is taken in."""
+    """Overloads at random, a read timeout, one node of three down, slow answers: all of it is taken in."""
     standin.proxy.kill(2)
     standin.proxy.faults.errors = [OVERLOADED, READ_TIMEOUT]
     standin.proxy.faults.slow_seconds = 0.01
+    standin.proxy.faults.error_rate = 0.1
     seen = look(cluster)
     assert standin.proxy.faults.errors == []
     assert seen.incomplete == []

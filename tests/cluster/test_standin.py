@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cassandra import InvalidRequest
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import Cluster
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import RoundRobinPolicy
 from cassandra.query import BatchStatement
 from support.standin.cluster import StandIn
@@ -20,7 +20,7 @@ def test_it_takes_select_alone_and_counts_what_it_refuses(standin: StandIn) -> N
         port=standin.proxy.port,
         protocol_version=4,
         auth_provider=PlainTextAuthProvider("cassandra", "cassandra"),
-        load_balancing_policy=RoundRobinPolicy(),
+        execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy())},
         schema_metadata_enabled=False,
         token_metadata_enabled=False,
     )

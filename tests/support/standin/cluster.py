@@ -39,9 +39,11 @@ class StandIn:
     def reset(self) -> None:
         """An empty cluster of three nodes with one generation, nothing counted and nothing wrong."""
         self.proxy.reset()
-        self.world.empty()
-        self.world.cluster(nodes())
-        self.world.generation(FIRST_MS, time_uuid(FIRST_MS), description(time_uuid(FIRST_MS)))
+        if self.world.changed:
+            self.world.empty()
+            self.world.cluster(nodes())
+            self.world.generation(FIRST_MS, time_uuid(FIRST_MS), description(time_uuid(FIRST_MS)))
+            self.world.changed = False
 
     def connection(self, **changes: object) -> Connection:
         """How it is reached, by the user and password in the environment."""

@@ -41,7 +41,8 @@ class Faults:
     errors: list[int] = field(default_factory=list)
     """Error codes that the next statements on platform data are answered with, one each."""
     error_rate: float = 0.0
-    seed: int = 0
+    """The share of statements that are answered with an overload, always the same ones."""
+    dice: random.Random = field(default_factory=lambda: random.Random(7))
     clock_offset_ms: dict[int, int] = field(default_factory=dict)
 
 
@@ -62,7 +63,6 @@ class Proxy:
         self.most_in_flight = 0
         self._asked: set[tuple[int, int]] = set()
         self._upstream, self._tls = upstream, tls
-        self._random = random.Random(0)
         self._writers: dict[int, set[asyncio.StreamWriter]] = {node: set() for node in range(nodes)}
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()
@@ -182,7 +182,7 @@ class Proxy:
         of_driver = "system.local" in text or "system.peers" in text
         if not of_driver and self.faults.errors:
             return body, _error(self.faults.errors.pop(0), "as a test told it to")
-        if not of_driver and self.faults.error_rate > self._random.random():
+        if not of_driver and self.faults.error_rate > self.faults.dice.random():
             return body, _error(OVERLOADED, "too many requests")
         changed = _CLAUSES.sub("", _TABLE.sub(lambda name: place_of(node, name[1], name[2]), text))
         if node in self.faults.clock_offset_ms:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import Cluster
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
 
 from cdc_platform.generations import TopologyDescription
@@ -68,12 +69,18 @@ class World:
 
     def __init__(self, port: int, nodes: int) -> None:
         self.nodes = nodes
+        self.changed = True
+        """Whether anything was written since this was last set to False, by whoever looks at it."""
         auth = PlainTextAuthProvider("cassandra", "cassandra")
         self._cluster = Cluster(
-            ["127.0.0.1"], port=port, protocol_version=4, auth_provider=auth, schema_metadata_enabled=False
+            ["127.0.0.1"],
+            port=port,
+            protocol_version=4,
+            auth_provider=auth,
+            schema_metadata_enabled=False,
+            execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)},
         )
         self._session = self._cluster.connect()
-        self._session.default_timeout = 60
         self._tables = _TABLES | {
             f"node{node}.{table}": columns
             for node in range(nodes)
@@ -85,6 +92,10 @@ class World:
             }.items()
         }
         self._make()
+
+    def _change(self, statement: str, values: Sequence[object] | None = None) -> None:
+        self.changed = True
+        self._session.execute(statement, values)
 
     def stop(self) -> None:
         """Close the session."""
@@ -100,8 +111,8 @@ class World:
             listed = ", ".join(names)
             for row in list(self._session.execute(f"SELECT DISTINCT {listed} FROM {table}")):
                 where = " AND ".join(f"{name} = %s" for name in names)
-                self._session.execute(f"DELETE FROM {table} WHERE {where}", tuple(row))
-        self._session.execute(
+                self._change(f"DELETE FROM {table} WHERE {where}", tuple(row))
+        self._change(
             "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
         )
 
@@ -109,15 +120,15 @@ class World:
         """Insert a row. A name of a column may not need quotes."""
         names = ", ".join(values)
         marks = ", ".join("%s" for _ in values)
-        self._session.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+        self._change(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
     def run(self, statement: str) -> None:
         """Any statement, as the superuser."""
-        self._session.execute(statement)
+        self._change(statement)
 
     def delete(self, table: str, where: str, *values: object) -> None:
         """Delete rows."""
-        self._session.execute(f"DELETE FROM {table} WHERE {where}", values)
+        self._change(f"DELETE FROM {table} WHERE {where}", values)
 
     def cluster(self, nodes: Sequence[Node], *, name: str = NAME, topology: Mapping[str, object] | None = None) -> None:
         """The nodes, as every node's own tables and the topology have them."""
@@ -156,7 +167,7 @@ class World:
             self.put(internal, id=id_, ignore_msb=entry.ignore_msb, num_ranges=len(description), **common)
             third = {"key": "cdc_generations", "id": id_, "ignore_msb": entry.ignore_msb}
             self.put("scylla.cdc_generations_v3", **third, **common)
-        self._session.execute(
+        self._change(
             "UPDATE scylla.topology SET committed_cdc_generations = committed_cdc_generations + "
             f"{{({time_ms}, {id_})}} WHERE key = 'topology'"
         )
@@ -172,7 +183,7 @@ class World:
         text = ", ".join(
             f"({end}, [{', '.join('0x' + stream.hex() for stream in streams)}], {msb})" for end, streams, msb in listed
         )
-        self._session.execute(
+        self._change(
             "INSERT INTO scylla_distributed.cdc_generation_descriptions (time, description) "
             f"VALUES ({time_ms}, [{text}])"
         )
@@ -203,7 +214,7 @@ class World:
         """The CDC options of a table, as the blob that clients read."""
         parts = [text.encode() for pair in options.items() for text in pair]
         blob = struct.pack("<i", len(options)) + b"".join(struct.pack("<i", len(part)) + part for part in parts)
-        self._session.execute(
+        self._change(
             "INSERT INTO system_schema.tables (keyspace_name, table_name, extensions) VALUES (%s, %s, %s)",
             (keyspace, table, {"cdc": blob}),
         )
