@@ -25,20 +25,21 @@ TABLET_TIMESTAMPS = "system.cdc_timestamps"
 TABLET_STREAMS = "system.cdc_streams"
 SCYLLA_TABLES = "system_schema.scylla_tables"
 
-_COLUMN = {
-    TOPOLOGY: "key",
-    VERSIONS: "key",
-    SCYLLA_LOCAL: "key",
-    LOCAL: "key",
-    DESCRIPTIONS_V3: "id",
-    DESCRIPTIONS_V2: "id",
-    DESCRIPTIONS_V1: "time",
-    STREAMS_V1: "time",
-    STREAMS_V2: "time",
-    TIMESTAMPS: "key",
-    TABLET_TIMESTAMPS: "table_name",
-    TABLET_STREAMS: "table_name",
-    SCYLLA_TABLES: "table_name",
+# A key each that costs nothing to look for: a scan could be long, and some tables are made up as they are read.
+_PROBES = {
+    TOPOLOGY: ("key", "key = 'topology' LIMIT 1"),
+    VERSIONS: ("key", "key = 'local'"),
+    SCYLLA_LOCAL: ("key", "key = 'enabled_features'"),
+    LOCAL: ("key", "key = 'cdc_local'"),
+    DESCRIPTIONS_V3: ("id", "key = 'cdc_generations' LIMIT 1"),
+    DESCRIPTIONS_V2: ("id", "id = 00000000-0000-0000-0000-000000000000 LIMIT 1"),
+    DESCRIPTIONS_V1: ("time", "time = 0"),
+    STREAMS_V1: ("time", "time = 0"),
+    STREAMS_V2: ("time", "time = 0 LIMIT 1"),
+    TIMESTAMPS: ("key", "key = 'timestamps' LIMIT 1"),
+    TABLET_TIMESTAMPS: ("table_name", "keyspace_name = 'system' AND table_name = 'none'"),
+    TABLET_STREAMS: ("table_name", "keyspace_name = 'system' AND table_name = 'none'"),
+    SCYLLA_TABLES: ("table_name", "keyspace_name = 'system' LIMIT 1"),
 }
 _NODES_OWN = frozenset(
     {TOPOLOGY, VERSIONS, SCYLLA_LOCAL, LOCAL, DESCRIPTIONS_V3, TABLET_TIMESTAMPS, TABLET_STREAMS, SCYLLA_TABLES}
@@ -71,16 +72,16 @@ def node_of(live: LiveCluster, table: str) -> str | None:
 
 
 def layout_of(live: LiveCluster) -> Layout:
-    """Ask for every table, a row each.
+    """Ask for every table, a row at most of each.
 
     Raises:
         Unreachable, Refused: the cluster stopped answering.
     """
     present: set[str] = set()
     refused: dict[str, NotGranted] = {}
-    for table, column in _COLUMN.items():
+    for table, (column, key) in _PROBES.items():
         try:
-            live.select(table, column, "LIMIT 1", at=node_of(live, table))
+            live.select(table, column, f"WHERE {key}", at=node_of(live, table))
             present.add(table)
         except NoTable:
             continue
