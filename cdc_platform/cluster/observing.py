@@ -28,7 +28,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.log.ddl import known_tables
-from cdc_platform.records import cdc_tables, inbox
+from cdc_platform.records import cdc_tables, ring
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
@@ -59,7 +59,7 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
     with connected(cluster.name, cluster.connection) as live:
         layout = layout_of(live)
         layout.assert_readable()
-        topology = read_topology(live, layout, {node.host_id: node for node in inbox.members(lake)})
+        topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})
         known.assert_same(cluster, topology.identity)
         _assert_has_cdc(live, layout, topology)
         times = generations.read_timestamps(live, layout)

@@ -23,7 +23,7 @@ from cdc_platform.generations.tablets import difference, new_streams, uniform_en
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TABLES, TABLET_STREAMS, UNORDERED_RANGES
-from cdc_platform.records import cdc_tables, generation_data, inbox
+from cdc_platform.records import cdc_tables, generation_data, ring
 
 pytestmark = pytest.mark.cassandra
 
@@ -55,7 +55,7 @@ def test_a_home_gets_what_the_cluster_has_and_the_same_again_writes_nothing(
     standin.world.cdc_options("shop", "orders", ttl="3600")
     seen = look(cluster)
     assert (seen.cluster_name, seen.version, seen.incomplete) == ("production", "2026.3.0", [])
-    found = {node.host_id: node for node in inbox.members(lake_of(cluster))}
+    found = {node.host_id: node for node in ring.members(lake_of(cluster))}
     for node in nodes():
         mine = found[node.host_id]
         assert (mine.tokens, mine.shard_count, mine.ignore_msb) == (node.tokens, SHARDS, 12)
@@ -101,8 +101,8 @@ def test_versions_tell_the_same_cluster_in_their_own_tables(
     standin.proxy.version = VERSIONS[version]
     look(cluster)
     assert_first_generation(cluster)
-    assert {(node.shard_count, node.ignore_msb) for node in inbox.members(lake_of(cluster))} == {(SHARDS, 12)}
-    assert {node.tokens for node in inbox.current_ring(lake_of(cluster)).nodes} == {node.tokens for node in nodes()}
+    assert {(node.shard_count, node.ignore_msb) for node in ring.members(lake_of(cluster))} == {(SHARDS, 12)}
+    assert {node.tokens for node in ring.current_ring(lake_of(cluster)).nodes} == {node.tokens for node in nodes()}
     asked = " ".join(text for _, text in standin.proxy.statements)
     assert ("SELECT * FROM system.topology WHERE" in asked) == (version != "5.2")
 
@@ -147,11 +147,11 @@ def test_stream_sets_of_tablets_are_taken_in_whole(standin: StandIn, cluster: Kn
 
 def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, cluster: KnownCluster) -> None:
     """Rows without a timestamp are not looked at; a timestamp without all rows is told of; then it goes in."""
-    world, ring = standin.world, description(SECOND)
-    world.generation(SECOND_MS, SECOND, ring, timestamp=False)
+    world, made = standin.world, description(SECOND)
+    world.generation(SECOND_MS, SECOND, made, timestamp=False)
     assert [each.time_ms for each in look(cluster).imported.generations if each.time_ms] == [FIRST_MS]
 
-    missing = int(ring.range_ends[-1])
+    missing = int(made.range_ends[-1])
     streams = "scylla_distributed.cdc_streams_descriptions_v2"
     world.delete(streams, "time = %s AND range_end = %s", SECOND_MS, missing)
     world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=SECOND_MS)
@@ -161,7 +161,7 @@ def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, clus
     assert "half-written" in answer.stderr
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
 
-    last = {stream.tobytes() for stream in ring.entry(len(ring) - 1).streams}
+    last = {stream.tobytes() for stream in made.entry(len(made) - 1).streams}
     world.put(streams, time=SECOND_MS, range_end=missing, streams=last)
     assert run("--home", home, "observe", "prod").exit_code == 0
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
