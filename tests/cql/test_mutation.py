@@ -45,10 +45,8 @@ def _row(marker: Marker | None = None, **cells: Cell | CollectionChange) -> Muta
     ],
 )
 def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
-    """The later, else the dead, the expiring, the longer TTL, the larger bytes (a minus sign is the highest bit).
-
-    These are the steps of compare_atomic_cell_for_merge in ScyllaDB's mutation/atomic_cell.cc.
-    """
+    """The later, else the dead, the expiring, the longer TTL, the larger bytes (a minus sign is the highest bit)."""
+    # These are the steps of compare_atomic_cell_for_merge in ScyllaDB's mutation/atomic_cell.cc.
     for pair in ((winner, loser), (loser, winner)):
         merged = merge(_row(v=cell) for cell in pair)
         assert merged.rows[(0,)].cells["v"] == winner

@@ -48,10 +48,8 @@ def _is_refused(*writes: s.Update) -> bool:
 
 
 def test_the_values_of_a_batch_are_limited() -> None:
-    """131,072 of them behind, one fewer in front, counted together; none is lost on the way to that.
-
-    UUID_gen::SUBMICRO_LIMIT; cql3/query_options.hh, next_list_append_seq and next_list_prepend_seq.
-    """
+    """131,072 of them behind, one fewer in front, counted together; none is lost on the way to that."""
+    # UUID_gen::SUBMICRO_LIMIT; cql3/query_options.hh, next_list_append_seq and next_list_prepend_seq.
     assert MOST_VALUES == 131_072
     most = MOST_VALUES - 1
     assert not _is_refused(_put(most, "+"), _put(1, "+"))
