@@ -167,7 +167,7 @@ def _await_parts(home: Home, parts: TextIO) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not _taken(parts, fcntl.LOCK_EX):
         parts.seek(0)
-        by_hand = [pid for pid in parts.read().split() if _runs(int(pid))]
+        by_hand = [str(pid) for pid in sorted(map(int, parts.read().split())) if _runs(pid)]
         if by_hand:
             raise StateError(
                 f"a Dagster of its own works in home {home.path} (processes {' '.join(by_hand)}), and two would start "

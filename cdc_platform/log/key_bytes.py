@@ -14,6 +14,7 @@ import pyarrow as pa
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import composite_column, fixed_width
+from cdc_platform.log.exact import decoded
 from cdc_platform.log.log_values import canonical_values
 
 _BIG_ENDIAN = {"tinyint": ">i1", "smallint": ">i2", "int": ">i4", "bigint": ">i8", "time": ">i8", "float": ">f4"}
@@ -31,13 +32,20 @@ def key_bytes(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
     return components[0] if len(components) == 1 else composite_column(components)
 
 
-def canonical_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
+def canonical_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
     """As `key_bytes`, value by value: for all types, and the same for every form that Arrow may have of a value.
+
+    `exact`: the log's column of values that the others have but nearly, see `exact`; None where it has none.
 
     Raises:
         InputError: a text is none of a value of its column's type.
     """
     values = [canonical_values(column.type, each) for column, each in zip(schema.partition_key, columns, strict=True)]
+    for number, beside in enumerate([] if exact is None else exact.to_pylist()):
+        said = dict(beside or ())
+        for column, each in zip(schema.partition_key, values, strict=True):
+            if column.name in said:
+                each[number] = decoded(column.type, said[column.name])
     return pa.array([schema.partition_bytes(key) for key in zip(*values, strict=True)], pa.binary())
 
 

@@ -6,7 +6,6 @@ the moment in which it was read.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,14 +22,13 @@ from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Switch
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import ledger, removals, switches
+from cdc_platform.records import cdc_local, ledger, removals, switches
 from cdc_platform.records.ledger import Entry
 from cdc_platform.records.removals import Removal
 from cdc_platform.ring.tokens import Int64s
@@ -226,11 +224,9 @@ class _Described:
 
 def _kept(lake: Lake) -> dict[int, GenerationId]:
     """The IDs that nodes keep in `cdc_local`, by time (ms). A row without a time is as good as none."""
-    rows = lake.read(CDC_LOCAL, ["streams_timestamp", "uuid"], [("key", "=", "cdc_local")]).to_pylist()
-    found = {(row["streams_timestamp"], row["uuid"]) for row in rows if row["streams_timestamp"] is not None}
     # Of two names of one time the one with a UUID says more.
-    ordered = sorted((_ms(moment), name or "") for moment, name in found)
-    return {time_ms: GenerationId(time_ms, uuid.UUID(name) if name else None) for time_ms, name in ordered}
+    ordered = sorted(cdc_local.kept_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or "")))
+    return {each.time_ms: each for each in ordered}
 
 
 def _times(lake: Lake, table: Table) -> frozenset[int]:

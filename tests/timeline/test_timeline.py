@@ -119,7 +119,7 @@ def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: p
 ALLOWED = {
     "cdc_platform/timeline/stream_sources.py": "the one place",
     "cdc_platform/commands/demo_report.py": "whether the chapter's table is still there",
-    "assets/tablets.py": "whether a tablet-based table has its first set yet",
+    "assets/tablets/sets.py": "whether a tablet-based table has its first set yet",
 }
 """Where it may be asked whether a table has stream sets, and why."""
 

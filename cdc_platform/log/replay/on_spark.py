@@ -54,8 +54,10 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = No
     schema = stored(schema)
     names = _columns(schema, changes)
 
+    width = len(schema.partition_key)
+
     def keys(*columns: pa.Array) -> pa.Array:
-        return partition_keys(schema, columns)
+        return partition_keys(schema, columns[:width], *columns[width:])
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return base_rows(schema, batches, now_us)
@@ -63,7 +65,8 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = No
     # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
     arrow_udf: Any = F.arrow_udf
     # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
-    key = arrow_udf(keys, "binary")(*(quoted(column.name) for column in schema.partition_key))
+    read = [*(column.name for column in schema.partition_key), *(name for name in names if name == EXACT)]
+    key = arrow_udf(keys, "binary")(*map(quoted, read))
     keyed = changes.select(*map(quoted, names)).withColumn(KEY, key)
     grouped = keyed.repartition(F.col(quoted(KEY))).sortWithinPartitions(quoted(KEY))
     return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
@@ -74,8 +77,9 @@ def selected_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in stored(schema).selected])
 
 
-def partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array:
-    """The serialized partition keys (binary) of log rows, from the columns of the partition key.
+def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
+    """The serialized partition keys (binary) of log rows, from the columns of the partition key and, if the log has
+    it, that of values which those have but nearly.
 
     Raises:
         InputError: a value is null, or none of its type.
@@ -83,7 +87,7 @@ def partition_keys(schema: TableSchema, columns: Sequence[pa.Array]) -> pa.Array
     for column, values in zip(schema.partition_key, columns, strict=True):
         if values.null_count:
             raise lacking(column.name)
-    return canonical_keys(schema, columns)
+    return canonical_keys(schema, columns, exact)
 
 
 def base_rows(
