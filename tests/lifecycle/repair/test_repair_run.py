@@ -36,7 +36,7 @@ HOSTS = [
     Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12, "10.0.0.1", "dc1", "r1", V2),
     Node(UUID(int=2), (0, 77), 3, 0, "10.0.0.2", "dc1", "r1", V2),
 ]
-BOOKKEEPING = {"created_at", "published_at", "judged_at", "content"}
+BOOKKEEPING = {"created_at", "published_at", "judged_at", "content", "door"}
 NOON, LATER = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z"
 
 
