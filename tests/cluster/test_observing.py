@@ -193,7 +193,7 @@ def test_passing_errors_and_a_dead_node_do_not_stop_it(standin: StandIn, cluster
     standin.proxy.kill(2)
     standin.proxy.faults.errors = [OVERLOADED, READ_TIMEOUT]
     standin.proxy.faults.slow_seconds = 0.01
-    standin.proxy.faults.error_rate = 0.1
+    standin.proxy.faults.error_rate = 0.02
     seen = look(cluster)
     assert standin.proxy.faults.errors == []
     assert seen.incomplete == []
