@@ -63,6 +63,7 @@ def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
         can_subset=True,
         name=f"audit_{step.name}",
         specs=check_specs(step.table, audit.invariants, GENERATIONS),
+        description=f"Judge what the step {step.name} wrote, before the next step relies on it.",
         pool=pool(step.table),
     )
     def check(
