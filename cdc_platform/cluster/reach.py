@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from cdc_platform.cluster import known, tables
 from cdc_platform.cluster.connection import Connection, tls_context
@@ -18,6 +17,7 @@ from cdc_platform.cluster.topology import read_topology
 from cdc_platform.cql.names import quoted
 from cdc_platform.errors import PlatformError
 from cdc_platform.ring import Node
+from cdc_platform.trial import Trial
 
 CLOCK_TOLERANCE_MS = 1_000
 """How far a node's clock may be off before it is told of; CDC takes no write from 5 s ahead."""
@@ -30,31 +30,21 @@ _EITHER = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was tried: what was found and, where it must be mended, how."""
-
-    check: str
-    ok: bool
-    found: str
-    mend: str | None = None
-
-
-def examine(cluster: KnownCluster) -> list[Finding]:
+def examine(cluster: KnownCluster) -> list[Trial]:
     """Try everything that an observation needs. What cannot be tried because of what failed before is left out."""
     findings = list(_contacts(cluster.connection))
     if not any(finding.ok for finding in findings):
         return findings
     try:
         with connected(cluster.name, cluster.connection) as live:
-            findings.append(Finding("login", True, f"as {live.role}, {len(live.members)} nodes"))
+            findings.append(Trial("login", True, f"as {live.role}, {len(live.members)} nodes"))
             findings += _inside(cluster, live)
     except PlatformError as error:
         findings.append(_failed("login", error))
     return findings
 
 
-def _contacts(connection: Connection) -> Iterator[Finding]:
+def _contacts(connection: Connection) -> Iterator[Trial]:
     try:
         tls = tls_context(connection)
     except PlatformError as error:
@@ -66,10 +56,10 @@ def _contacts(connection: Connection) -> Iterator[Finding]:
         except PlatformError as error:
             yield _failed(f"contact {host}", error)
         else:
-            yield Finding(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
+            yield Trial(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
 
 
-def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Finding]:
+def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Trial]:
     for member in live.members:
         yield from _node(live, member)
     layout = layout_of(live)
@@ -79,13 +69,13 @@ def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Finding]:
         yield _failed("topology", error)
     else:
         counts = _counted(topology.nodes)
-        yield Finding("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
+        yield Trial("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
         yield _same(cluster, topology.identity)
     yield from _tables(layout)
     yield from _logs(live, layout)
 
 
-def _node(live: LiveCluster, member: Member) -> Iterator[Finding]:
+def _node(live: LiveCluster, member: Member) -> Iterator[Trial]:
     """Whether a node answers, what it says of its shards, and how far its clock is off."""
     check = f"node {member.address}"
     try:
@@ -97,52 +87,52 @@ def _node(live: LiveCluster, member: Member) -> Iterator[Finding]:
         yield _failed(check, error)
         return
     shards = "says nothing of shards" if greeting.shards is None else f"{greeting.shards} shards"
-    yield Finding(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
+    yield Trial(check, True, f"{member.datacenter}, {shards}, ignore_msb {greeting.ignore_msb}")
     now = created_ms(one(rows, "system.local")["now"]) or 0
     # Its clock was asked somewhere between the two readings of ours.
     off = now - before if now < before else max(0, now - after)
     ok = abs(off) <= CLOCK_TOLERANCE_MS
     mend = None if ok else "keep its time by NTP: CDC takes no write whose time is 5 s ahead of the node's"
-    yield Finding(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
+    yield Trial(f"clock of {member.address}", ok, f"{off:+d} ms against this machine", mend)
 
 
-def _same(cluster: KnownCluster, seen: known.Identity) -> Finding:
+def _same(cluster: KnownCluster, seen: known.Identity) -> Trial:
     try:
         known.assert_same(cluster, seen)
     except PlatformError as error:
         return _failed("identity", error)
-    return Finding("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
+    return Trial("identity", True, "as it was seen before" if cluster.identity else "not looked at before")
 
 
-def _tables(layout: Layout) -> Iterator[Finding]:
+def _tables(layout: Layout) -> Iterator[Trial]:
     for what, names in _EITHER:
         refused = [layout.refused[name] for name in names if name in layout.refused]
         if refused:
-            yield Finding(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
+            yield Trial(what, False, "may not be read", " ".join(f"{refusal.grant};" for refusal in refused))
         there = [name for name in names if name in layout]
         if there and not refused:
-            yield Finding(what, True, ", ".join(there))
+            yield Trial(what, True, ", ".join(there))
     told = {name for _, names in _EITHER for name in names}
     for table, refusal in layout.refused.items():
         if table not in told:
-            yield Finding(table, False, "may not be read", f"{refusal.grant};")
+            yield Trial(table, False, "may not be read", f"{refusal.grant};")
     if not {tables.TIMESTAMPS, tables.STREAMS_V1, tables.TABLET_TIMESTAMPS} & {*layout.present, *layout.refused}:
-        yield Finding("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
+        yield Trial("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
 
 
-def _logs(live: LiveCluster, layout: Layout) -> Iterator[Finding]:
+def _logs(live: LiveCluster, layout: Layout) -> Iterator[Trial]:
     """Whether each log may be read. A key that is no stream ID has no rows, and looking for it costs nothing."""
     logged = read_logged_tables(live, layout)
     if not logged:
-        yield Finding("logs", True, "no table has one")
+        yield Trial("logs", True, "no table has one")
     for table in logged:
         name = f"{quoted(table.keyspace)}.{quoted(table.name + '_scylla_cdc_log')}"
         state = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
         try:
             live.select(name, '"cdc$time"', 'WHERE "cdc$stream_id" = 0x00')
-            yield Finding(f"log of {table.keyspace}.{table.name}", True, state)
+            yield Trial(f"log of {table.keyspace}.{table.name}", True, state)
         except NotGranted as refusal:
-            yield Finding(f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};")
+            yield Trial(f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};")
         except PlatformError as error:
             yield _failed(f"log of {table.keyspace}.{table.name}", error)
 
@@ -151,6 +141,6 @@ def _counted(nodes: tuple[Node, ...]) -> str:
     return f"{len(nodes)} nodes with {sum(len(node.tokens) for node in nodes)} tokens"
 
 
-def _failed(check: str, error: PlatformError) -> Finding:
+def _failed(check: str, error: PlatformError) -> Trial:
     found, _, mend = str(error).partition("; ")
-    return Finding(check, False, found, mend or "see the server's log")
+    return Trial(check, False, found, mend or "see the server's log")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table, write_trials
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -128,12 +128,7 @@ def test_(ctx: click.Context, session: Session, name: str, as_json: bool) -> Non
     if as_json:
         write_json([asdict(finding) for finding in findings])
     else:
-        width = max(len(finding.check) for finding in findings)
-        for finding in findings:
-            mark = click.style("✓", fg="green") if finding.ok else click.style("✗", fg="red")
-            click.echo(f"{mark} {finding.check:<{width}}  {finding.found}")
-            if finding.mend:
-                click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {finding.mend}")
+        write_trials(findings)
     if not all(finding.ok for finding in findings):
         ctx.exit(1)
 

@@ -10,15 +10,16 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 import click
 
-from cdc_platform.commands.output import json_option, write_json
+from cdc_platform.commands.output import json_option, write_json, write_trials
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import PlatformError
+from cdc_platform.trial import Trial
 
 GIB = 1 << 30
 MIN_FREE_DISK = 2 * GIB
@@ -45,33 +46,14 @@ def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
     if as_json:
         write_json([asdict(finding) for finding in findings])
     else:
-        _show(findings)
+        write_trials(findings)
     if not all(finding.ok for finding in findings):
         ctx.exit(1)
 
 
-def _show(findings: list[MachineCheck]) -> None:
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
-        mark = click.style("✓", fg="green") if finding.ok else click.style("✗", fg="red")
-        click.echo(f"{mark} {finding.check:<{width}}  {finding.found}")
-        if finding.mend:
-            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {finding.mend}")
-
-
-@dataclass(frozen=True)
-class MachineCheck:
-    """One thing that was looked at: what was found and, where it must be mended, how."""
-
-    check: str
-    ok: bool
-    found: str
-    mend: str | None = None
-
-
-def examine(home: Path) -> list[MachineCheck]:
+def examine(home: Path) -> list[Trial]:
     """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
-    looks: list[Callable[[], Iterator[MachineCheck]]] = [
+    looks: list[Callable[[], Iterator[Trial]]] = [
         _python,
         _packages,
         _java,
@@ -83,16 +65,16 @@ def examine(home: Path) -> list[MachineCheck]:
     return [finding for look in looks for finding in look()]
 
 
-def _python() -> Iterator[MachineCheck]:
+def _python() -> Iterator[Trial]:
     from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata("cdc-platform")["Requires-Python"]
     version = platform.python_version()
     ok = SpecifierSet(wanted).contains(version, prereleases=True)
-    yield MachineCheck("Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}")
+    yield Trial("Python", ok, f"{version} at {sys.executable}", None if ok else f"install one that is {wanted}")
 
 
-def _packages() -> Iterator[MachineCheck]:
+def _packages() -> Iterator[Trial]:
     """Each package that the project pins or bounds, against what is installed."""
     from packaging.requirements import Requirement
 
@@ -110,33 +92,31 @@ def _packages() -> Iterator[MachineCheck]:
         else:
             right += 1
     found = "; ".join(wrong) or f"{right} as expected"
-    yield MachineCheck("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
+    yield Trial("packages", not wrong, found, "install what is locked: make .venv" if wrong else None)
 
 
-def _java() -> Iterator[MachineCheck]:
+def _java() -> Iterator[Trial]:
     from cdc_platform.lake.java import find_java, java_version
 
     try:
-        yield MachineCheck("Java", True, f"{java_version()} at {find_java().executable}")
+        yield Trial("Java", True, f"{java_version()} at {find_java().executable}")
     except PlatformError as error:
-        yield MachineCheck("Java", False, "missing or too old", str(error))
+        yield Trial("Java", False, "missing or too old", str(error))
 
 
-def _jars() -> Iterator[MachineCheck]:
+def _jars() -> Iterator[Trial]:
     """JARs that are missing are no fault: the first start of Spark fetches them. The cache must take them, though."""
     from cdc_platform.lake.jars import CACHE_VARIABLE, JARS, cache_folder, missing
 
     names = ", ".join(jar.file_name for jar in JARS)
     absent = missing()
     if not absent:
-        yield MachineCheck("JARs", True, f"{names} in {cache_folder()}, verified")
+        yield Trial("JARs", True, f"{names} in {cache_folder()}, verified")
         return
     above = _existing(cache_folder())
     ok = os.access(above, os.W_OK | os.X_OK)
     found = f"{len(absent)} of {len(JARS)} to be fetched into {cache_folder()} by the first start of Spark (network)"
-    yield MachineCheck(
-        "JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}"
-    )
+    yield Trial("JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}")
 
 
 def place_of_home(option: str | None) -> Path:
@@ -146,42 +126,40 @@ def place_of_home(option: str | None) -> Path:
     return Path(option or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
 
 
-def _home(home: Path) -> Iterator[MachineCheck]:
+def _home(home: Path) -> Iterator[Trial]:
     from cdc_platform.home import VARIABLE, open_home
 
     if not home.exists():
         above = _existing(home)
         ok = os.access(above, os.W_OK | os.X_OK)
         mend = None if ok else f"choose another with --home or {VARIABLE}"
-        yield MachineCheck(
-            "home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend
-        )
+        yield Trial("home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend)
         return
     try:
         settings = open_home(home, create=False).settings
     except PlatformError as error:
-        yield MachineCheck("home", False, str(home), str(error))
+        yield Trial("home", False, str(home), str(error))
         return
-    yield MachineCheck("home", True, f"{home}, acceptance policy {settings.policy}")
+    yield Trial("home", True, f"{home}, acceptance policy {settings.policy}")
 
 
-def _disk(home: Path) -> Iterator[MachineCheck]:
+def _disk(home: Path) -> Iterator[Trial]:
     free = shutil.disk_usage(_existing(home)).free
     yield _at_least("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
 
 
-def _memory() -> Iterator[MachineCheck]:
+def _memory() -> Iterator[Trial]:
     total = memory_bytes()
     if total is None:
-        yield MachineCheck("memory", True, "this system does not say")
+        yield Trial("memory", True, "this system does not say")
     else:
         yield _at_least("memory", total, MIN_MEMORY, "Spark needs more: use a larger machine, or SPARK_REMOTE")
 
 
-def _at_least(check: str, found: int, needed: int, mend: str) -> MachineCheck:
+def _at_least(check: str, found: int, needed: int, mend: str) -> Trial:
     ok = found >= needed
     shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
-    return MachineCheck(check, ok, shown, None if ok else mend)
+    return Trial(check, ok, shown, None if ok else mend)
 
 
 def memory_bytes() -> int | None:

@@ -23,6 +23,8 @@ from cdc_platform.clock import format_ms, format_us, from_datetime
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cdc_platform.trial import Trial
+
 _PAGE_WIDTH = 2000
 _DURATION_UNITS = (
     ("d", 86_400_000_000),
@@ -192,3 +194,13 @@ def _print(renderable: RenderableType) -> None:
     with page.capture() as capture:
         page.print(renderable)
     click.echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+
+
+def write_trials(trials: Sequence[Trial]) -> None:
+    """Print what was tried (at least one thing), each with a tick or a cross and, where there is one, its mend."""
+    width = max(len(trial.check) for trial in trials)
+    for trial in trials:
+        mark = click.style("✓", fg="green") if trial.ok else click.style("✗", fg="red")
+        click.echo(f"{mark} {trial.check:<{width}}  {trial.found}")
+        if trial.mend:
+            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {trial.mend}")

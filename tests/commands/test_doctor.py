@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cdc_platform.commands import doctor as module
-from cdc_platform.commands.doctor import MachineCheck, examine
+from cdc_platform.commands.doctor import examine
 from cdc_platform.commands.program import program
 from cdc_platform.home import open_home
+from cdc_platform.trial import Trial
 
 CHECKS = ["Python", "packages", "Java", "JARs", "home", "free disk", "memory"]
 
@@ -21,7 +22,7 @@ def run(home: Path, *arguments: str) -> Result:
     return CliRunner().invoke(program, ["--home", str(home), "doctor", *arguments])
 
 
-def found(home: Path) -> dict[str, MachineCheck]:
+def found(home: Path) -> dict[str, Trial]:
     """The findings by name."""
     return {finding.check: finding for finding in examine(home)}
 
