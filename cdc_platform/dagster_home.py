@@ -15,7 +15,6 @@ _ROOT = Path(__file__).resolve().parent.parent
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
 """Stops the clock of Dagster's processes at a time, as `--clock` does for a command."""
 INSTANCE_FILE = "dagster.yaml"
-WORKSPACE_FILE = "workspace.yaml"
 
 
 def project_file(name: str) -> Path:

@@ -108,7 +108,6 @@ LIVE_GENERATIONS_REWRITTEN = FIRST_FORMAT.asks(
 REWRITTEN_EQUALS_V1 = FIRST_FORMAT.asks(
     "rewritten_equals_v1", "The published rows of a V1 generation are those of its V1 description."
 )
-V1_INVARIANTS = FIRST_FORMAT.invariants
 
 TABLETS = Family(
     of="stream sets of tablet-based tables",
@@ -175,7 +174,6 @@ NONE_HALF_REMOVED = EXPIRY.asks(
 NODE_GENERATION_NOT_REMOVED = EXPIRY.asks(
     "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
 )
-EXPIRY_INVARIANTS = EXPIRY.invariants
 
 LOGS = Family(
     of="rows of CDC logs",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.generations import RingLayout, TopologyDescription, limit_streams_for_v1
+from cdc_platform.generations import TopologyDescription, layout_of
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
     """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
-    described = bootstrap.describe(spark, lake, generation_id, lambda ring: limit_streams_for_v1(RingLayout.of(ring)))
+    described = bootstrap.describe(spark, lake, generation_id, lambda ring: layout_of(ring, v1=True))
     # Of nodes as they were when it was introduced the features are not known any more.
     introduced = ledger.introduced_id(lake, generation_id) is not None
     warning = None if introduced else bootstrap.mixed_cluster_warning(described.ring_after)
