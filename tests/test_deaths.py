@@ -12,9 +12,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ from cdc_platform.sources.bootstrap_file import JoinRequest
 
 KILLS = int(os.environ.get("CDC_PLATFORM_KILLS", "2"))
 SEED = os.environ.get("CDC_PLATFORM_SEED", "2")
-FIRST_NODE = 100
-"""The shared home has nodes of other tests."""
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
@@ -108,10 +107,19 @@ def check(serving: Serving) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    """A home of its own: its ring is old, so no node of another test may have joined before."""
+    with tempfile.TemporaryDirectory(prefix="cdc-deaths-") as folder:
+        own = Serving(Path(folder) / "home")
+        yield own
+        own.stop()
+
+
 def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
     """Each kill at a random moment of the work: it goes on or is done by the next `up`, once, and `check` is clean."""
     dice = random.Random(SEED)
-    (serving.home).mkdir(mode=0o700, exist_ok=True)
+    serving.home.mkdir(mode=0o700)
     (serving.home / "settings.toml").write_text(TWO_PHASES, encoding="utf-8")
     old = times(3)
     made = old_cluster(serving.lake, old, members=nodes(2), tables=(("orders", 0),))
@@ -119,7 +127,7 @@ def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
     generations = []
     for number in range(KILLS):
         victim = dice.choice(sorted(PARTS)) if number else "spark"
-        event = inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(node_config(FIRST_NODE + number)))
+        event = inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(node_config(100 + number)))
         generations.append(event.generation_id)
         ask(serving, _LAUNCH)
         await_true(lambda: ask(serving, _RUNS)["runsOrError"]["results"], 120, "the start of the work")
