@@ -53,7 +53,7 @@ def five_generations(bench: Bench, folder: Path) -> Lake:
     put_nodes(lake, nodes[:-GENERATIONS])
     for hour, node in enumerate(nodes[-GENERATIONS:]):
         clock = Clock(CLOCK.now_us() + hour * HOUR_US)
-        run_join(bench.spark, lake, clock, Settings(), queue(lake, clock, node))
+        run_join(bench.workers, lake, clock, Settings(), queue(lake, clock, node))
     return lake
 
 

@@ -32,7 +32,7 @@ def generate_and_write(bench: Bench) -> list[Result]:
         def work() -> None:
             generation_id = str(uuid.uuid4())
             rows = v2_rows(size, generation_id)
-            frames.replace_slice(bench.spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+            frames.replace_slice(bench.workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
 
         pairs = paired(work, floor, repeats=bench.sizes.repeats, warm_ups=3)
     return [Result("generate-and-write", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.5)]
@@ -55,10 +55,10 @@ def audit_alone(bench: Bench) -> list[Result]:
         joins.prepare()
         joins.run()
         pairs = paired(
-            lambda: audit_lake(bench.spark, joins.lake, joins.generation_id), floor, repeats=bench.sizes.repeats
+            lambda: audit_lake(bench.workers, joins.lake, joins.generation_id), floor, repeats=bench.sizes.repeats
         )
         with bench.counted_jobs() as jobs:
-            summary = audit_lake(bench.spark, joins.lake, joins.generation_id)
+            summary = audit_lake(bench.workers, joins.lake, joins.generation_id)
     at = f"{size}, {len(summary)} invariants"
     return [
         Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.0),
@@ -119,7 +119,7 @@ class Joins:
 
     def run(self) -> None:
         """The join as the platform runs it, every step and every audit."""
-        run_join(self._bench.spark, self.lake, self._clock, Settings(), self.generation_id)
+        run_join(self._bench.workers, self.lake, self._clock, Settings(), self.generation_id)
 
     def seconds(self) -> float:
         """How long the next join takes."""

@@ -17,7 +17,7 @@ from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
-from cdc_platform.lake.volume import TaskRows
+from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.lifecycle.join import description_rows
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Bench:
         for _ in range(3):
             v2_frame(spark, QUICK.cluster).count()
         return spark
+
+    @property
+    def workers(self) -> Workers:
+        """Those of that session, and nobody else: rows are of volume."""
+        return Workers(lambda: self.spark, in_process=0)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -11,6 +11,8 @@ from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 
+from cdc_platform.lake.volume import Workers
+
 
 class SparkResource(LazyPySparkResource):
     """A Spark session that is made when an asset first asks for it, so that definitions load without Java.
@@ -29,6 +31,10 @@ class SparkResource(LazyPySparkResource):
             from cdc_platform.lake.session import spark_session
 
             self._spark_session = spark_session("cdc-platform assets", extra_conf=self.spark_config or None)
+
+    def workers(self) -> Workers:
+        """Who works on an asset's rows: its process while they are few, then this session."""
+        return Workers(lambda: self.spark_session)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Give a Connect session back."""

@@ -14,6 +14,7 @@ from hypothesis import settings
 from support.nodes import join_request, node_text
 
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
 from cdc_platform.records.join_request import JoinRequest
 
 if TYPE_CHECKING:
@@ -87,6 +88,28 @@ def spark() -> Iterator[SparkSession]:
     session = spark_session("cdc-platform tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def on_spark(spark: SparkSession) -> Workers:
+    """Those who do everything on that session, however little it is."""
+    return Workers(lambda: spark, in_process=0)
+
+
+@pytest.fixture(scope="session")
+def workers() -> Workers:
+    """Those of a process that has no Spark: what small tests ask for is done without."""
+
+    def refuse() -> SparkSession:
+        raise AssertionError("so little work needs no Spark")
+
+    return Workers(refuse)
+
+
+@pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
+def either(request: pytest.FixtureRequest) -> Workers:
+    """Both kinds, one after the other: they have to find the same."""
+    return request.getfixturevalue("workers" if request.param == "here" else "on_spark")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
         asked = context.selected_asset_check_keys
         if not context.has_partition_key:
             with in_one_line():
-                findings = audit.of_all(home.lake(), lambda: spark.spark_session)
+                findings = audit.of_all(home.lake(), spark.workers())
             yield from check_results(step.table, asked, findings, GENERATION_FAMILY)
             return
         joining = _joining(context, spark, home, clock)
@@ -99,7 +99,7 @@ def _joining(
         clock.clock(),
         home.settings(),
         context.partition_key,
-        lambda: spark.spark_session,
+        spark.workers(),
         f"Dagster's run {context.run.run_id}",
     )
 

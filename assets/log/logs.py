@@ -65,7 +65,7 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
     watch, lake = Stopwatch(), home.lake()
     with in_one_line():
         schema = _schema(lake, context.partition_key)
-        seen = overview(lake, schema, lambda: spark.spark_session)
+        seen = overview(lake, schema, spark.workers())
     periods = (
         ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(seen.by_period.items())
     )
@@ -92,9 +92,9 @@ def audit_cdc_log(
     asked, lake = context.selected_asset_check_keys, home.lake()
     with in_one_line():
         findings = (
-            audit_log(lake, _schema(lake, context.partition_key), lambda: spark.spark_session)
+            audit_log(lake, _schema(lake, context.partition_key), spark.workers())
             if context.has_partition_key
-            else audit_logs(lake, lambda: spark.spark_session)
+            else audit_logs(lake, spark.workers())
         )
     yield from check_results(CDC_LOG, asked, findings, LOGS)
 

@@ -72,10 +72,10 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
     result: dict[str, object] = {"event_id": event.event_id, "generation_id": event.generation_id}
     if not run:
         return result
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import run_join
 
-    joined = run_join(spark_session(), lake, session.clock, home.settings, event.generation_id, door="bootstrap --run")
+    joined = run_join(workers(), lake, session.clock, home.settings, event.generation_id, door="bootstrap --run")
     return result | {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,

@@ -37,16 +37,16 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     lake = session.lake()
     from cdc_platform.invariants import audit_lake, inventory, judge
     from cdc_platform.invariants.tablets import audit_tablets
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.session import workers
     from cdc_platform.timeline import Timeline
 
     name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
     if name is not None and generation is not None:
         Timeline.read(lake).assert_not_removed(generation)
-        inventory.find(inventory.generations(lake), name)  # before a JVM is started for it
+        inventory.find(inventory.generations(lake), name)  # before anything is read for it
     sets = audit_tablets(lake) if name is None else []
     # A cluster whose tables are all tablet-based has no generations.
-    judgements = [] if sets and not inventory.generations(lake) else judge(audit_lake(spark_session(), lake, name))
+    judgements = [] if sets and not inventory.generations(lake) else judge(audit_lake(workers(), lake, name))
     if name is None:
         for family, findings in _beside(lake, session.clock, session.open_home().settings, sets):
             judgements += judge(findings, family.due(findings))
@@ -77,7 +77,7 @@ def _beside(
     """What the audits of the tables around the generations answer, family by family; `sets` those of tablets."""
     from cdc_platform.invariants import findings as families
     from cdc_platform.invariants.switches import audit_switches
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.expiry.audit import audit_expiry
     from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
     from cdc_platform.log.audit.hours import audit_hours
@@ -87,5 +87,5 @@ def _beside(
     yield families.TABLETS, sets
     yield families.SWITCHES, audit_switches(lake)
     yield families.EXPIRY, audit_expiry(lake, clock, settings)
-    yield families.LOGS, audit_logs(lake, spark_session)
+    yield families.LOGS, audit_logs(lake, workers())
     yield families.HOURS, audit_hours(lake)

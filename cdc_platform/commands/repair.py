@@ -59,11 +59,11 @@ def repair(session: Session, dry_run: bool, run: bool, strict: bool | None, node
 
 
 def _run(session: Session, generation_id: str) -> dict[str, object]:
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import run_join
 
     home = session.open_home()
-    made = run_join(spark_session(), session.lake(), session.clock, home.settings, generation_id, door="repair --run")
+    made = run_join(workers(), session.lake(), session.clock, home.settings, generation_id, door="repair --run")
     return {"time": format_ms(made.time_ms), "num_ranges": made.num_ranges, "num_streams": made.num_streams}
 
 

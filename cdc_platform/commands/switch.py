@@ -104,7 +104,7 @@ def commit(session: Session, generation: str | int, as_json: bool) -> None:
     Example:
       cdc-platform switch commit 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
-    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import introduce
     from cdc_platform.lifecycle.join.step import Joining
     from cdc_platform.lifecycle.switch import register
@@ -113,7 +113,7 @@ def commit(session: Session, generation: str | int, as_json: bool) -> None:
     home, lake = session.open_home(), session.lake()
     generation_id = switches.find(lake, generation).generation_id
     done = register.commit(lake, session.clock, home.settings, generation_id, BY)
-    introduce(Joining(lake, session.clock, home.settings, generation_id, spark_session, "switch commit"))
+    introduce(Joining(lake, session.clock, home.settings, generation_id, workers(), "switch commit"))
     _write(done, as_json)
 
 

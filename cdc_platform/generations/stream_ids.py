@@ -133,8 +133,9 @@ def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -
 def _mix(x: UInt64s | np.uint64) -> UInt64s:
     """Stafford's 64-bit finaliser: every input bit reaches every output bit."""
     x = np.asarray(x)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    with np.errstate(over="ignore"):  # modulo 2^64, in silence for arrays and with a warning for a single number
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 

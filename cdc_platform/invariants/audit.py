@@ -7,7 +7,6 @@ rows; how rows are judged is in `rows`, `ranges` and `sharing`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,10 +41,8 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
+from cdc_platform.lake.volume import Workers
 from cdc_platform.ring import Ring
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 DESCRIPTION_INVARIANTS = (
     RING_COVERED_ONCE,
@@ -79,11 +76,11 @@ _Pair = tuple[Holding, Holding]
 
 
 def audit_description(
-    spark: SparkSession, lake: Lake, generation_id: str, ring_before: Ring, ring_after: Ring
+    workers: Workers, lake: Lake, generation_id: str, ring_before: Ring, ring_after: Ring
 ) -> list[Finding]:
     """Audit a topology description, before it is inserted, against the ring without and with the joining node.
 
-    One Spark job, two more where indexes are wrong.
+    One Spark job at most, two more where indexes are wrong.
     """
     held = inventory.holding(lake, TOPOLOGY_DESCRIPTIONS, generation_id)
     rows = 0 if held is None else len(held.range_ends)
@@ -91,25 +88,25 @@ def audit_description(
     if held is None:
         nothing = _no_rows(TOPOLOGY_DESCRIPTIONS, generation_id)
         return _lines(DESCRIPTION_INVARIANTS, [("", {ROW_COUNT: counted})], nothing)
-    result = run(spark, [Reading(held, judged=True)])
+    result = run(workers, [Reading(held, judged=True)])
     tokens = np.concatenate([ring_before.tokens, ring_after.tokens])
-    totals = _judged(spark, held, result)
+    totals = _judged(workers, held, result)
     totals |= {ROW_COUNT: counted, REFINES_VNODES: refined(held.range_ends, tokens)}
     return _lines(DESCRIPTION_INVARIANTS, [("", totals)])
 
 
-def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
+def audit_inserted(workers: Workers, lake: Lake, generation_id: str) -> list[Finding]:
     """Audit the V2 descriptions of a generation, and compare them with its topology description.
 
-    One Spark job, two more where indexes are wrong.
+    One Spark job at most, two more where indexes are wrong.
     """
     held = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
     if held is None:
         return _lines(INSERTED_INVARIANTS, [], _no_rows(GENERATION_DESCRIPTIONS_V2, generation_id))
     described = inventory.holding(lake, TOPOLOGY_DESCRIPTIONS, generation_id)
     pairs = [] if described is None else [(described, held)]
-    result = run(spark, _readings([held], pairs))
-    totals = _judged(spark, held, result) | {ROW_COUNT: _claimed(held)}
+    result = run(workers, _readings([held], pairs))
+    totals = _judged(workers, held, result) | {ROW_COUNT: _claimed(held)}
     totals |= {PUBLISHED_EQUALS_DESCRIPTION: _compared(pairs, result)}
     return _lines(
         INSERTED_INVARIANTS,
@@ -118,8 +115,8 @@ def audit_inserted(spark: SparkSession, lake: Lake, generation_id: str) -> list[
     )
 
 
-def audit_published(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
-    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job."""
+def audit_published(workers: Workers, lake: Lake, generation_id: str) -> list[Finding]:
+    """Compare the published streams rows of a generation with its V2 descriptions. One Spark job at most."""
     time = inventory.ledger_times(lake).get(generation_id)
     published = None if time is None else inventory.holding(lake, STREAMS_DESCRIPTIONS_V2, str(time))
     inserted = inventory.holding(lake, GENERATION_DESCRIPTIONS_V2, generation_id)
@@ -127,14 +124,14 @@ def audit_published(spark: SparkSession, lake: Lake, generation_id: str) -> list
         missing = STREAMS_DESCRIPTIONS_V2 if published is None else GENERATION_DESCRIPTIONS_V2
         return _lines(PUBLISHED_INVARIANTS, [], _no_rows(missing, generation_id))
     pairs = [(inserted, published)]
-    result = run(spark, _readings([], pairs))
+    result = run(workers, _readings([], pairs))
     return _lines(PUBLISHED_INVARIANTS, [("", {PUBLISHED_EQUALS_DESCRIPTION: _compared(pairs, result)})])
 
 
-def audit_across(spark: SparkSession, lake: Lake, generation_id: str) -> list[Finding]:
+def audit_across(workers: Workers, lake: Lake, generation_id: str) -> list[Finding]:
     """Look for streams of a generation that any other generation of the lake has.
 
-    Two Spark jobs, two more where streams are outside their ranges.
+    Two Spark jobs at most, two more where streams are outside their ranges.
 
     Raises:
         NotFound: the lake holds nothing of this generation.
@@ -144,7 +141,9 @@ def audit_across(spark: SparkSession, lake: Lake, generation_id: str) -> list[Fi
     if mine.rows is None:
         return _lines(ACROSS_INVARIANTS, [], "the generation has no rows")
     others = [each for each in held if each is not mine]
-    return _lines(ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: sharing.across(spark, [mine], others)})])
+    return _lines(
+        ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: sharing.across(workers, [mine], others)})]
+    )
 
 
 def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Finding]:
@@ -159,7 +158,7 @@ def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Findi
     return _lines(TIMESTAMP_INVARIANTS, parts, "no timestamp is published")
 
 
-def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None) -> list[Finding]:
+def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -> list[Finding]:
     """Audit everything the lake holds of all generations, or of one, named by its UUID or its time.
 
     Answers with every invariant once, added up over the generations. Each generation is judged by its V2
@@ -179,11 +178,11 @@ def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None
     ring = inventory.ring_nodes(lake)
     pairs = {each: _pairs(each) for each in with_rows}
     judged = [each.rows for each in with_rows if each.rows is not None]
-    result = run(spark, _readings(judged, [pair for some in pairs.values() for pair in some], ring))
+    result = run(workers, _readings(judged, [pair for some in pairs.values() for pair in some], ring))
     newest = _newest(held)
     parts: list[tuple[str, Totals]] = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
     for each in with_rows:
-        parts.append((each.name, _of_generation(spark, each, pairs[each], result)))
+        parts.append((each.name, _of_generation(workers, each, pairs[each], result)))
         parts.append((each.name, {REFINES_VNODES: _refined(each, ring, is_newest=each is newest)}))
     parts += first_format.against_v1(lake, looked_at)
     others = [each for each in held if each not in looked_at]
@@ -192,7 +191,7 @@ def audit_lake(spark: SparkSession, lake: Lake, generation_id: str | None = None
         counted = result.tallies[judged[0]].get(STREAMS_UNIQUE)
         shared = Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, counted.population if counted else 0, 0)
     else:
-        shared = sharing.across(spark, with_rows, others)
+        shared = sharing.across(workers, with_rows, others)
     parts.append(("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared}))
     return _lines(INVARIANTS, parts, _NOTHING)
 
@@ -211,9 +210,9 @@ _NOTHING: Mapping[str, str] = {
 }
 
 
-def _of_generation(spark: SparkSession, each: HeldGeneration, pairs: Sequence[_Pair], result: PassResult) -> Totals:
+def _of_generation(workers: Workers, each: HeldGeneration, pairs: Sequence[_Pair], result: PassResult) -> Totals:
     assert each.rows is not None
-    totals = _judged(spark, each.rows, result)
+    totals = _judged(workers, each.rows, result)
     if each.described is not None and each.described is not each.rows:
         starts = covered_once(each.described.range_ends, each.described.range_starts)
         totals |= add_up([totals[RING_COVERED_ONCE], starts])
@@ -222,7 +221,7 @@ def _of_generation(spark: SparkSession, each: HeldGeneration, pairs: Sequence[_P
     return totals | {PUBLISHED_EQUALS_DESCRIPTION: _compared(pairs, result)}
 
 
-def _judged(spark: SparkSession, held: Holding, result: PassResult) -> Totals:
+def _judged(workers: Workers, held: Holding, result: PassResult) -> Totals:
     """What the pass found in a generation's rows, and whether its ranges cover the ring.
 
     Within a row the pass has seen whether a stream comes twice. Two rows can only share one if an index is wrong or
@@ -230,7 +229,7 @@ def _judged(spark: SparkSession, held: Holding, result: PassResult) -> Totals:
     """
     totals = dict(result.tallies[held]) | {RING_COVERED_ONCE: covered_once(held.range_ends, held.range_starts)}
     if any(totals[name].violations for name in (STREAM_FORMAT, RING_COVERED_ONCE)):
-        totals[STREAMS_UNIQUE] = sharing.within(spark, held)
+        totals[STREAMS_UNIQUE] = sharing.within(workers, held)
     return totals
 
 

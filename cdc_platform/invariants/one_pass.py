@@ -1,4 +1,4 @@
-"""The one Spark pass of an audit: every row is read once, judged where it is, and compact partial results come back.
+"""The one pass of an audit: every row is read once, judged where it is, and compact partial results come back.
 
 Range ends travel with the code, tallies and digests come back; streams never leave the executors. What a row has to
 fulfil is in `rows`; which rows are read, and what the results mean, is `audit`'s business.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,8 @@ from cdc_platform.invariants.inventory import Holding
 from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import TaskRows, file_batches
+from cdc_platform.lake.volume import TaskRows, Workers, file_batches
 from cdc_platform.ring.tokens import Int64s, UInt8s, distinct
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 _Holder = TypeVar("_Holder")
 
@@ -92,8 +88,8 @@ class _Task:
     as_sets: bool
 
 
-def run(spark: SparkSession, readings: Sequence[Reading]) -> PassResult:
-    """Read the rows of all `readings` once, in one Spark job."""
+def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
+    """Read the rows of all `readings` once, in one Spark job at most."""
     result = PassResult()
     if not readings:
         return result
@@ -102,7 +98,7 @@ def run(spark: SparkSession, readings: Sequence[Reading]) -> PassResult:
     shares = shared_out(files, lambda task: 1 + task.judged)
     audited = TaskRows(len(shares), lambda share: chain.from_iterable(_audit(*file) for file in shares[share]))
     with translated("auditing"):
-        parts = audited.frame(spark, _columns()).toArrow().to_pylist()
+        parts = workers.table(audited, _OUTPUT).to_pylist()
     for number, reading in enumerate(readings):
         mine = [part for part in parts if part["number"] == number]
         if reading.judged:
@@ -144,12 +140,6 @@ def row_streams(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes | None
     damaged = {place: values[place].as_py() for place in wrong.tolist()}
     whole = [bytes(STREAM_ID_BYTES) if place in damaged else value for place, value in enumerate(values.to_pylist())]
     return lengths, np.frombuffer(b"".join(whole), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES), damaged
-
-
-def _columns() -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(_OUTPUT)
 
 
 def _task(number: int, reading: Reading) -> _Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +20,26 @@ from cdc_platform.invariants.findings import STREAMS_UNIQUE, STREAMS_UNIQUE_ACRO
 from cdc_platform.invariants.inventory import HeldGeneration, Holding
 from cdc_platform.invariants.one_pass import row_streams, shared_out
 from cdc_platform.invariants.rows import RangeEnds
+from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import TaskRows, file_batches
+from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
+from cdc_platform.ring import MINIMUM
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, distinct
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # What one task compares: with 64 streams a range a million of them, 16 MB.
 _RANGES_A_TASK = 1 << 14
 _EMITTED = "part int, generation int, streams bigint, strays bigint, ids binary"
-_FOUND = "streams bigint, strays bigint, violations bigint, stream binary, first int, last int"
+_FOUND = pa.schema(
+    {
+        "streams": pa.int64(),
+        "strays": pa.int64(),
+        "violations": pa.int64(),
+        "stream": pa.binary(),
+        "first": pa.int32(),
+        "last": pa.int32(),
+    }
+)
+_COUNTED = pa.schema({"streams": pa.int64()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,19 +66,19 @@ class _Found:
     last: int = 0
 
 
-def within(spark: SparkSession, holding: Holding) -> Tally:
+def within(workers: Workers, holding: Holding) -> Tally:
     """streams_unique of one generation, every stream against all others: for when its indexes prove nothing."""
     side = _Side(0, RangeEnds(distinct(holding.range_ends)), None, counted=True)
-    found = _search(spark, {holding: side}, limit=None)
+    found = _search(workers, {holding: side}, limit=None)
     sample = f"stream {found.stream} comes more than once" if found.violations else ""
     return Tally(STREAMS_UNIQUE, found.streams, found.violations, 0, sample)
 
 
-def across(spark: SparkSession, mine: Sequence[HeldGeneration], others: Sequence[HeldGeneration]) -> Tally:
+def across(workers: Workers, mine: Sequence[HeldGeneration], others: Sequence[HeldGeneration]) -> Tally:
     """streams_unique_across_generations: the streams of `mine` that another generation, of `mine` or `others`, has.
 
     Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
-    them with. Two Spark jobs; two more where streams are outside their ranges.
+    them with. Two Spark jobs at most; two more where streams are outside their ranges.
     """
     held = [each for each in [*mine, *others] if each.rows is not None]
     limit = sum(each.rows is not None for each in mine)
@@ -77,11 +86,11 @@ def across(spark: SparkSession, mine: Sequence[HeldGeneration], others: Sequence
     if not limit:
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, 0, 0)
     if len(holdings) == 1:
-        return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(spark, holdings[0]), 0)
-    found = _search(spark, _sides(holdings, limit), limit)
+        return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(workers, holdings[0]), 0)
+    found = _search(workers, _sides(holdings, limit), limit)
     if found.strays:
         # A stream that is not in its own range may be in any range of another generation.
-        found = _search(spark, _sides(holdings, limit, everything=True), limit)
+        found = _search(workers, _sides(holdings, limit, everything=True), limit)
     one, other = held[found.first].name, held[found.last].name
     sample = f"stream {found.stream} of generation {one} is in generation {other} as well" if found.violations else ""
     return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, found.streams, found.violations, 0, sample)
@@ -146,7 +155,7 @@ def _contested(ranges: Sequence[RangeEnds], limit: int) -> list[Bools]:
     return contested
 
 
-def _search(spark: SparkSession, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
+def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
     """Bring equal streams together and count them, see `repeated`."""
     looked_at = sum(
         len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
@@ -155,18 +164,23 @@ def _search(spark: SparkSession, sides: Mapping[Holding, _Side], limit: int | No
     shares = shared_out([(side, path) for holding, side in sides.items() for path in holding.files])
     emitted = TaskRows(len(shares), lambda share: chain.from_iterable(_emitted(*file, parts) for file in shares[share]))
     with translated("comparing streams"):
-        found = (
-            emitted.frame(spark, _EMITTED)
-            .repartition(parts, "part")
-            .mapInArrow(_comparer(limit), _FOUND)
-            .toArrow()
-            .to_pylist()
-        )
+        found = _together(workers, emitted, parts, _comparer(limit)).to_pylist()
     streams, strays, violations = (sum(row[name] for row in found) for name in ("streams", "strays", "violations"))
     example: dict[str, Any] | None = next((row for row in found if row["violations"]), None)
     if example is None:
         return _Found(streams, strays, violations)
     return _Found(streams, strays, violations, f"0x{example['stream'].hex()}", example["first"], example["last"])
+
+
+def _together(workers: Workers, emitted: TaskRows, parts: int, compare: Callable[[Batches], Batches]) -> pa.Table:
+    """What `compare` finds in each of the `parts` of all that was emitted."""
+    if workers.work_here(max(emitted.tasks, parts)):
+        everything = TaskRows(1, lambda _: chain.from_iterable(map(emitted.batches, range(emitted.tasks))))
+        return workers.table(everything.through(compare), _FOUND)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    frame = emitted.frame(workers.session(), _EMITTED).repartition(parts, "part")
+    return frame.mapInArrow(compare, from_arrow_schema(_FOUND)).toArrow()
 
 
 def _emitted(side: _Side, path: str, parts: int) -> Iterator[pa.RecordBatch]:
@@ -179,7 +193,8 @@ def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
     lengths, streams, damaged = row_streams(rows.column("streams"))
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
-    ends = np.asarray(rows.column("range_end"), dtype=np.int64)
+    # A null, which only a foreign writer can leave, is the minimum token, which no key has.
+    ends = np.asarray(compute.fill_null(rows.column("range_end"), MINIMUM), dtype=np.int64)
     ranks = np.repeat(np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0))
     fields = decode(streams)
     strays, chosen = 0, whole
@@ -201,10 +216,10 @@ def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _comparer(limit: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _comparer(limit: int | None) -> Callable[[Batches], Batches]:
     """The function that runs where the parts of all generations come together."""
 
-    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def compare(batches: Batches) -> Batches:
         rows = [row for batch in batches for row in batch.to_pylist()]
         ids = np.frombuffer(b"".join(row["ids"] for row in rows), dtype=np.uint8).reshape(-1, 16)
         owners = np.repeat([row["generation"] for row in rows], [len(row["ids"]) // 16 for row in rows])
@@ -218,12 +233,12 @@ def _comparer(limit: int | None) -> Callable[[Iterator[pa.RecordBatch]], Iterato
             "first": pa.array([None if first is None else owners[first]], pa.int32()),
             "last": pa.array([None if last is None else owners[last]], pa.int32()),
         }
-        yield pa.RecordBatch.from_pydict(columns)
+        yield pa.RecordBatch.from_pydict(columns, schema=_FOUND)
 
     return compare
 
 
-def _count(spark: SparkSession, holding: Holding) -> int:
+def _count(workers: Workers, holding: Holding) -> int:
     """How many streams a generation has."""
     shares = shared_out([(None, path) for path in holding.files])
 
@@ -233,5 +248,5 @@ def _count(spark: SparkSession, holding: Holding) -> int:
                 yield pa.RecordBatch.from_pydict({"streams": pa.array([len(batch.column("streams").flatten())])})
 
     with translated("counting streams"):
-        counted = TaskRows(len(shares), count).frame(spark, "streams bigint").toArrow()
+        counted = workers.table(TaskRows(len(shares), count), _COUNTED)
     return sum(counted["streams"].to_pylist())

@@ -1,4 +1,4 @@
-"""The tables as Spark DataFrames: read, replace one generation's slice, append, replace all.
+"""The tables as Spark sees them: read, replace one generation's slice, append, replace all.
 
 Only the API that Spark Connect has, so the same code runs embedded, on a warm server and on a cluster.
 """
@@ -20,7 +20,7 @@ from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
 from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import TaskRows, rows_of_files
+from cdc_platform.lake.volume import TaskRows, Workers, rows_of_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,7 @@ def slice_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequ
 
 
 def replace_slice(
-    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any]
+    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any]
 ) -> int:
     """Put `rows` in place of all rows in which every partition column has its value in `where`; one atomic commit.
 
@@ -71,7 +71,7 @@ def replace_slice(
         rows = assert_shape(table, rows)
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translated(what):
-        draft = slices.write_draft(spark, lake, table, rows, where, what)
+        draft = slices.write_draft(workers, lake, table, rows, where, what)
     try:
         return _retried(what, lambda: slices.commit(lake, table, draft, where), (CommitFailedError,))
     finally:
@@ -79,7 +79,7 @@ def replace_slice(
 
 
 def append(
-    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame, transaction: tuple[str, int] | None = None
+    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, transaction: tuple[str, int] | None = None
 ) -> bool:
     """Put `rows` behind those that the table has, a file a partition in its order; whether that was done.
 
@@ -92,25 +92,25 @@ def append(
         EnvironmentProblem: Spark's workers do not see the table's folder.
     """
     lake.ensure(table)
-    return _put(spark, lake, table, rows, transaction, f"appending to {table.full_name}", append=True)
+    return _put(workers, lake, table, rows, transaction, f"appending to {table.full_name}", append=True)
 
 
 def replace_all(
-    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame, transaction: tuple[str, int] | None = None
+    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, transaction: tuple[str, int] | None = None
 ) -> bool:
     """Put `rows` in place of all that the table has, and its declared columns in place of those that it has.
 
     Raises:
         As `append`, with whose transactions those of this share their meaning.
     """
-    return _put(spark, lake, table, rows, transaction, f"rewriting {table.full_name}", append=False)
+    return _put(workers, lake, table, rows, transaction, f"rewriting {table.full_name}", append=False)
 
 
 def _put(
-    spark: SparkSession,
+    workers: Workers,
     lake: Lake,
     table: Table,
-    rows: DataFrame,
+    rows: DataFrame | TaskRows,
     transaction: tuple[str, int] | None,
     what: str,
     *,
@@ -119,8 +119,10 @@ def _put(
     seen = None if transaction is None else lake.transaction(table, transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False
+    if not isinstance(rows, TaskRows):
+        rows = rows.select(*map(quoted, table.schema.names))
     with translated(what):
-        draft = slices.write_draft(spark, lake, table, rows.select(*map(quoted, table.schema.names)), {}, what)
+        draft = slices.write_draft(workers, lake, table, rows, {}, what)
     try:
         return _retried(
             what,

@@ -26,13 +26,23 @@ from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
+from cdc_platform.lake.volume import Workers
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-__all__ = ["bounded_batches", "delta_conf", "java_options", "java_version", "spark_session", "sql_conf", "work_folder"]
+__all__ = [
+    "bounded_batches",
+    "delta_conf",
+    "java_options",
+    "java_version",
+    "spark_session",
+    "sql_conf",
+    "work_folder",
+    "workers",
+]
 
 MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
 MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
@@ -83,6 +93,11 @@ def spark_session(
     if active is not None:
         return active
     return _embedded(app_name, heavy, extra_conf or {})
+
+
+def workers() -> Workers:
+    """Who works on this process's rows: itself while they are few, then its session."""
+    return Workers(spark_session)
 
 
 def is_remote() -> bool:

@@ -45,12 +45,12 @@ from cdc_platform.lake.merging import alone
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
-from cdc_platform.lake.volume import Batches, TaskRows
+from cdc_platform.lake.volume import Batches, TaskRows, Workers
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-_ANSWER = "file string, refused string, said string"
+_ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string()})
 """What a task answers: a line a file, with the action that adds it; or one that says why it refuses its rows."""
 _DAY_SECONDS = 86_400
 # As every write, but no dictionary for stream IDs, of which no two are the same: building one takes a fifth of a write.
@@ -70,9 +70,9 @@ class Draft:
 
 
 def write_draft(
-    spark: SparkSession, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any], what: str
+    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any], what: str
 ) -> Draft:
-    """Write the rows of a slice beside the table; one Spark job. `what` names the write in errors.
+    """Write the rows of a slice beside the table; one Spark job at most. `what` names the write in errors.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
@@ -84,10 +84,10 @@ def write_draft(
     part = _Part(table, str(folder), _blank(table), dict(where), what)
     try:
         if isinstance(rows, TaskRows):
-            answers = rows.through(part.write).frame(spark, _ANSWER)
+            answers = workers.table(rows.through(part.write), _ANSWER)
         else:
-            answers = rows.mapInArrow(part.write, _ANSWER)
-        found = answers.toArrow().to_pylist()
+            answers = rows.mapInArrow(part.write, ", ".join(f"{name} string" for name in _ANSWER.names)).toArrow()
+        found = answers.to_pylist()
         for line in found:
             if line["refused"]:
                 raise getattr(errors, line["refused"])(line["said"])
@@ -171,8 +171,8 @@ class _Part:
             if told is None:
                 raise
             lines = [{"refused": type(told).__name__, "said": str(told)}]
-        columns = [pa.array([line.get(name) for line in lines], pa.string()) for name in ("file", "refused", "said")]
-        yield pa.RecordBatch.from_arrays(columns, names=["file", "refused", "said"])
+        columns = [pa.array([line.get(name) for line in lines], pa.string()) for name in _ANSWER.names]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ANSWER)
 
     def _written(self, batches: Batches) -> list[dict[str, Any]]:
         first = next((batch for batch in batches if batch.num_rows), None)

@@ -1,5 +1,7 @@
 """Rows in volume, past the JVM: Spark's tasks make them, or read them from Parquet, where they are worked on.
 
+Where there is work for one task only, Spark has nothing to share out, and it is done in the process that asks.
+
 Between Python and the JVM rows go one by one: with 64 stream IDs each that takes ten times as long as making or
 judging them. So what is large stays in Arrow from its source to its file, and Spark says who does which part and when.
 Which rows, and what they mean, is up to lifecycle and invariants; how they get into a table is `slices`'s business.
@@ -8,8 +10,9 @@ Which rows, and what they mean, is up to lifecycle and invariants; how they get 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,10 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+IN_PROCESS_VARIABLE = "CDC_PLATFORM_TASKS_IN_PROCESS"
+"""How many tasks of work are done in the process that asks, one after the other; 0: Spark does everything."""
+_IN_PROCESS = 1
 
 # Of one batch of rows from a file: with what is made from it, it stays in the processor's caches.
 _BYTES_A_BATCH = 1 << 20
@@ -59,6 +66,35 @@ class TaskRows:
             settle_worker()
 
         return spark.range(0, self.tasks, 1, self.tasks).mapInArrow(run, schema)
+
+
+@dataclass(frozen=True, eq=False)
+class Workers:
+    """Who works on parts of rows: this process while there is nothing to share out, from then on tasks of Spark.
+
+    `session` is called when Spark is needed, and not before: a JVM takes seconds to start. `in_process` is how many
+    tasks are done here, by default what `CDC_PLATFORM_TASKS_IN_PROCESS` says, or one.
+    """
+
+    session: Callable[[], SparkSession]
+    in_process: int = field(default_factory=lambda: int(os.environ.get(IN_PROCESS_VARIABLE, _IN_PROCESS)))
+
+    def at_least(self, tasks: int) -> Workers:
+        """These, where so many tasks take less time here than Spark takes to start."""
+        return replace(self, in_process=max(self.in_process, tasks)) if self.in_process else self
+
+    def work_here(self, tasks: int) -> bool:
+        """Whether so many tasks are done in this process."""
+        return tasks <= self.in_process
+
+    def table(self, rows: TaskRows, schema: pa.Schema) -> pa.Table:
+        """What all parts give, as one table: for what comes out of them, not for the volume itself."""
+        if self.work_here(rows.tasks):
+            batches = [batch for number in range(rows.tasks) for batch in rows.batches(number)]
+            return pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
 
 
 @cache

@@ -16,6 +16,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_struct
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
@@ -103,7 +104,7 @@ def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple
     table = log_table(schema, exact=EXACT in rows.columns)
     # A value may be a megabyte long.
     with bounded_batches(rows.sparkSession):
-        frames.append(rows.sparkSession, lake, table, rows, transaction)
+        frames.append(Workers(lambda: rows.sparkSession), lake, table, rows, transaction)
 
 
 def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:

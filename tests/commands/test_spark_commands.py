@@ -1,16 +1,22 @@
-"""The commands that start Spark: a whole join, every invariant, and SQL; as processes where the JVM could be heard."""
+"""The commands that start Spark where there is volume: a whole join, every invariant, and SQL.
+
+Here they start it however little there is; as processes where the JVM could be heard.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import run
 from support.files.export_files import ID, TIME_MS, generation, iso_time, streams_csv, timestamps_csv, v2_csv
+
+from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -30,6 +36,14 @@ def process(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """Run the program as a process of its own, which gets a JVM of its own."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home), *args]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always_spark() -> Iterator[None]:
+    """Nothing is done in the process that asks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(IN_PROCESS_VARIABLE, "0")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,11 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.volume import Workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
 
 STREAMS = sum(count for count, _ in OWNERS.values())
 SMALLER = {token: OWNERS[token] for token in sorted(OWNERS)[1:]}
@@ -68,12 +68,13 @@ def two_joins(seeded: SeededLake) -> None:
     seeded.node([first], number=2)
 
 
-def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, on_spark: Workers, seeded: SeededLake) -> None:
     """All invariants, each once and in order, with the populations of both generations."""
     two_joins(seeded)
     context = spark.sparkContext
     context.setJobGroup("lake", "lake")
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(on_spark, seeded.lake)
     jobs = len(context.statusTracker().getJobIdsForGroup("lake"))
     context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     assert jobs <= 3
@@ -92,10 +93,10 @@ def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, seeded: SeededLa
 
 
 @pytest.mark.parametrize("name", [ONE, TIME])
-def test_one_generation_is_audited_by_itself(spark: SparkSession, seeded: SeededLake, name: str) -> None:
+def test_one_generation_is_audited_by_itself(workers: Workers, seeded: SeededLake, name: str) -> None:
     """By its UUID or its time; the others only serve to compare streams with."""
     two_joins(seeded)
-    findings = audit_lake(spark, seeded.lake, name)
+    findings = audit_lake(workers, seeded.lake, name)
     assert failed(findings) == []
     assert (
         populations(findings)[STREAM_FORMAT] == populations(findings)[STREAMS_UNIQUE_ACROSS_GENERATIONS] == STREAMS - 4
@@ -103,93 +104,93 @@ def test_one_generation_is_audited_by_itself(spark: SparkSession, seeded: Seeded
     assert populations(findings)[TIMESTAMP_COMPLETE] == 1
 
 
-def test_samples_name_the_generation_and_the_row(spark: SparkSession, seeded: SeededLake) -> None:
+def test_samples_name_the_generation_and_the_row(workers: Workers, seeded: SeededLake) -> None:
     """Of several generations the one that is wrong is told."""
     seeded.whole(generation_rows())
     rows = generation_rows(seed=2)
     rows[1]["streams"][0] = with_low_bits(rows[1]["streams"][0], version=0)
     seeded.whole(rows, OTHER, TIME_MS + 1)
     seeded.node(sorted(OWNERS))
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {STREAM_FORMAT: 1}
     assert sample(findings, STREAM_FORMAT).startswith(f"generation {OTHER}: range end -1000, stream 0 (0x")
-    assert failed(audit_lake(spark, seeded.lake, ONE)) == []
+    assert failed(audit_lake(workers, seeded.lake, ONE)) == []
 
 
-def test_the_newest_generation_has_to_refine_the_ring_as_it_stands(spark: SparkSession, seeded: SeededLake) -> None:
+def test_the_newest_generation_has_to_refine_the_ring_as_it_stands(workers: Workers, seeded: SeededLake) -> None:
     """Older ones only the rings that they were made for; nodes that left or wait ask for nothing."""
     two_joins(seeded)
     seeded.node([12345], number=3, status="LEFT")
-    assert failed(audit_lake(spark, seeded.lake)) == []
+    assert failed(audit_lake(workers, seeded.lake)) == []
     seeded.node([23456], number=4)
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {REFINES_VNODES: 1}
     assert sample(findings, REFINES_VNODES) == f"generation {OTHER}: token 23456 of the ring ends no range"
 
 
-def test_a_generation_has_to_refine_the_node_that_brought_it(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_generation_has_to_refine_the_node_that_brought_it(workers: Workers, seeded: SeededLake) -> None:
     """Also when it is not the newest any more."""
     seeded.whole(generation_rows(), ONE, TIME_MS)
     seeded.event([77], ONE, number=5)
     seeded.whole(generation_rows(seed=2), OTHER, TIME_MS + 1)
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {REFINES_VNODES: 1}
     assert sample(findings, REFINES_VNODES) == f"generation {ONE}: token 77 of the ring ends no range"
 
 
-def test_a_generation_has_to_refine_the_nodes_that_own_its_ranges(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_generation_has_to_refine_the_nodes_that_own_its_ranges(workers: Workers, seeded: SeededLake) -> None:
     """Every token of an owner in its topology description, whatever has become of the node since."""
     seeded.whole(generation_rows())
     seeded.node([*OWNERS, 77, 78], status="LEFT")
-    assert violations(audit_lake(spark, seeded.lake)) == {REFINES_VNODES: 2}
+    assert violations(audit_lake(workers, seeded.lake)) == {REFINES_VNODES: 2}
 
 
-def test_tables_that_disagree_are_found(spark: SparkSession, seeded: SeededLake) -> None:
+def test_tables_that_disagree_are_found(workers: Workers, seeded: SeededLake) -> None:
     """The description that is to be inserted, what was inserted and what was published are one."""
     rows = generation_rows()
     seeded.described(generation_rows(seed=2))
     seeded.inserted(rows)
     seeded.introduced()
     seeded.published(rows[1:])
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {PUBLISHED_EQUALS_DESCRIPTION: 7}
     assert "platform.topology_descriptions" in sample(findings, PUBLISHED_EQUALS_DESCRIPTION)
 
 
-def test_streams_that_two_generations_have_are_counted_once(spark: SparkSession, seeded: SeededLake) -> None:
+def test_streams_that_two_generations_have_are_counted_once(workers: Workers, seeded: SeededLake) -> None:
     """A generation that was copied under another ID."""
     seeded.whole(generation_rows())
     seeded.whole(generation_rows(), OTHER, TIME_MS + 1)
-    assert violations(audit_lake(spark, seeded.lake)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
+    assert violations(audit_lake(workers, seeded.lake)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
 
 
-def test_imported_v2_descriptions_are_audited(spark: SparkSession, seeded: SeededLake) -> None:
+def test_imported_v2_descriptions_are_audited(workers: Workers, seeded: SeededLake) -> None:
     """Without a topology description, a ring or anything published: what could not be checked fails and says why."""
     seeded.inserted(generation_rows())
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {}
     assert failed(findings) == [REFINES_VNODES, PUBLISHED_EQUALS_DESCRIPTION, TIMESTAMP_COMPLETE]
     assert "import a ring snapshot" in sample(findings, REFINES_VNODES)
     seeded.node(sorted(OWNERS))
-    assert REFINES_VNODES not in failed(audit_lake(spark, seeded.lake))
+    assert REFINES_VNODES not in failed(audit_lake(workers, seeded.lake))
 
 
-def test_imported_streams_alone_are_audited(spark: SparkSession, seeded: SeededLake) -> None:
+def test_imported_streams_alone_are_audited(workers: Workers, seeded: SeededLake) -> None:
     """Their shards are judged where the ring tells how the range's owner is sharded, and where there is but one."""
     seeded.published(generation_rows())
     seeded.listed()
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {}
     assert failed(findings) == [REFINES_VNODES, ROW_COUNT, PUBLISHED_EQUALS_DESCRIPTION]
     assert populations(findings)[SHARD_COLOCATION] == 1
     seeded.node([-(2**62), -1000])
     seeded.node([0, 3], number=2)  # of two shards: not those of the range that ends with 3
-    ringed = audit_lake(spark, seeded.lake, TIME)
+    ringed = audit_lake(workers, seeded.lake, TIME)
     assert violations(ringed) == {}
     assert populations(ringed)[SHARD_COLOCATION] == 1 + 4 + 4 + 2
 
 
-def test_imported_exports_pass_whole_with_their_ring(spark: SparkSession, seeded: SeededLake) -> None:
+def test_imported_exports_pass_whole_with_their_ring(workers: Workers, seeded: SeededLake) -> None:
     """V2 descriptions, streams, timestamps and a ring snapshot leave nothing unchecked."""
     rows = generation_rows()
     seeded.inserted(rows)
@@ -197,79 +198,82 @@ def test_imported_exports_pass_whole_with_their_ring(spark: SparkSession, seeded
     seeded.introduced()
     seeded.listed()
     seeded.node(sorted(OWNERS))
-    assert failed(audit_lake(spark, seeded.lake)) == []
+    assert failed(audit_lake(workers, seeded.lake)) == []
 
 
-def test_ranges_that_could_not_be_ordered_are_left_out(spark: SparkSession, seeded: SeededLake) -> None:
+def test_ranges_that_could_not_be_ordered_are_left_out(workers: Workers, seeded: SeededLake) -> None:
     """That their streams are in another order is known, and no violation."""
     rows = generation_rows()
     rows[5]["streams"].reverse()
     seeded.inserted(rows)
     seeded.introduced()
     seeded.published(generation_rows())
-    assert set(violations(audit_lake(spark, seeded.lake))) == {SHARD_COLOCATION, PUBLISHED_EQUALS_DESCRIPTION}
-    before = populations(audit_lake(spark, seeded.lake))
+    assert set(violations(audit_lake(workers, seeded.lake))) == {SHARD_COLOCATION, PUBLISHED_EQUALS_DESCRIPTION}
+    before = populations(audit_lake(workers, seeded.lake))
     seeded.unordered(GENERATION_DESCRIPTIONS_V2, ONE, 2**62)
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {}
     assert populations(findings)[SHARD_COLOCATION] < before[SHARD_COLOCATION]
     assert populations(findings)[VNODE_COLOCATION] == before[VNODE_COLOCATION]
 
 
-def test_unordered_streams_alone_are_left_out(spark: SparkSession, seeded: SeededLake) -> None:
+def test_unordered_streams_alone_are_left_out(workers: Workers, seeded: SeededLake) -> None:
     """Published rows are marked under their time."""
     rows = generation_rows()
     rows[5]["streams"].reverse()
     seeded.published(rows)
     seeded.node(sorted(OWNERS)[5:])
-    assert set(violations(audit_lake(spark, seeded.lake))) == {SHARD_COLOCATION}
+    assert set(violations(audit_lake(workers, seeded.lake))) == {SHARD_COLOCATION}
     seeded.unordered(STREAMS_DESCRIPTIONS_V2, TIME, 2**62)
-    assert violations(audit_lake(spark, seeded.lake)) == {}
+    assert violations(audit_lake(workers, seeded.lake)) == {}
 
 
-def test_legacy_streams_are_violations_of_the_format(spark: SparkSession, seeded: SeededLake) -> None:
+def test_legacy_streams_are_violations_of_the_format(workers: Workers, seeded: SeededLake) -> None:
     """Streams from before the version field have their tokens, and nothing else to rely on."""
     rows = generation_rows()
     for row in rows:
         row["streams"] = [with_low_bits(stream, version=7) for stream in row["streams"]]
     seeded.inserted(rows)
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {STREAM_FORMAT: STREAMS}
     assert "legacy" in sample(findings, STREAM_FORMAT)
 
 
-def test_a_timestamp_without_any_rows_is_found(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_timestamp_without_any_rows_is_found(workers: Workers, seeded: SeededLake) -> None:
     """A generation of which there is only its timestamp is nothing to audit but that."""
     seeded.listed()
-    findings = audit_lake(spark, seeded.lake)
+    findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {TIMESTAMP_COMPLETE: 1}
     assert f"timestamp {TIME} has no streams rows" in sample(findings, TIMESTAMP_COMPLETE)
     assert failed(findings) == list(INVARIANTS)
 
 
-def test_an_unknown_generation_is_not_found(spark: SparkSession, seeded: SeededLake) -> None:
+def test_an_unknown_generation_is_not_found(workers: Workers, seeded: SeededLake) -> None:
     """Neither in an empty lake nor in one that has others."""
     with pytest.raises(NotFound, match="no generation"):
-        audit_lake(spark, seeded.lake)
+        audit_lake(workers, seeded.lake)
     seeded.inserted(generation_rows())
     for name in (OTHER, TIME, "yesterday"):
         with pytest.raises(NotFound, match=name):
-            audit_lake(spark, seeded.lake, name)
+            audit_lake(workers, seeded.lake, name)
 
 
-def test_tables_that_spark_wrote_under_a_path_with_spaces_are_audited(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_tables_that_spark_wrote_under_a_path_with_spaces_are_audited(
+    spark: SparkSession, on_spark: Workers, tmp_path: Path
+) -> None:
     """Files are found by their names, whoever wrote them and whatever stands in the path."""
     seeded = SeededLake(Lake(tmp_path / "a b é"))
     rows = generation_rows()
     when = to_datetime(TIME_MS * 1000)
     published = [(when, row["range_end"], row["streams"]) for row in rows]
     frame = spark.createDataFrame(published, spark_schema(STREAMS_DESCRIPTIONS_V2))
-    frames.replace_slice(spark, seeded.lake, STREAMS_DESCRIPTIONS_V2, frame, {"time": when})
+    frames.replace_slice(on_spark, seeded.lake, STREAMS_DESCRIPTIONS_V2, frame, {"time": when})
     inserted = [(ONE, row["range_end"], row["ignore_msb"], len(rows), row["streams"]) for row in rows]
     frame = spark.createDataFrame(inserted, spark_schema(GENERATION_DESCRIPTIONS_V2))
-    frames.replace_slice(spark, seeded.lake, GENERATION_DESCRIPTIONS_V2, frame, {"id": ONE})
+    frames.replace_slice(on_spark, seeded.lake, GENERATION_DESCRIPTIONS_V2, frame, {"id": ONE})
     seeded.described(rows)
     seeded.introduced()
     seeded.listed()
-    assert failed(audit_lake(spark, seeded.lake, TIME)) == [REFINES_VNODES]
-    assert populations(audit_lake(spark, seeded.lake))[PUBLISHED_EQUALS_DESCRIPTION] == 12
+    assert failed(audit_lake(on_spark, seeded.lake, TIME)) == [REFINES_VNODES]
+    assert populations(audit_lake(on_spark, seeded.lake))[PUBLISHED_EQUALS_DESCRIPTION] == 12

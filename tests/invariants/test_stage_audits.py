@@ -50,12 +50,12 @@ from cdc_platform.invariants.findings import (
     VNODE_COLOCATION,
 )
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.volume import Workers
 from cdc_platform.ring import Node, Ring
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
 
 STREAMS = sum(count for count, _ in OWNERS.values())
 Damage = Callable[[list[Row]], Any]
@@ -70,9 +70,9 @@ AFTER = ring_of(sorted(OWNERS))
 BEFORE = ring_of(sorted(OWNERS)[::2])
 
 
-def described(spark: SparkSession, seeded: SeededLake) -> list[Finding]:
+def described(workers: Workers, seeded: SeededLake) -> list[Finding]:
     """The audit of the description that was seeded."""
-    return audit_description(spark, seeded.lake, ONE, BEFORE, AFTER)
+    return audit_description(workers, seeded.lake, ONE, BEFORE, AFTER)
 
 
 def passes(findings: list[Finding], expected: tuple[str, ...]) -> bool:
@@ -91,12 +91,13 @@ def jobs_of(spark: SparkSession, name: str, run: Callable[[], object]) -> int:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def test_a_sound_description_passes_in_one_job(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_a_sound_description_passes_in_one_job(spark: SparkSession, on_spark: Workers, seeded: SeededLake) -> None:
     """Every invariant has its population; the rows are read once."""
     seeded.described(generation_rows())
     seeded.described(generation_rows(seed=9), OTHER)
     findings: list[Finding] = []
-    assert jobs_of(spark, "description", lambda: findings.extend(described(spark, seeded))) == 1
+    assert jobs_of(spark, "description", lambda: findings.extend(described(on_spark, seeded))) == 1
     assert passes(findings, DESCRIPTION_INVARIANTS)
     assert populations(findings) == {
         RING_COVERED_ONCE: 6,
@@ -150,98 +151,95 @@ def replace(number: int, stream: int, value: bytes | None) -> Damage:
     ],
 )
 def test_a_seeded_violation_trips_its_invariant_alone(
-    spark: SparkSession, seeded: SeededLake, damage: Damage, found: dict[str, int]
+    either: Workers, seeded: SeededLake, damage: Damage, found: dict[str, int]
 ) -> None:
     """One wrong thing in the description is one failed line, whatever it does to the data."""
     rows = generation_rows()
     damage(rows)
     seeded.described(rows)
-    assert violations(described(spark, seeded)) == found
+    assert violations(described(either, seeded)) == found
 
 
-def test_a_token_of_either_ring_that_ends_no_range_trips_refinement_alone(
-    spark: SparkSession, seeded: SeededLake
-) -> None:
+def test_a_token_of_either_ring_that_ends_no_range_trips_refinement_alone(workers: Workers, seeded: SeededLake) -> None:
     """The ring before the join counts as much as the ring after it."""
     seeded.described(generation_rows())
     before = ring_of([*sorted(OWNERS)[:3], 17])
-    findings = audit_description(spark, seeded.lake, ONE, before, AFTER)
+    findings = audit_description(workers, seeded.lake, ONE, before, AFTER)
     assert violations(findings) == {REFINES_VNODES: 1}
     assert populations(findings)[REFINES_VNODES] == 7
 
 
-def test_a_range_too_many_trips_the_row_count_alone(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_range_too_many_trips_the_row_count_alone(workers: Workers, seeded: SeededLake) -> None:
     """More ranges than tokens refine the vnodes all the same."""
     seeded.described(generation_rows())
     fewer = ring_of(sorted(OWNERS)[1:])
-    assert violations(audit_description(spark, seeded.lake, ONE, BEFORE.of([]), fewer)) == {ROW_COUNT: 1}
+    assert violations(audit_description(workers, seeded.lake, ONE, BEFORE.of([]), fewer)) == {ROW_COUNT: 1}
 
 
-def test_a_stream_in_two_ranges_is_found_though_no_range_has_it_twice(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_stream_in_two_ranges_is_found_though_no_range_has_it_twice(workers: Workers, seeded: SeededLake) -> None:
     """Its index is wrong in one of them: then every stream is compared with every other."""
     rows = generation_rows()
     rows[1]["streams"][0] = rows[2]["streams"][0]
     seeded.described(rows)
-    findings = described(spark, seeded)
+    findings = described(workers, seeded)
     assert violations(findings)[STREAMS_UNIQUE] == 1
     assert populations(findings)[STREAMS_UNIQUE] == STREAMS
     sample = next(line.sample for line in findings if line.invariant == STREAMS_UNIQUE)
     assert sample == f"stream 0x{rows[2]['streams'][0].hex()} comes more than once"
 
 
-def test_a_wrong_index_alone_does_not_trip_uniqueness(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_wrong_index_alone_does_not_trip_uniqueness(workers: Workers, seeded: SeededLake) -> None:
     """The full comparison finds that all streams differ."""
     rows = generation_rows()
     rows[1]["streams"][0] = with_low_bits(rows[1]["streams"][0], index=2)
     seeded.described(rows)
-    findings = described(spark, seeded)
+    findings = described(workers, seeded)
     assert violations(findings) == {STREAM_FORMAT: 1}
     assert populations(findings)[STREAMS_UNIQUE] == STREAMS
 
 
-def test_a_row_that_is_there_twice_is_a_finding_of_several(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_row_that_is_there_twice_is_a_finding_of_several(workers: Workers, seeded: SeededLake) -> None:
     """Delta keeps no key: the cover, the number of rows and the streams all tell."""
     rows = generation_rows()
     seeded.described([*rows, rows[1]])
-    found = violations(described(spark, seeded))
+    found = violations(described(workers, seeded))
     assert found == {RING_COVERED_ONCE: 1, STREAMS_UNIQUE: 4, ROW_COUNT: 1}
 
 
-def test_a_null_range_end_is_a_finding(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_null_range_end_is_a_finding(workers: Workers, seeded: SeededLake) -> None:
     """No row makes the audit fail."""
     rows = generation_rows()
     rows[0]["range_end"] = None
     seeded.described(rows)
-    assert violations(described(spark, seeded))[RING_COVERED_ONCE] >= 1
+    assert violations(described(workers, seeded))[RING_COVERED_ONCE] >= 1
 
 
-def test_no_description_fails_everything(spark: SparkSession, seeded: SeededLake) -> None:
+def test_no_description_fails_everything(workers: Workers, seeded: SeededLake) -> None:
     """Nothing checked is a failure, with the table that was empty."""
-    findings = described(spark, seeded)
+    findings = described(workers, seeded)
     assert {line.invariant for line in findings if line.population == 0} == set(DESCRIPTION_INVARIANTS) - {ROW_COUNT}
     assert not any(line.passed for line in judge(findings, DESCRIPTION_INVARIANTS))
     assert "platform.topology_descriptions has no rows" in findings[0].sample
 
 
-def test_a_sound_insert_passes_in_one_job(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_a_sound_insert_passes_in_one_job(spark: SparkSession, on_spark: Workers, seeded: SeededLake) -> None:
     """V2 rows are audited and compared with the description in one pass."""
     rows = generation_rows()
     seeded.described(rows)
     seeded.inserted(rows)
     findings: list[Finding] = []
-    assert jobs_of(spark, "inserted", lambda: findings.extend(audit_inserted(spark, seeded.lake, ONE))) == 1
+    assert jobs_of(spark, "inserted", lambda: findings.extend(audit_inserted(on_spark, seeded.lake, ONE))) == 1
     assert passes(findings, INSERTED_INVARIANTS)
     assert populations(findings)[PUBLISHED_EQUALS_DESCRIPTION] == 6
 
 
 @pytest.mark.parametrize("claim", [5, 7, -6, None])
-def test_a_wrong_num_ranges_trips_the_row_count_alone(
-    spark: SparkSession, seeded: SeededLake, claim: int | None
-) -> None:
+def test_a_wrong_num_ranges_trips_the_row_count_alone(workers: Workers, seeded: SeededLake, claim: int | None) -> None:
     """What the rows claim is what there is."""
     seeded.described(generation_rows())
     seeded.inserted(generation_rows(), num_ranges=claim)
-    assert violations(audit_inserted(spark, seeded.lake, ONE)) == {ROW_COUNT: 1}
+    assert violations(audit_inserted(workers, seeded.lake, ONE)) == {ROW_COUNT: 1}
 
 
 def other_bits(rows: list[Row]) -> None:
@@ -258,7 +256,7 @@ def idle_shards_swapped(rows: list[Row]) -> None:
 
 @pytest.mark.parametrize("damage", [other_bits, idle_shards_swapped, lambda rows: rows[4].update(ignore_msb=3)])
 def test_v2_rows_that_differ_from_the_description_trip_the_comparison_alone(
-    spark: SparkSession, seeded: SeededLake, damage: Damage
+    workers: Workers, seeded: SeededLake, damage: Damage
 ) -> None:
     """Streams, their order, and ignore_msb."""
     rows = generation_rows()
@@ -266,27 +264,30 @@ def test_v2_rows_that_differ_from_the_description_trip_the_comparison_alone(
     changed = generation_rows()
     damage(changed)
     seeded.inserted(changed)
-    findings = audit_inserted(spark, seeded.lake, ONE)
+    findings = audit_inserted(workers, seeded.lake, ONE)
     assert violations(findings) == {PUBLISHED_EQUALS_DESCRIPTION: 1}
 
 
-def test_an_insert_without_a_description_has_nothing_to_compare(spark: SparkSession, seeded: SeededLake) -> None:
+def test_an_insert_without_a_description_has_nothing_to_compare(workers: Workers, seeded: SeededLake) -> None:
     """The comparison fails for want of rows; everything else is checked."""
     seeded.inserted(generation_rows())
     failed = [
         line.invariant
-        for line in judge(audit_inserted(spark, seeded.lake, ONE), INSERTED_INVARIANTS)
+        for line in judge(audit_inserted(workers, seeded.lake, ONE), INSERTED_INVARIANTS)
         if not line.passed
     ]
     assert failed == [PUBLISHED_EQUALS_DESCRIPTION]
-    assert not passes(audit_inserted(spark, seeded.lake, OTHER), INSERTED_INVARIANTS)
+    assert not passes(audit_inserted(workers, seeded.lake, OTHER), INSERTED_INVARIANTS)
 
 
-def test_published_rows_equal_the_descriptions_in_one_job(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_published_rows_equal_the_descriptions_in_one_job(
+    spark: SparkSession, on_spark: Workers, seeded: SeededLake
+) -> None:
     """Order included; ignore_msb is not published."""
     seeded.whole(generation_rows())
     findings: list[Finding] = []
-    assert jobs_of(spark, "published", lambda: findings.extend(audit_published(spark, seeded.lake, ONE))) == 1
+    assert jobs_of(spark, "published", lambda: findings.extend(audit_published(on_spark, seeded.lake, ONE))) == 1
     assert passes(findings, PUBLISHED_INVARIANTS)
     assert populations(findings) == {PUBLISHED_EQUALS_DESCRIPTION: 6}
 
@@ -306,7 +307,7 @@ def test_published_rows_equal_the_descriptions_in_one_job(spark: SparkSession, s
     ],
 )
 def test_published_rows_that_differ_are_counted(
-    spark: SparkSession, seeded: SeededLake, damage: Damage, population: int, wrong: int
+    workers: Workers, seeded: SeededLake, damage: Damage, population: int, wrong: int
 ) -> None:
     """A row that is missing, too many, there twice, or has other streams or another order."""
     rows = generation_rows()
@@ -315,14 +316,14 @@ def test_published_rows_that_differ_are_counted(
     changed = generation_rows()
     damage(changed)
     seeded.published(changed)
-    findings = audit_published(spark, seeded.lake, ONE)
+    findings = audit_published(workers, seeded.lake, ONE)
     assert (populations(findings), violations(findings)) == (
         {PUBLISHED_EQUALS_DESCRIPTION: population},
         {PUBLISHED_EQUALS_DESCRIPTION: wrong},
     )
 
 
-def test_the_order_of_ranges_that_could_not_be_ordered_is_not_compared(spark: SparkSession, seeded: SeededLake) -> None:
+def test_the_order_of_ranges_that_could_not_be_ordered_is_not_compared(workers: Workers, seeded: SeededLake) -> None:
     """There the streams are compared as a set; elsewhere the order counts."""
     seeded.inserted(generation_rows())
     seeded.introduced()
@@ -330,58 +331,57 @@ def test_the_order_of_ranges_that_could_not_be_ordered_is_not_compared(spark: Sp
     for number in (1, 5):
         changed[number]["streams"].reverse()
     seeded.published(changed)
-    assert violations(audit_published(spark, seeded.lake, ONE)) == {PUBLISHED_EQUALS_DESCRIPTION: 2}
+    assert violations(audit_published(workers, seeded.lake, ONE)) == {PUBLISHED_EQUALS_DESCRIPTION: 2}
     seeded.unordered(STREAMS_DESCRIPTIONS_V2, "2023-11-14T22:13:20.123Z", -1000)
-    assert violations(audit_published(spark, seeded.lake, ONE)) == {PUBLISHED_EQUALS_DESCRIPTION: 1}
+    assert violations(audit_published(workers, seeded.lake, ONE)) == {PUBLISHED_EQUALS_DESCRIPTION: 1}
     seeded.unordered(GENERATION_DESCRIPTIONS_V2, ONE, 2**62)
-    assert violations(audit_published(spark, seeded.lake, ONE)) == {}
+    assert violations(audit_published(workers, seeded.lake, ONE)) == {}
 
 
-def test_nothing_published_fails(spark: SparkSession, seeded: SeededLake) -> None:
+def test_nothing_published_fails(workers: Workers, seeded: SeededLake) -> None:
     """Neither without a timestamp nor without rows is there anything to pass."""
-    assert not passes(audit_published(spark, seeded.lake, ONE), PUBLISHED_INVARIANTS)
+    assert not passes(audit_published(workers, seeded.lake, ONE), PUBLISHED_INVARIANTS)
     seeded.introduced()
     seeded.inserted(generation_rows())
-    findings = audit_published(spark, seeded.lake, ONE)
+    findings = audit_published(workers, seeded.lake, ONE)
     assert not passes(findings, PUBLISHED_INVARIANTS)
     assert "cdc_streams_descriptions_v2 has no rows" in findings[0].sample
 
 
-def test_a_single_generation_shares_no_stream(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_single_generation_shares_no_stream(workers: Workers, seeded: SeededLake) -> None:
     """There is nothing to compare with, and the population is its streams."""
     seeded.described(generation_rows())
-    findings = audit_across(spark, seeded.lake, ONE)
+    findings = audit_across(workers, seeded.lake, ONE)
     assert (populations(findings), violations(findings)) == ({STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}, {})
 
 
-def test_generations_on_one_ring_share_no_stream(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_generations_on_one_ring_share_no_stream(spark: SparkSession, on_spark: Workers, seeded: SeededLake) -> None:
     """Tokens and indexes are all the same there: only random bits differ. Two jobs at most."""
     seeded.described(generation_rows())
     seeded.inserted(generation_rows(seed=2), OTHER)
     seeded.published(generation_rows(seed=3))
     findings: list[Finding] = []
-    assert jobs_of(spark, "across", lambda: findings.extend(audit_across(spark, seeded.lake, ONE))) <= 2
+    assert jobs_of(spark, "across", lambda: findings.extend(audit_across(on_spark, seeded.lake, ONE))) <= 2
     assert (populations(findings), violations(findings)) == ({STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}, {})
 
 
 @pytest.mark.parametrize("where", ["described", "inserted", "published"])
-def test_a_stream_of_another_generation_is_found_in_any_table(
-    spark: SparkSession, seeded: SeededLake, where: str
-) -> None:
+def test_a_stream_of_another_generation_is_found_in_any_table(workers: Workers, seeded: SeededLake, where: str) -> None:
     """Each stream once, however many generations have it; the example names both generations."""
     rows = generation_rows()
     seeded.described(rows)
     others = generation_rows(seed=2)
     others[1]["streams"][2:] = rows[1]["streams"][2:]
     getattr(seeded, where)(others, **({} if where == "published" else {"generation": OTHER}))
-    findings = audit_across(spark, seeded.lake, ONE)
+    findings = audit_across(workers, seeded.lake, ONE)
     assert violations(findings) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 2}
     assert ONE in findings[0].sample
     assert ("2023-11-14T22:13:20.123Z" if where == "published" else OTHER) in findings[0].sample
 
 
 def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
-    spark: SparkSession, seeded: SeededLake
+    workers: Workers, seeded: SeededLake
 ) -> None:
     """Where a stream is not in its own range no range of another generation can be left out."""
     rows = generation_rows()
@@ -390,24 +390,27 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
     others = generation_rows(dict.fromkeys(range(100, 106), (2, 0)), seed=2)
     others[5]["streams"][1] = rows[1]["streams"][0]
     seeded.described(others, OTHER)
-    assert violations(audit_across(spark, seeded.lake, ONE)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
-    assert violations(audit_across(spark, seeded.lake, OTHER)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
+    assert violations(audit_across(workers, seeded.lake, ONE)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
+    assert violations(audit_across(workers, seeded.lake, OTHER)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
 
 
-def test_a_generation_that_nobody_knows_is_not_found(spark: SparkSession, seeded: SeededLake) -> None:
+def test_a_generation_that_nobody_knows_is_not_found(workers: Workers, seeded: SeededLake) -> None:
     """Asking for it is a mistake of the question."""
     with pytest.raises(NotFound, match=OTHER):
-        audit_across(spark, seeded.lake, OTHER)
+        audit_across(workers, seeded.lake, OTHER)
 
 
-def test_tables_with_features_that_hide_rows_are_refused(spark: SparkSession, seeded: SeededLake) -> None:
+@pytest.mark.spark
+def test_tables_with_features_that_hide_rows_are_refused(
+    spark: SparkSession, on_spark: Workers, seeded: SeededLake
+) -> None:
     """With deletion vectors a file holds rows that the table has not."""
     seeded.described(generation_rows())
     path = seeded.lake.path(GENERATION_DESCRIPTIONS_V2)
     frame = spark.createDataFrame([(ONE, 1)], "id string, range_end bigint")
     frame.write.format("delta").partitionBy("id").option("delta.enableDeletionVectors", "true").save(path)
     with pytest.raises(StateError, match="deletionVectors"):
-        audit_inserted(spark, seeded.lake, ONE)
+        audit_inserted(on_spark, seeded.lake, ONE)
 
 
 def test_every_published_timestamp_has_its_rows(seeded: SeededLake) -> None:
@@ -444,7 +447,7 @@ def test_no_timestamp_fails(seeded: SeededLake) -> None:
     assert findings == [Finding(TIMESTAMP_COMPLETE, 0, 0, "nothing was checked: no timestamp is published")]
 
 
-def test_rows_in_many_batches_and_generations_are_counted_once(spark: SparkSession, seeded: SeededLake) -> None:
+def test_rows_in_many_batches_and_generations_are_counted_once(workers: Workers, seeded: SeededLake) -> None:
     """More rows than a batch takes, in two files, beside another generation in the same table."""
     ends = (np.arange(3000) * 2**50).tolist()
     rows = generation_rows({end: (1 + end // 2**50 % 2, 12) for end in ends})
@@ -452,7 +455,7 @@ def test_rows_in_many_batches_and_generations_are_counted_once(spark: SparkSessi
     seeded.described(rows[:1700])
     seeded.described(rows[1700:])
     seeded.described(generation_rows(), OTHER)
-    findings = audit_description(spark, seeded.lake, ONE, ring_of(ends[:5]), ring_of(ends))
+    findings = audit_description(workers, seeded.lake, ONE, ring_of(ends[:5]), ring_of(ends))
     assert violations(findings) == {STREAM_FORMAT: 1}
     assert populations(findings)[STREAM_FORMAT] == 4500
     assert next(line for line in findings if line.violations).sample.startswith(f"range end {ends[2500]}, stream 0 ")

@@ -25,6 +25,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import spark_session
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import Workers
 from cdc_platform.query.spark import answer
 from cdc_platform.supervisor import die_with_parent
 
@@ -50,8 +51,8 @@ def core(spark: SparkSession, lake: Lake) -> None:
     table = STREAMS_DESCRIPTIONS_V2
     ranges = spark.range(0, 5, 1, 2).select(F.lit(TIME).alias("time"), F.col("id").alias("range_end"))
     rows = ranges.mapInArrow(streams, "time timestamp, range_end bigint, streams array<binary>")
-    version = frames.replace_slice(spark, lake, table, rows, {"time": TIME})
-    assert not frames.append(spark, lake, table, rows.limit(0))
+    version = frames.replace_slice(Workers(lambda: spark), lake, table, rows, {"time": TIME})
+    assert not frames.append(Workers(lambda: spark), lake, table, rows.limit(0))
     assert lake.version(table) == version
     assert frames.read(spark, lake, table).where(F.col("range_end") > 2).count() == 2
     ends = frames.slice_rows(lake, table, {"time": TIME}, ["range_end"]).frame(spark, "range_end bigint")
@@ -64,9 +65,9 @@ def core(spark: SparkSession, lake: Lake) -> None:
         assert list(found.values()) == [(4, 5)]
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
-        frames.replace_slice(spark, lake, table, wrong, {"time": TIME})
+        frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
     with pytest.raises(InputError, match="not in the table"):
-        frames.replace_slice(spark, lake, table, rows.withColumn("extra", F.lit(1)), {"time": TIME})
+        frames.replace_slice(Workers(lambda: spark), lake, table, rows.withColumn("extra", F.lit(1)), {"time": TIME})
     with pytest.raises(InputError, match="Syntax error"), translated("the query"):
         spark.sql("SELEC 1").collect()
     assert lake.read(table).num_rows == 5

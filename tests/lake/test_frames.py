@@ -31,6 +31,7 @@ from cdc_platform.lake.tables import (
     column,
 )
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import Workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,11 +61,11 @@ def test_a_slice_is_replaced_and_nothing_else(spark: SparkSession, lake: Lake) -
     table = STREAMS_DESCRIPTIONS_V2
     other = pa.Table.from_pylist([{"time": TIME + HOUR, "range_end": 9, "streams": [b"x" * 16]}], schema=table.schema)
     lake.merge(table, other, update=False)
-    first = frames.replace_slice(spark, lake, table, streams(spark, TIME, 3), SLICE)
+    first = frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), SLICE)
     assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1, 2], [9])
-    second = frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    second = frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
     assert second == first + 1 == lake.version(table)
-    frames.replace_slice(spark, lake, table, streams(spark, TIME + HOUR, 1), {"time": TIME + HOUR})
+    frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME + HOUR, 1), {"time": TIME + HOUR})
     assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1], [0])
     lake.merge(table, other, update=False)
     found = frames.read(spark, lake, table).where(f"time = timestamp'{TIME + HOUR}'")
@@ -79,7 +80,7 @@ def test_a_slice_is_read_without_deltas_state(spark: SparkSession, lake: Lake) -
     schema = spark_schema(table)
     stored = type(schema)([schema[name] for name in names])
     assert frames.slice_rows(lake, table, SLICE, names).frame(spark, stored).count() == 0
-    frames.replace_slice(spark, lake, table, streams(spark, TIME, 3), SLICE)
+    frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), SLICE)
     more = pa.Table.from_pylist(
         [{"time": time, "range_end": 9, "streams": [b"x" * 16]} for time in (TIME, TIME + HOUR)], schema=table.schema
     )
@@ -98,7 +99,7 @@ def test_a_text_slice_takes_any_text(spark: SparkSession, lake: Lake) -> None:
         rows = spark.createDataFrame(
             [(str(name), 1, 12, 1, [b"0123456789abcdef"])], spark_schema(GENERATION_DESCRIPTIONS_V2)
         )
-        frames.replace_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": name})
+        frames.replace_slice(Workers(lambda: spark), lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": name})
         assert lake.read(GENERATION_DESCRIPTIONS_V2, ["id"], [("id", "=", name)])["id"].to_pylist() == [str(name)]
 
 
@@ -107,13 +108,15 @@ def test_rows_are_appended_once_a_transaction(spark: SparkSession, lake: Lake) -
     table = STREAMS_DESCRIPTIONS_V2
     given = [("one", 2, 2), ("one", 2, 2), ("one", 1, 2), ("other", 1, 3), ("one", 3, 0)]
     done = [
-        frames.append(spark, lake, table, streams(spark, TIME + number * HOUR, rows), (application, at))
+        frames.append(
+            Workers(lambda: spark), lake, table, streams(spark, TIME + number * HOUR, rows), (application, at)
+        )
         for number, (application, at, rows) in enumerate(given)
     ]
     assert done == [True, False, False, True, False]
     assert [len(ends(lake, TIME + number * HOUR)) for number in range(len(given))] == [2, 0, 0, 3, 0]
     assert lake.transaction(table, "one") == 2
-    assert frames.append(spark, lake, table, streams(spark, TIME, 2))
+    assert frames.append(Workers(lambda: spark), lake, table, streams(spark, TIME, 2))
     assert ends(lake, TIME) == [0, 0, 1, 1]
     newest, *_ = lake.history(table)
     assert newest["operation"] == "WRITE"
@@ -125,20 +128,25 @@ def test_all_rows_are_replaced_with_their_columns(spark: SparkSession, lake: Lak
         Table("ks", "log", pa.schema([column("k", pa.int32(), "key"), last]), ("k",), "a log")
         for last in (column("b", pa.string(), "old", null=True), column("a", pa.int64(), "new", null=True))
     )
-    assert frames.append(spark, lake, old, spark.createDataFrame([(1, "x"), (2, "y")], spark_schema(old)))
+    assert frames.append(
+        Workers(lambda: spark), lake, old, spark.createDataFrame([(1, "x"), (2, "y")], spark_schema(old))
+    )
     rows = spark.createDataFrame([(3, 30)], spark_schema(new))
-    assert [frames.replace_all(spark, lake, new, rows, ("shape", 1)) for _ in range(2)] == [True, False]
+    assert [frames.replace_all(Workers(lambda: spark), lake, new, rows, ("shape", 1)) for _ in range(2)] == [
+        True,
+        False,
+    ]
     assert lake.read(new).to_pylist() == [{"k": 3, "a": 30}]
     stored = pa.schema(DeltaTable(lake.path(new)).schema())
     assert stored.equals(new.schema, check_metadata=True)
-    assert frames.replace_all(spark, lake, new, rows.limit(0), ("empty", 1))
+    assert frames.replace_all(Workers(lambda: spark), lake, new, rows.limit(0), ("empty", 1))
     assert lake.read(new).num_rows == 0
 
 
 def test_workers_that_do_not_see_the_home_are_told_of(spark: SparkSession, lake: Lake) -> None:
     """Where a worker has no folder that the driver made, nothing is committed, and one line says how to mend it."""
     table = STREAMS_DESCRIPTIONS_V2
-    version = frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    version = frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
     beside = str(Path(lake.path(table)).parent)
 
     def hidden(_: int) -> Any:
@@ -153,7 +161,7 @@ def test_workers_that_do_not_see_the_home_are_told_of(spark: SparkSession, lake:
         yield pa.record_batch({"time": pa.array([TIME]), "range_end": pa.array([1]), "streams": streams})
 
     with pytest.raises(EnvironmentProblem, match=r"workers do not see the home .*; mount it at the same path"):
-        frames.replace_slice(spark, lake, table, volume.TaskRows(1, hidden), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, table, volume.TaskRows(1, hidden), SLICE)
     assert (lake.version(table), ends(lake, TIME)) == (version, [0, 1])
 
 
@@ -161,14 +169,14 @@ def test_structs_in_arrays_go_through_spark(spark: SparkSession, lake: Lake) -> 
     """The V1 description is written by Spark and read by deltalake as it was."""
     entries = [{"token_range_end": 5, "streams": [b"b" * 16, b"a" * 16], "sharding_ignore_msb": 12}]
     rows = spark.createDataFrame([(TIME, entries, None)], spark_schema(GENERATION_DESCRIPTIONS))
-    frames.append(spark, lake, GENERATION_DESCRIPTIONS, rows)
+    frames.append(Workers(lambda: spark), lake, GENERATION_DESCRIPTIONS, rows)
     assert lake.read(GENERATION_DESCRIPTIONS).to_pylist() == [{"time": TIME, "description": entries, "expired": None}]
 
 
 def test_tables_stay_readable_by_every_delta_reader(spark: SparkSession, lake: Lake) -> None:
     """Spark's writes add no feature to a table, and tables that it makes itself have none either."""
-    frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), SLICE)
-    frames.append(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME + HOUR, 2))
+    frames.replace_slice(Workers(lambda: spark), lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), SLICE)
+    frames.append(Workers(lambda: spark), lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME + HOUR, 2))
     spark.range(3).write.format("delta").save(str(lake.root / "own"))
     for path in (lake.path(STREAMS_DESCRIPTIONS_V2), str(lake.root / "own")):
         protocol = DeltaTable(path).protocol()
@@ -206,7 +214,7 @@ def test_wrong_rows_are_refused_in_one_line(
 ) -> None:
     """The table stays as it was, and nothing is printed on the way."""
     with pytest.raises(InputError, match=told) as refused:
-        frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows(spark), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, STREAMS_DESCRIPTIONS_V2, rows(spark), SLICE)
     assert "\n" not in str(refused.value)
     assert STREAMS_DESCRIPTIONS_V2.full_name in str(refused.value)
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 0
@@ -217,7 +225,7 @@ def test_wrong_rows_are_refused_in_one_line(
 def test_a_slice_is_named_by_columns_and_plain_values(spark: SparkSession, lake: Lake, where: dict[str, Any]) -> None:
     """Replacing everything by an empty or unknown name never happens."""
     with pytest.raises(InputError, match="slice"):
-        frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), where)
+        frames.replace_slice(Workers(lambda: spark), lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 1), where)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=str)
@@ -298,10 +306,10 @@ def test_a_slice_that_another_writer_replaced_meanwhile_is_replaced_again(
     table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
     rows = streams(spark, TIME, 4)
     if there:
-        frames.replace_slice(spark, lake, table, streams(spark, TIME, there), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, there), SLICE)
     first = step.run(
-        lambda: frames.replace_slice(spark, lake, table, step.stopping(rows), SLICE),
-        lambda: frames.replace_slice(spark, lake, table, rows, SLICE),
+        lambda: frames.replace_slice(Workers(lambda: spark), lake, table, step.stopping(rows), SLICE),
+        lambda: frames.replace_slice(Workers(lambda: spark), lake, table, rows, SLICE),
     )
     assert ends(lake, TIME) == [0, 1, 2, 3]
     newest, before, *_ = lake.history(table)
@@ -328,8 +336,11 @@ def test_a_writer_that_is_overtaken_at_its_commit_looks_again(
     """Whose rows both writers put in is there once, and the version that the later one answers has its rows."""
     table = STREAMS_DESCRIPTIONS_V2
     time = TIME + other * HOUR
-    overtake(monkeypatch, lambda: frames.replace_slice(spark, lake, table, streams(spark, time, 3), {"time": time}))
-    version = frames.replace_slice(spark, lake, table, streams(spark, TIME, 4), SLICE)
+    overtake(
+        monkeypatch,
+        lambda: frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, time, 3), {"time": time}),
+    )
+    version = frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 4), SLICE)
     assert ends(lake, TIME) == [0, 1, 2, 3]
     assert ends(lake, TIME + HOUR) == [0, 1, 2][: 3 * other]
     assert version == lake.version(table)
@@ -342,18 +353,20 @@ def test_without_the_retry_the_same_race_is_a_conflict(
     """The control of the test above: the race is real, and its loser hears of it in one line."""
     monkeypatch.setattr(frames, "ATTEMPTS", 1)
     table = STREAMS_DESCRIPTIONS_V2
-    overtake(monkeypatch, lambda: frames.replace_slice(spark, lake, table, streams(spark, TIME, 3), SLICE))
+    overtake(
+        monkeypatch, lambda: frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), SLICE)
+    )
     with pytest.raises(ConflictError, match="other writers came first"):
-        frames.replace_slice(spark, lake, table, streams(spark, TIME, 4), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 4), SLICE)
     assert ends(lake, TIME) == [0, 1, 2]
 
 
 def test_a_write_leaves_nothing_beside_its_table(spark: SparkSession, lake: Lake) -> None:
     """Neither when it is done nor when it is refused; what a killed one left goes a day later, not before."""
     table = STREAMS_DESCRIPTIONS_V2
-    frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
     with pytest.raises(InputError):
-        frames.replace_slice(spark, lake, table, streams(spark, TIME + HOUR, 2), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME + HOUR, 2), SLICE)
     beside = Path(lake.path(table)).parent
     assert [entry.name for entry in beside.iterdir()] == [table.name]
     for name, age in (("old", 2 * 86_400), ("new", 3_600)):
@@ -361,7 +374,7 @@ def test_a_write_leaves_nothing_beside_its_table(spark: SparkSession, lake: Lake
         left.mkdir()
         then = left.stat().st_mtime - age
         os.utime(left, (then, then))
-    frames.replace_slice(spark, lake, table, streams(spark, TIME, 2), SLICE)
+    frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
     assert sorted(entry.name for entry in beside.iterdir()) == [f".{table.name}.new", table.name]
 
 
@@ -375,7 +388,7 @@ def test_rows_that_tasks_make_are_a_slice_like_any_other(spark: SparkSession, la
             yield pa.RecordBatch.from_pylist([row], schema=table.schema)
 
     rows = volume.TaskRows(3, part)
-    frames.replace_slice(spark, lake, table, rows, SLICE)
+    frames.replace_slice(Workers(lambda: spark), lake, table, rows, SLICE)
     assert ends(lake, TIME) == [10, 11, 20, 21, 22, 23]
     assert len(lake.files(table, [("time", "=", TIME)])) == 2
 
@@ -384,12 +397,12 @@ def test_rows_that_tasks_make_are_a_slice_like_any_other(spark: SparkSession, la
         return pa.RecordBatch.from_arrays([times, *batch.columns], names=table.schema.names)
 
     copied = frames.slice_rows(lake, table, SLICE, ["range_end", "streams"]).map(later)
-    frames.replace_slice(spark, lake, table, copied, {"time": TIME + HOUR})
+    frames.replace_slice(Workers(lambda: spark), lake, table, copied, {"time": TIME + HOUR})
     columns = [lake.read(table, ["range_end", "streams"], [("time", "=", time)]) for time in (TIME, TIME + HOUR)]
     assert columns[0].sort_by("range_end") == columns[1].sort_by("range_end")
     with pytest.raises(InputError, match=r"rows lie outside that slice \(time : 2021-11-02 20:45"):
-        frames.replace_slice(spark, lake, table, copied, SLICE)
-    frames.replace_slice(spark, lake, table, volume.TaskRows(0, part), SLICE)
+        frames.replace_slice(Workers(lambda: spark), lake, table, copied, SLICE)
+    frames.replace_slice(Workers(lambda: spark), lake, table, volume.TaskRows(0, part), SLICE)
     assert ends(lake, TIME) == []
 
 
@@ -398,8 +411,12 @@ def test_a_writer_of_another_slice_is_none_of_ours(spark: SparkSession, lake: La
     """Two generations that are written at once are there side by side, once each."""
     table, step = STREAMS_DESCRIPTIONS_V2, Step(tmp_path)
     first = step.run(
-        lambda: frames.replace_slice(spark, lake, table, step.stopping(streams(spark, TIME, 4)), SLICE),
-        lambda: frames.replace_slice(spark, lake, table, streams(spark, TIME + HOUR, 3), {"time": TIME + HOUR}),
+        lambda: frames.replace_slice(
+            Workers(lambda: spark), lake, table, step.stopping(streams(spark, TIME, 4)), SLICE
+        ),
+        lambda: frames.replace_slice(
+            Workers(lambda: spark), lake, table, streams(spark, TIME + HOUR, 3), {"time": TIME + HOUR}
+        ),
     )
     assert (ends(lake, TIME), ends(lake, TIME + HOUR)) == ([0, 1, 2, 3], [0, 1, 2])
     assert first.result() == lake.version(table)
@@ -411,11 +428,13 @@ def test_an_append_that_is_overtaken_is_made_once(
     """Of two writers with one transaction the rows of one go in; other rows that came in between stay."""
     table = STREAMS_DESCRIPTIONS_V2
     lake.ensure(table)
-    overtake(monkeypatch, lambda: frames.append(spark, lake, table, streams(spark, TIME, 3), ("twins", 1)))
-    assert not frames.append(spark, lake, table, streams(spark, TIME, 3), ("twins", 1))
+    overtake(
+        monkeypatch, lambda: frames.append(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), ("twins", 1))
+    )
+    assert not frames.append(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), ("twins", 1))
     assert ends(lake, TIME) == [0, 1, 2]
-    overtake(monkeypatch, lambda: frames.append(spark, lake, table, streams(spark, TIME + HOUR, 1)))
-    assert frames.append(spark, lake, table, streams(spark, TIME + 2 * HOUR, 2), ("twins", 2))
+    overtake(monkeypatch, lambda: frames.append(Workers(lambda: spark), lake, table, streams(spark, TIME + HOUR, 1)))
+    assert frames.append(Workers(lambda: spark), lake, table, streams(spark, TIME + 2 * HOUR, 2), ("twins", 2))
     assert (ends(lake, TIME + HOUR), ends(lake, TIME + 2 * HOUR)) == ([0], [0, 1])
 
 
@@ -425,7 +444,9 @@ def test_threads_that_replace_at_once(spark: SparkSession, lake: Lake) -> None:
 
     def write(_: int) -> int:
         start.wait()
-        return frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 20), SLICE)
+        return frames.replace_slice(
+            Workers(lambda: spark), lake, STREAMS_DESCRIPTIONS_V2, streams(spark, TIME, 20), SLICE
+        )
 
     with ThreadPoolExecutor(2) as pool:
         written = list(pool.map(write, range(2)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger
@@ -38,9 +38,6 @@ from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
 
 
 def describe(
-    spark: SparkSession, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
+    workers: Workers, lake: Lake, generation_id: str, layout: Callable[[Ring], RingLayout] = RingLayout.of
 ) -> Described:
     """Write the topology description of a joining node's generation; every range ends with a token of the ring after.
 
@@ -131,12 +128,12 @@ def describe(
     before, after = rings(lake, generation_id)
     made_from = layout(after)
     rows = description_rows(after, generation_id, made_from)
-    version = frames.replace_slice(spark, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
+    version = frames.replace_slice(workers, lake, TOPOLOGY_DESCRIPTIONS, rows, {"generation_id": generation_id})
     failpoints.reached(failpoints.AFTER_DESCRIPTION)
     return Described(before, after, after.tokens.size, made_from.stream_total, version)
 
 
-def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> int:
+def insert_descriptions(workers: Workers, lake: Lake, generation_id: str) -> int:
     """Insert the audited description as V2 descriptions, each row with `num_ranges`; answers with the table's version.
 
     Raises:
@@ -149,7 +146,7 @@ def insert_descriptions(spark: SparkSession, lake: Lake, generation_id: str) -> 
         lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}, ["range_end", "ignore_msb", "streams"]
     )
     rows = v2_rows(described, generation_id, int(expected.size))
-    version = frames.replace_slice(spark, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
+    version = frames.replace_slice(workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
     failpoints.reached(failpoints.AFTER_V2_INSERT)
     return version
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, format_ms
@@ -17,20 +16,18 @@ from cdc_platform.generations import TopologyDescription, layout_of
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.join.bootstrap import Described
 from cdc_platform.records import generation_data, inbox, ledger
 from cdc_platform.settings import Settings
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 log = logging.getLogger(__name__)
 
 
-def describe(spark: SparkSession, lake: Lake, generation_id: str) -> Described:
+def describe(workers: Workers, lake: Lake, generation_id: str) -> Described:
     """Write the topology description within the limit on streams, as `bootstrap.describe`; with what to know of it."""
-    described = bootstrap.describe(spark, lake, generation_id, lambda ring: layout_of(ring, v1=True))
+    described = bootstrap.describe(workers, lake, generation_id, lambda ring: layout_of(ring, v1=True))
     # Of nodes as they were when it was introduced the features are not known any more.
     introduced = ledger.introduced_id(lake, generation_id) is not None
     warning = None if introduced else bootstrap.mixed_cluster_warning(described.ring_after)

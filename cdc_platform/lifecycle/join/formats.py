@@ -58,7 +58,7 @@ def steps_of(lake: Lake, generation_id: str) -> Steps:
 
 
 def _insert(joining: Joining) -> Inserted:
-    version = bootstrap.insert_descriptions(joining.spark, joining.lake, joining.generation_id)
+    version = bootstrap.insert_descriptions(joining.workers, joining.lake, joining.generation_id)
     rows = descriptions.complete_range_ends(joining.lake, joining.generation_id).size
     return Inserted(version, rows, {"format": "v2"})
 
@@ -73,8 +73,8 @@ def _insert_v1(joining: Joining) -> Inserted:
 def _description(joining: Joining) -> list[Finding]:
     before, after = bootstrap.rings(joining.lake, joining.generation_id)
     return [
-        *audit_description(joining.spark, joining.lake, joining.generation_id, before, after),
-        *audit_across(joining.spark, joining.lake, joining.generation_id),
+        *audit_description(joining.workers, joining.lake, joining.generation_id, before, after),
+        *audit_across(joining.workers, joining.lake, joining.generation_id),
     ]
 
 
@@ -117,7 +117,7 @@ _ANNOUNCE = Step(
 V2: Steps = (
     Step(
         TOPOLOGY_DESCRIPTIONS,
-        run=lambda joining: bootstrap.describe(joining.spark, joining.lake, joining.generation_id),
+        run=lambda joining: bootstrap.describe(joining.workers, joining.lake, joining.generation_id),
         audit=_DESCRIPTION,
     ),
     Step(
@@ -126,7 +126,7 @@ V2: Steps = (
         relies_on=(TOPOLOGY_DESCRIPTIONS,),
         audit=Audit(
             INSERTED_INVARIANTS,
-            lambda joining: audit_inserted(joining.spark, joining.lake, joining.generation_id),
+            lambda joining: audit_inserted(joining.workers, joining.lake, joining.generation_id),
             lambda joining: [*_inserted(joining), *_described(joining)],
         ),
     ),
@@ -138,11 +138,11 @@ V2: Steps = (
     _ADMIT,
     Step(
         STREAMS_DESCRIPTIONS_V2,
-        run=lambda joining: publish.publish_streams(joining.spark, joining.lake, joining.generation_id),
+        run=lambda joining: publish.publish_streams(joining.workers, joining.lake, joining.generation_id),
         relies_on=(GENERATION_DESCRIPTIONS_V2, CDC_LOCAL),
         audit=Audit(
             PUBLISHED_INVARIANTS,
-            lambda joining: audit_published(joining.spark, joining.lake, joining.generation_id),
+            lambda joining: audit_published(joining.workers, joining.lake, joining.generation_id),
             lambda joining: [*_published(joining), *_inserted(joining)],
         ),
     ),
@@ -153,7 +153,7 @@ V2: Steps = (
 V1: Steps = (
     Step(
         TOPOLOGY_DESCRIPTIONS,
-        run=lambda joining: bootstrap_v1.describe(joining.spark, joining.lake, joining.generation_id),
+        run=lambda joining: bootstrap_v1.describe(joining.workers, joining.lake, joining.generation_id),
         audit=_DESCRIPTION,
     ),
     Step(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cdc_platform.clock import Clock
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.formats import steps_of
 from cdc_platform.lifecycle.join.step import Joining, insist, judged, step_of, take
 from cdc_platform.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Joined:
 
 
 def run_join(
-    spark: SparkSession,
+    workers: Workers,
     lake: Lake,
     clock: Clock,
     settings: Settings,
@@ -45,7 +42,7 @@ def run_join(
         InputError: the node cannot join the ring as it stands.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
-    joining = Joining(lake, clock, settings, generation_id, lambda: spark, door)
+    joining = Joining(lake, clock, settings, generation_id, workers, door)
     steps = steps_of(lake, generation_id)
     made = {}
     for step in steps:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +22,15 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import cdc_local, descriptions, generation_data, ledger
 from cdc_platform.records.ring import host_ids
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 log = logging.getLogger(__name__)
 
 
-def publish_streams(spark: SparkSession, lake: Lake, generation_id: str) -> int | None:
+def publish_streams(workers: Workers, lake: Lake, generation_id: str) -> int | None:
     """Insert the generation's streams rows, before its timestamp is to be seen; answers with the table's version.
 
     A generation that is published already is left alone and None is the answer.
@@ -51,7 +48,7 @@ def publish_streams(spark: SparkSession, lake: Lake, generation_id: str) -> int 
     time = to_datetime(time_ms * 1000)
     inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
     rows = inserted.map(lambda batch: _published(batch, time))
-    version = frames.replace_slice(spark, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
+    version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
     failpoints.reached(failpoints.AFTER_STREAMS)
     return version
 

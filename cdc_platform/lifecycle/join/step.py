@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed, StateError
@@ -16,55 +16,53 @@ from cdc_platform.invariants import Finding, Judgement, audit_lake, judge
 from cdc_platform.invariants.findings import Invariant
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import verdicts
 from cdc_platform.lifecycle.join.verdicts import Slices, Verdict
 from cdc_platform.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
 class Joining:
     """What a step works with: the generation, where it is, and who asks.
 
-    `start_spark` gives a session when one is needed; None: this door has none, and cannot judge volume itself.
+    `hands` are those who work on rows; None: this door has nobody, and cannot judge itself.
     """
 
     lake: Lake
     clock: Clock
     settings: Settings
     generation_id: str
-    start_spark: Callable[[], SparkSession] | None
+    hands: Workers | None
     door: str
 
     @property
-    def spark(self) -> SparkSession:
-        """The session.
+    def workers(self) -> Workers:
+        """Who works on rows.
 
         Raises:
             StateError: this door has none.
         """
-        if self.start_spark is None:
+        if self.hands is None:
             raise StateError(f"{self.door} has no Spark; run: cdc-platform bootstrap FILE --run")
-        return self.start_spark()
+        return self.hands
 
 
-def _whole_lake(lake: Lake, start_spark: Callable[[], SparkSession]) -> Sequence[Finding]:
-    return audit_lake(start_spark(), lake)
+def _whole_lake(lake: Lake, workers: Workers) -> Sequence[Finding]:
+    return audit_lake(workers, lake)
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
     """What is asked of a step: `invariants`, answered by `findings`, of the rows in `slices`.
 
-    `of_all` answers, with others, for every generation at once; it gets the lake and what gives a session.
+    `of_all` answers, with others, for every generation at once; it gets the lake and who works on rows.
     """
 
     invariants: tuple[Invariant, ...]
     findings: Callable[[Joining], Sequence[Finding]]
     slices: Callable[[Joining], Slices]
-    of_all: Callable[[Lake, Callable[[], SparkSession]], Sequence[Finding]] = _whole_lake
+    of_all: Callable[[Lake, Workers], Sequence[Finding]] = _whole_lake
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +146,7 @@ def _rely_on(joining: Joining, before: Step, audit: Audit) -> None:
         raise StateError(f"generation {generation_id} has no rows in {before.name}; materialise {before.name} first")
     verdict = verdicts.last(joining.lake, generation_id, before.name)
     if verdict is None or verdict.content != content or verdict.invariants != audit.invariants:
-        if joining.start_spark is None:
+        if joining.hands is None:
             raise StateError(
                 f"generation {generation_id}: {before.name} was not judged as it is now; run its checks, or: "
                 "cdc-platform bootstrap FILE --run"

@@ -51,14 +51,13 @@ class LogPart:
     before_us: int | None
 
 
-def log_parts(lake: Lake, schema: TableSchema, rows_a_part: int) -> tuple[int, list[LogPart]]:
-    """How many rows a log has, and parts of about as many rows each; what has one time is in one part."""
+def log_parts(lake: Lake, schema: TableSchema, rows_a_part: int) -> list[LogPart]:
+    """Parts of a log of about as many rows each; what has one time is in one part."""
     files = [
         (path, _us_of(low), _us_of(high), rows)
         for path, low, high, rows in lake.bounded_files(log_table(schema), WRITTEN_AT)
     ]
-    count = sum(rows for *_, rows in files)
-    return count, list(_parts(files, rows_a_part))
+    return list(_parts(files, rows_a_part))
 
 
 def _us_of(bound: datetime | None) -> int | None:

@@ -20,8 +20,8 @@ from cdc_platform.invariants.findings import (
     add_up,
 )
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit import one_pass
-from cdc_platform.log.audit.one_pass import Session
 from cdc_platform.log.audit.rows import NOT_JUDGED, LogRows, audit_log_rows
 from cdc_platform.log.log_table import log_table
 from cdc_platform.records import cdc_tables
@@ -54,19 +54,19 @@ def logged_tables(lake: Lake) -> list[TableSchema]:
     return [schema for schema in known_tables(Catalog(), told) if lake.exists(log_table(schema))]
 
 
-def audit_logs(lake: Lake, spark: Session) -> list[Finding]:
-    """Audit the rows of all logs: a line an invariant, and none where no log has a row; `spark` for large ones."""
-    return _lines(tally for schema in logged_tables(lake) for tally in _of_log(lake, schema, spark))
+def audit_logs(lake: Lake, workers: Workers) -> list[Finding]:
+    """Audit the rows of all logs: a line an invariant, and none where no log has a row."""
+    return _lines(tally for schema in logged_tables(lake) for tally in _of_log(lake, schema, workers))
 
 
-def audit_log(lake: Lake, schema: TableSchema, spark: Session) -> list[Finding]:
+def audit_log(lake: Lake, schema: TableSchema, workers: Workers) -> list[Finding]:
     """Audit the rows of one log; see `audit_logs`."""
-    return _lines(_of_log(lake, schema, spark))
+    return _lines(_of_log(lake, schema, workers))
 
 
-def _of_log(lake: Lake, schema: TableSchema, spark: Session) -> Iterable[Tally]:
+def _of_log(lake: Lake, schema: TableSchema, workers: Workers) -> Iterable[Tally]:
     judged = partial(_judged, StreamSources(lake).of(schema.keyspace, schema.name).periods())
-    return [Tally(**row) for row in one_pass.run(lake, schema, spark, judged, _TALLY)]
+    return [Tally(**row) for row in one_pass.run(lake, schema, workers, judged, _TALLY)]
 
 
 def _judged(known: Sequence[Period], rows: LogRows) -> pa.RecordBatch:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.generations import operating_index
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit import one_pass
-from cdc_platform.log.audit.one_pass import Session
 from cdc_platform.log.audit.rows import LogRows
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.rows import Operation
@@ -41,10 +41,10 @@ class Overview:
     by_operation: dict[str, int]
 
 
-def overview(lake: Lake, schema: TableSchema, spark: Session) -> Overview:
-    """Count what is in a log; `spark` is called where it is large."""
+def overview(lake: Lake, schema: TableSchema, workers: Workers) -> Overview:
+    """Count what is in a log."""
     begins = [each.begin_us for each in StreamSources(lake).of(schema.keyspace, schema.name).periods()]
-    counts = one_pass.run(lake, schema, spark, partial(_counted, begins), _COUNTS)
+    counts = one_pass.run(lake, schema, workers, partial(_counted, begins), _COUNTS)
     by_period, by_operation = Counter[int](), Counter[int]()
     for each in counts:
         by_period[each["period"]] += each["rows"]

@@ -27,6 +27,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
@@ -245,4 +246,6 @@ def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: DataFrame, 
     """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
     table = log_table(schema, exact=EXACT in rows.columns)
     with bounded_batches(rows.sparkSession):
-        frames.replace_all(rows.sparkSession, lake, table, rows, (f"{_APPLICATION}/{why}", noted.number))
+        frames.replace_all(
+            Workers(lambda: rows.sparkSession), lake, table, rows, (f"{_APPLICATION}/{why}", noted.number)
+        )

@@ -27,7 +27,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lake.volume import TaskRows
+from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.lifecycle.join import bootstrap, description_rows, publish
 from cdc_platform.lifecycle.join import joining as whole
 from cdc_platform.records import descriptions, inbox
@@ -41,15 +41,15 @@ NOON_MS = 1_700_000_000_000
 FILES = {"content", "judged_at"}
 
 
-def join(spark: SparkSession, lake: Lake, request: JoinRequest, clock: Clock = NOON) -> whole.Joined:
+def join(workers: Workers, lake: Lake, request: JoinRequest, clock: Clock = NOON) -> whole.Joined:
     """Queue the node and take its join to the end."""
-    return whole.run_join(spark, lake, clock, Settings(), inbox.queue(lake, clock, request).generation_id)
+    return whole.run_join(workers, lake, clock, Settings(), inbox.queue(lake, clock, request).generation_id)
 
 
-def test_a_join_writes_what_the_rules_say(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_a_join_writes_what_the_rules_say(workers: Workers, lake: Lake, joining: Joining) -> None:
     """The second node's generation refines both nodes' vnodes, sharded as the owner of each range end: the oracle's."""
-    join(spark, lake, joining(1, shard_count=4))
-    second = join(spark, lake, joining(2, shard_count=7, ignore_msb=3))
+    join(workers, lake, joining(1, shard_count=4))
+    second = join(workers, lake, joining(2, shard_count=7, ignore_msb=3))
     sharding: dict[int, tuple[int, int]] = dict.fromkeys(joining(1).tokens or (), (4, 12))
     sharding |= dict.fromkeys(joining(2).tokens or (), (7, 3))
     expected = oracle.generation(sharding)
@@ -61,9 +61,9 @@ def test_a_join_writes_what_the_rules_say(spark: SparkSession, lake: Lake, joini
         assert tokens == entry.stream_tokens
 
 
-def test_a_join_leaves_its_marks_in_every_table(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_a_join_leaves_its_marks_in_every_table(workers: Workers, lake: Lake, joining: Joining) -> None:
     """ID at the joining node, the node in the ring, streams rows and their timestamp; 65 s after the clock."""
-    done = join(spark, lake, joining(1))
+    done = join(workers, lake, joining(1))
     local = {row["key"]: row for row in lake.read(CDC_LOCAL).to_pylist()}
     assert (done.time_ms, local["cdc_local"]["uuid"]) == (NOON_MS + 65_000, done.generation_id)
     assert local["rewritten"]["streams_timestamp"] is None
@@ -74,18 +74,18 @@ def test_a_join_leaves_its_marks_in_every_table(spark: SparkSession, lake: Lake,
 
 
 def test_materialising_again_after_the_ring_has_moved_on_changes_nothing(
-    spark: SparkSession, lake: Lake, joining: Joining
+    workers: Workers, lake: Lake, joining: Joining
 ) -> None:
     """Three nodes joined; the first one's generation made again has the same bytes and the same timestamp."""
-    first, *_ = [join(spark, lake, joining(number)) for number in (1, 2, 3)]
+    first, *_ = [join(workers, lake, joining(number)) for number in (1, 2, 3)]
     before = contents(lake, without=FILES)
-    again = whole.run_join(spark, lake, Clock(), Settings(), first.generation_id)
+    again = whole.run_join(workers, lake, Clock(), Settings(), first.generation_id)
     assert again == first
     assert contents(lake, without=FILES) == before
 
 
 def test_the_same_node_gives_the_same_bytes_in_another_lake(
-    spark: SparkSession, lake: Lake, joining: Joining, tmp_path_factory: pytest.TempPathFactory
+    workers: Workers, lake: Lake, joining: Joining, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A generation's streams follow from its UUID and its ring alone."""
     event = inbox.queue(lake, NOON, joining(1))
@@ -93,70 +93,70 @@ def test_the_same_node_gives_the_same_bytes_in_another_lake(
     other.merge(inbox.BOOTSTRAP_EVENTS, lake.read(inbox.BOOTSTRAP_EVENTS), update=False)
     made = []
     for each in (lake, other):
-        bootstrap.describe(spark, each, event.generation_id)
-        bootstrap.insert_descriptions(spark, each, event.generation_id)
+        bootstrap.describe(workers, each, event.generation_id)
+        bootstrap.insert_descriptions(workers, each, event.generation_id)
         made.append(descriptions.read_description(each, event.generation_id))
     assert made[0].equals(made[1])
 
 
-def test_generations_start_one_after_the_other(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_generations_start_one_after_the_other(workers: Workers, lake: Lake, joining: Joining) -> None:
     """At one stopped clock two joins get two timestamps, in the order of the joins; a clock set back is refused."""
-    first, second = (join(spark, lake, joining(number)) for number in (1, 2))
+    first, second = (join(workers, lake, joining(number)) for number in (1, 2))
     assert (first.time_ms, second.time_ms) == (NOON_MS + 65_000, NOON_MS + 65_001)
     late = inbox.queue(lake, NOON, joining(3))
     with pytest.raises(StateError, match="clock is behind"):
-        whole.run_join(spark, lake, Clock((NOON_MS - 100_000) * 1000), Settings(), late.generation_id)
+        whole.run_join(workers, lake, Clock((NOON_MS - 100_000) * 1000), Settings(), late.generation_id)
     assert lake.read(GENERATIONS).num_rows == 2
 
 
-def test_the_first_generation_may_start_at_once(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_the_first_generation_may_start_at_once(workers: Workers, lake: Lake, joining: Joining) -> None:
     """Later versions let the first generation operate at once; one setting away."""
     event = inbox.queue(lake, NOON, joining(1))
-    done = whole.run_join(spark, lake, NOON, Settings(first_generation_delay=False), event.generation_id)
+    done = whole.run_join(workers, lake, NOON, Settings(first_generation_delay=False), event.generation_id)
     assert done.time_ms == NOON_MS
 
 
-def test_every_step_refuses_to_run_before_what_it_relies_on(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_every_step_refuses_to_run_before_what_it_relies_on(workers: Workers, lake: Lake, joining: Joining) -> None:
     """Out of order, each step says what is missing and writes nothing."""
     generation = inbox.queue(lake, NOON, joining(1)).generation_id
     with pytest.raises(StateError, match="materialise topology_descriptions first"):
-        bootstrap.insert_descriptions(spark, lake, generation)
+        bootstrap.insert_descriptions(workers, lake, generation)
     with pytest.raises(NotFound, match="insert them first"):
         bootstrap.introduce(lake, NOON, Settings(), generation)
     with pytest.raises(StateError, match="materialise cdc_local first"):
         bootstrap.admit(lake, generation)
     with pytest.raises(StateError, match="materialise cdc_local first"):
-        publish.publish_streams(spark, lake, generation)
-    bootstrap.describe(spark, lake, generation)
-    bootstrap.insert_descriptions(spark, lake, generation)
+        publish.publish_streams(workers, lake, generation)
+    bootstrap.describe(workers, lake, generation)
+    bootstrap.insert_descriptions(workers, lake, generation)
     bootstrap.introduce(lake, NOON, Settings(), generation)
     with pytest.raises(StateError, match="0 of its 16 streams rows"):
         publish.publish_timestamp(lake, NOON, generation)
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 0
 
 
-def test_a_partial_generation_gets_no_timestamp(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_a_partial_generation_gets_no_timestamp(workers: Workers, lake: Lake, joining: Joining) -> None:
     """A V2 row is lost between the insert and the choice of the timestamp: the step counts and refuses."""
     event = inbox.queue(lake, NOON, joining(1))
     generation = event.generation_id
-    bootstrap.describe(spark, lake, generation)
-    bootstrap.insert_descriptions(spark, lake, generation)
+    bootstrap.describe(workers, lake, generation)
+    bootstrap.insert_descriptions(workers, lake, generation)
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", event.node.tokens[3])])
     with pytest.raises(StateError, match="num_ranges claims 16 rows, 15 are there"):
         bootstrap.introduce(lake, NOON, Settings(), generation)
     assert lake.read(GENERATIONS).num_rows == 0
 
 
-def test_a_join_behind_another_waits(spark: SparkSession, lake: Lake, joining: Joining) -> None:
+def test_a_join_behind_another_waits(workers: Workers, lake: Lake, joining: Joining) -> None:
     """Two nodes are queued; the second cannot be described before the first has joined."""
     inbox.queue(lake, NOON, joining(1))
     second = inbox.queue(lake, NOON, joining(2))
     with pytest.raises(StateError, match="must wait"):
-        bootstrap.describe(spark, lake, second.generation_id)
+        bootstrap.describe(workers, lake, second.generation_id)
 
 
 def test_a_damaged_description_is_not_inserted(
-    spark: SparkSession, lake: Lake, joining: Joining, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, lake: Lake, joining: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A description whose streams are of another generation's shards fails its audit, and the join stops there."""
     generation = inbox.queue(lake, NOON, joining(1)).generation_id
@@ -172,10 +172,11 @@ def test_a_damaged_description_is_not_inserted(
 
     monkeypatch.setattr(bootstrap, "description_rows", shuffled)
     with pytest.raises(AuditFailed, match="shard_colocation does not hold"):
-        whole.run_join(spark, lake, NOON, Settings(), generation)
+        whole.run_join(workers, lake, NOON, Settings(), generation)
     assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
 
 
+@pytest.mark.spark
 def test_large_descriptions_are_cut_without_a_seam(spark: SparkSession, lake: Lake, joining: Joining) -> None:
     """The rows of a description are the same in however many tasks and batches they are made."""
     request = joining(1, count=3000, shard_count=64)

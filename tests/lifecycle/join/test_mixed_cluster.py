@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 from support.command_line import run
 from support.homes.v1_tables import HOUR_MS, START_MS, old_cluster, times
 from support.oracles import oracle
@@ -35,6 +34,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, joining, publish
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import descriptions, generation_data, inbox
@@ -73,16 +73,18 @@ def queued(lake: Lake, request: JoinRequest) -> str:
 
 
 def test_the_life_of_a_cluster_through_its_upgrade(
-    spark: SparkSession, lake: Lake, request_of: Request, small_limit: None, caplog: pytest.LogCaptureFixture
+    workers: Workers, lake: Lake, request_of: Request, small_limit: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """V1 while one node does not understand V2; after the upgrade V2; every generation is published and explained."""
     caplog.set_level(logging.WARNING, logger="cdc_platform")
-    first = joining.run_join(spark, lake, NOON, Settings(), queued(lake, request_of(1, upgraded=False, shard_count=4)))
+    first = joining.run_join(
+        workers, lake, NOON, Settings(), queued(lake, request_of(1, upgraded=False, shard_count=4))
+    )
     # An upgraded node joins a cluster with one that is not: one is enough.
     second_id = queued(lake, request_of(2, upgraded=True, shard_count=7, ignore_msb=3))
 
     # Its timestamp comes before the insert, in the ledger, and the process dies there.
-    described = bootstrap_v1.describe(spark, lake, second_id)
+    described = bootstrap_v1.describe(workers, lake, second_id)
     assert described.warning is not None
     assert str(uuid.UUID(int=1)) in described.warning
     assert "finish the upgrade" in described.warning
@@ -93,7 +95,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     chosen = bootstrap.choose_v1_timestamp(lake, NOON, Settings(), second_id)
     assert [known.id for known in Timeline.read(lake).known] == [first.generation_id]
     later = Clock((NOON_MS + 3_600_000) * 1000)
-    second = joining.run_join(spark, lake, later, Settings(), second_id)
+    second = joining.run_join(workers, lake, later, Settings(), second_id)
     assert second.time_ms == chosen == NOON_MS + 65_001
 
     # The limit: 16 * 4 + 16 * 7 = 176 streams are more than 100, and 100 // 32 = 3 are left a range.
@@ -133,7 +135,9 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     # The upgrade is finished: the next node's generation is V2, without a limit; both formats are known.
     upgraded = [replace(node, features=("CDC_GENERATIONS_V2",)) for node in current_ring(lake).nodes]
     put_nodes(lake, upgraded)
-    third = joining.run_join(spark, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5)))
+    third = joining.run_join(
+        workers, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5))
+    )
     assert third.num_streams == 16 * (4 + 7 + 5)
     known = Timeline.read(lake).known
     assert [each.format for each in known] == ["v1", "v1", "v2"]
@@ -145,12 +149,12 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     # Made again after the ring has moved on, everything is as it was.
     before = {table.full_name: lake.version(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2)}
     streams = sorted_streams(lake, second_id)
-    assert joining.run_join(spark, lake, later, Settings(), second_id) == second
+    assert joining.run_join(workers, lake, later, Settings(), second_id) == second
     assert sorted_streams(lake, second_id) == streams
     assert before == {
         table.full_name: lake.version(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2)
     }
-    assert all(line.passed for line in judge(audit_lake(spark, lake))), audit_lake(spark, lake)
+    assert all(line.passed for line in judge(audit_lake(workers, lake))), audit_lake(workers, lake)
 
     # The audits see damage of the cell and of the rows that were made from it.
     for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2):
@@ -170,7 +174,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     fourth = queued(lake, request_of(4, upgraded=False))
     with pytest.raises(StateError, match="materialise topology_descriptions first"):
         bootstrap_v1.insert_description(lake, later, Settings(), fourth)
-    bootstrap_v1.describe(spark, lake, fourth)
+    bootstrap_v1.describe(workers, lake, fourth)
     ends = lake.read(TOPOLOGY_DESCRIPTIONS, ["range_end"], [("generation_id", "=", fourth)])["range_end"].to_pylist()
     lake.delete(TOPOLOGY_DESCRIPTIONS, [("generation_id", "=", fourth), ("range_end", "in", ends[3:])])
     with pytest.raises(StateError, match="has 3 ranges, the ring has 64"):
@@ -194,7 +198,7 @@ def _with_first_two_streams_swapped(description: rules.TopologyDescription) -> r
     )
 
 
-def test_check_judges_a_cluster_that_is_all_v1(spark: SparkSession, tmp_path: Path) -> None:
+def test_check_judges_a_cluster_that_is_all_v1(workers: Workers, tmp_path: Path) -> None:
     """After a rewrite every invariant has something to look at and holds; one stream changed, and `check` says no."""
     home = tmp_path / "home"
     lake = Lake(open_home(home).lake)

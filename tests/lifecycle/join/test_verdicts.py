@@ -14,6 +14,7 @@ from cdc_platform.errors import StateError
 from cdc_platform.invariants import Finding
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2, GENERATIONS, VERDICTS
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import verdicts
 from cdc_platform.lifecycle.join.formats import V2
 from cdc_platform.lifecycle.join.step import Joining, Steps, step_of, take
@@ -24,8 +25,8 @@ INSERTED, INTRODUCED = step_of(V2, GENERATION_DESCRIPTIONS_V2), step_of(V2, CDC_
 
 def introduce(lake: Lake, generation_id: str, steps: Steps = V2, *, judging: bool = False) -> int:
     """Take the step behind the insert; `judging`: by a door that can judge."""
-    start = never if judging else None
-    joining = Joining(lake, NOON, Settings(), generation_id, start, "the door of a test")
+    hands = Workers(never) if judging else None
+    joining = Joining(lake, NOON, Settings(), generation_id, hands, "the door of a test")
     return take(joining, steps, step_of(steps, CDC_LOCAL))
 
 

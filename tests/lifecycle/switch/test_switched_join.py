@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
-from pyspark.sql import SparkSession
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, request
 
 from cdc_platform.clock import to_datetime
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import joining
 from cdc_platform.records import descriptions, inbox, switches
 
-pytestmark = pytest.mark.spark
 
-
-def test_switched_joins_end_published(spark: SparkSession, lake: Lake) -> None:
+def test_switched_joins_end_published(workers: Workers, lake: Lake) -> None:
     """The first node switches alone, the second with the first; both are published under their switches' times."""
     times = []
     for number in (1, 2):
         event = inbox.queue(lake, NOON, request(number))
-        done = joining.run_join(spark, lake, NOON, TWO_PHASE, event.generation_id)
+        done = joining.run_join(workers, lake, NOON, TWO_PHASE, event.generation_id)
         switch = switches.find(lake, event.generation_id)
         assert switch.participants == tuple(host(each) for each in range(1, number + 1))
         assert (switch.time_ms, switch.initiator) == (done.time_ms, host(number))

@@ -47,6 +47,7 @@ from cdc_platform.lake.tables import (
     REMOVED_GENERATIONS,
     UNORDERED_RANGES,
 )
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit import one_pass
 from cdc_platform.log.audit.files import LogPart, _parts, part_rows
 from cdc_platform.log.audit.logs import audit_log, audit_logs
@@ -91,15 +92,18 @@ def lake(home: Path) -> Lake:
     return Lake(home / "lake")
 
 
+ALONE = Workers(no_spark)
+
+
 def failed(lake: Lake, table: str = "t") -> list[str]:
     """The invariants that a log breaks."""
-    judged = judge(audit_log(lake, schema_of(lake, "ks", table), no_spark), LOG_INVARIANTS)
+    judged = judge(audit_log(lake, schema_of(lake, "ks", table), ALONE), LOG_INVARIANTS)
     return [line.invariant for line in judged if not line.passed]
 
 
 def found(lake: Lake, table: str = "t") -> dict[str, Finding]:
     """What was found in a log, by invariant."""
-    return {line.invariant: line for line in audit_log(lake, schema_of(lake, "ks", table), no_spark)}
+    return {line.invariant: line for line in audit_log(lake, schema_of(lake, "ks", table), ALONE)}
 
 
 def other_stream(lake: Lake, row: Row, *, same_range: bool) -> bytes:
@@ -116,7 +120,7 @@ def test_a_healthy_log_passes(lake: Lake) -> None:
         assert failed(lake, table) == []
         counts = {line.invariant: line.population for line in found(lake, table).values()}
         assert counts == dict.fromkeys(LOG_INVARIANTS[:4], ROWS) | dict.fromkeys(LOG_INVARIANTS[4:], BATCHES)
-    both = audit_logs(lake, no_spark)
+    both = audit_logs(lake, ALONE)
     assert [(line.invariant, line.population) for line in both[::5]] == [
         (names.LOG_TIME_IN_BOUNDS, 2 * ROWS),
         (names.LOG_BATCH_ENDED, 2 * BATCHES),
@@ -125,9 +129,9 @@ def test_a_healthy_log_passes(lake: Lake) -> None:
 
 def test_without_rows_nothing_is_asked(tmp_path: Path, lake: Lake) -> None:
     """No line without a log, nor with an empty one: the check of such a lake stays as it is."""
-    assert audit_logs(Lake(tmp_path / "empty"), no_spark) == []
+    assert audit_logs(Lake(tmp_path / "empty"), ALONE) == []
     put(lake, [])
-    assert audit_log(lake, schema_of(lake, "ks", "t"), no_spark) == []
+    assert audit_log(lake, schema_of(lake, "ks", "t"), ALONE) == []
 
 
 def _too_early(lake: Lake, rows: list[Row]) -> None:
@@ -396,7 +400,7 @@ def test_a_home_of_tablets_is_checked_without_spark(tmp_path: Path) -> None:
 def test_an_overview_counts_rows(lake: Lake) -> None:
     """By generation and by operation, with the newest time; a row without a time belongs to no generation."""
     schema, rows = schema_of(lake, "ks", "t"), rows_of(lake)
-    seen = overview(lake, schema, no_spark)
+    seen = overview(lake, schema, ALONE)
     assert (seen.rows, seen.newest_us) == (ROWS, SWITCH_US + (BATCHES // 2 - 1) * 1000)
     assert seen.by_period == {START_US: ROWS // 2, SWITCH_US: ROWS // 2}
     assert seen.by_operation == {"update": BATCHES // 2, "insert": BATCHES}
@@ -405,9 +409,9 @@ def test_an_overview_counts_rows(lake: Lake) -> None:
     )
     _no_uuid(lake, rows)
     put(lake, rows)
-    assert overview(lake, schema, no_spark).by_period == {None: 1, START_US: ROWS // 2 - 1, SWITCH_US: ROWS // 2}
+    assert overview(lake, schema, ALONE).by_period == {None: 1, START_US: ROWS // 2 - 1, SWITCH_US: ROWS // 2}
     put(lake, [])
-    assert overview(lake, schema, no_spark) == Overview(0, 0, None, {}, {})
+    assert overview(lake, schema, ALONE) == Overview(0, 0, None, {}, {})
 
 
 @pytest.mark.spark
@@ -424,14 +428,14 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
     for damage in (_other_shard, _lost_row, _stream_of_the_past):
         damage(lake, rows)
     put(lake, rows)
-    damaged = audit_log(lake, schema, no_spark)
-    monkeypatch.setattr(one_pass, "ROWS_IN_PROCESS", 0)
+    damaged = audit_log(lake, schema, ALONE)
+    monkeypatch.setattr(one_pass, "TASKS_IN_PROCESS", 0)
     monkeypatch.setattr(one_pass, "ROWS_A_TASK", 7)
-    assert audit_log(lake, schema, lambda: spark) == damaged
+    assert audit_log(lake, schema, Workers(lambda: spark, in_process=0)) == damaged
     assert sum(line.violations for line in damaged) == 3
-    seen = overview(lake, schema, lambda: spark)
+    seen = overview(lake, schema, Workers(lambda: spark, in_process=0))
     monkeypatch.undo()
-    assert seen == overview(lake, schema, no_spark)
+    assert seen == overview(lake, schema, ALONE)
     table = log_table(schema_of(lake, "ks", "tabs")).full_name
     query = f'SELECT "cdc$operation" AS operation, count(*) AS n FROM {table} GROUP BY 1 ORDER BY 1'
     answer = run("--home", home, "sql", query, "--json")
