@@ -21,6 +21,7 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
 from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, rows_of, transact
+from cdc_platform.lake.open_tables import OpenTables
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 from cdc_platform.lake.translate import translated
@@ -37,6 +38,7 @@ class Lake:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).expanduser().absolute()
+        self._opened = OpenTables()
 
     def __repr__(self) -> str:
         return f"Lake({str(self.root)!r})"
@@ -325,7 +327,7 @@ class Lake:
     def _open(self, table: Table) -> DeltaTable | None:
         with translated(f"opening {table.full_name}"):
             try:
-                return DeltaTable(self.path(table))
+                return self._opened.newest(self.path(table))
             except TableNotFoundError:
                 return None
 
@@ -339,7 +341,7 @@ class Lake:
                 reraise=True,
             ):
                 with attempt:
-                    return change(DeltaTable(self.path(table)))
+                    return change(self._opened.taken(self.path(table)))
         raise AssertionError("unreachable: the last attempt raises")
 
 
