@@ -27,6 +27,8 @@ ROWS: dict[str, str] = {
     "generate-and-write": "bench.life:generate_and_write",
     "whole-life": "bench.life:whole_life",
     "audit-alone": "bench.life:audit_alone",
+    "small-join": "bench.small:small_join",
+    "one-task": "bench.small:one_task",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",

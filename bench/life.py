@@ -14,6 +14,7 @@ from cdc_platform.invariants.audit import audit_lake
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.settings import Settings
 
@@ -42,7 +43,7 @@ def whole_life(bench: Bench) -> list[Result]:
     """The last node joins: described, audited, inserted, given its timestamp, published, audited again."""
     size = bench.sizes.cluster
     with bench.scratch() as folder, bench.floor_write(size) as floor:
-        joins = Joins(bench, size, folder)
+        joins = Joins(bench.workers, size, folder)
         pairs = paired(joins.run, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=joins.prepare)
     return [Result("whole-life", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 6.0)]
 
@@ -51,7 +52,7 @@ def audit_alone(bench: Bench) -> list[Result]:
     """Every invariant of a finished generation, and how many Spark jobs that takes."""
     size = bench.sizes.cluster
     with bench.scratch() as folder, bench.floor_write(size) as floor:
-        joins = Joins(bench, size, folder)
+        joins = Joins(bench.workers, size, folder)
         joins.prepare()
         joins.run()
         pairs = paired(
@@ -74,7 +75,7 @@ def growth(bench: Bench) -> list[Result]:
     for size in bench.sizes.growth:
         repeats = 1 if size.streams >= _ONCE else bench.sizes.repeats
         with watched_memory(*processes) as memory, bench.scratch() as folder:
-            joins = Joins(bench, size, folder)
+            joins = Joins(bench.workers, size, folder)
             took = [joins.seconds() for _ in range(1 + repeats)][1:]
         typical = median(took)
         details = {"peak_memory_bytes": memory.peak, "seconds": took}
@@ -105,8 +106,8 @@ def growth(bench: Bench) -> list[Result]:
 class Joins:
     """Joins of one size, one after the other in one lake: the last node of the cluster, or one in its place."""
 
-    def __init__(self, bench: Bench, size: Size, folder: Path) -> None:
-        self._bench, self._size, self._turn = bench, size, 0
+    def __init__(self, workers: Workers, size: Size, folder: Path) -> None:
+        self._workers, self._size, self._turn = workers, size, 0
         self._clock = CLOCK
         self.lake, self.generation_id = lake_before_join(folder, size, CLOCK)
 
@@ -119,7 +120,7 @@ class Joins:
 
     def run(self) -> None:
         """The join as the platform runs it, every step and every audit."""
-        run_join(self._bench.workers, self.lake, self._clock, Settings(), self.generation_id)
+        run_join(self._workers, self.lake, self._clock, Settings(), self.generation_id)
 
     def seconds(self) -> float:
         """How long the next join takes."""
