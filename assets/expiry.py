@@ -36,7 +36,7 @@ from assets.declared import Sources, key, pool, table_asset
 from assets.failures import RETRIES, in_one_line
 from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows, materialized, picture
-from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.clock import DAY_MS, Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.invariants.findings import EXPIRY
 from cdc_platform.lake.lake import RETENTION, Lake
@@ -53,7 +53,7 @@ PLAN_JOB = "plan_expiry"
 EXPIRE_JOB = "expire"
 HOURLY = "0 * * * *"
 FORECAST_NODES = 100
-FORECAST_EVERY_MS = 24 * 3_600_000
+FORECAST_EVERY_MS = DAY_MS
 # How long after a removal the vacuum has to run on: until the files of its rows are old enough, and once more.
 _VACUUM_TIME = RETENTION + timedelta(days=1)
 

@@ -27,7 +27,7 @@ from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.generations.switch import Phase, due
 from cdc_platform.invariants.findings import SWITCHES
 from cdc_platform.invariants.switches import audit_switches
@@ -136,7 +136,7 @@ def unfinished_switches(context: SensorEvaluationContext, home: HomeResource, cl
     return next_step(home.lake(), clock.clock(), context.instance, context.cursor)
 
 
-def _time(time_ms: int | None) -> str:
+def _time(time_ms: Milliseconds | None) -> str:
     return "-" if time_ms is None else format_ms(time_ms)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bench.cluster import nodes_of, queue
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import Clock
+from cdc_platform.clock import HOUR_US, Clock, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.records.ring import put_nodes
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 GENERATIONS = 5
-HOUR_US = 3_600_000_000
 
 
 def base_writes(bench: Bench) -> list[Result]:
@@ -52,7 +51,7 @@ def five_generations(bench: Bench, folder: Path) -> Lake:
     lake, nodes = Lake(folder), nodes_of(bench.sizes.cluster)
     put_nodes(lake, nodes[:-GENERATIONS])
     for hour, node in enumerate(nodes[-GENERATIONS:]):
-        clock = Clock(CLOCK.now_us() + hour * HOUR_US)
+        clock = Clock(CLOCK.now_us() + HOUR_US * hour)
         run_join(bench.workers, lake, clock, Settings(), queue(lake, clock, node))
     return lake
 
@@ -61,8 +60,8 @@ def _writes(bench: Bench, lake: Lake) -> DataFrame:
     """Text keys of 6 to 13 bytes; timestamps from the first generation's start on, all generations in every batch."""
     from pyspark.sql import functions as F
 
-    start_us = Timeline.read(lake).known[0].time_ms * 1000
-    spread = F.pmod(F.xxhash64("id"), F.lit(GENERATIONS * HOUR_US))
+    start_us = us_of(Timeline.read(lake).known[0].time_ms)
+    spread = F.pmod(F.xxhash64("id"), F.lit(HOUR_US * GENERATIONS))
     return bench.spark.range(0, bench.sizes.writes, 1, 2 * (os.cpu_count() or 1)).select(
         F.concat(F.lit("user-"), F.col("id").cast("string")).cast("binary").alias("key"),
         (F.lit(start_us) + spread).alias("timestamp"),

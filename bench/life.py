@@ -9,7 +9,7 @@ from statistics import median
 from bench.cluster import Size, lake_before_join, lake_before_next_join
 from bench.measure import Result, paired, seconds, watched_memory
 from bench.session import CLOCK, FLOOR, Bench, v2_rows
-from cdc_platform.clock import Clock
+from cdc_platform.clock import HOUR_US, Clock
 from cdc_platform.invariants.audit import audit_lake
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
@@ -18,7 +18,6 @@ from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.settings import Settings
 
-_HOUR_US = 3_600_000_000
 _ONCE = 10_000_000
 """Streams from which on a size is measured once: it takes long enough to be steady."""
 
@@ -114,7 +113,7 @@ class Joins:
     def prepare(self) -> None:
         """Make the next node wait to join, an hour after the one before."""
         if self._turn:
-            self._clock = Clock(CLOCK.now_us() + self._turn * _HOUR_US)
+            self._clock = Clock(CLOCK.now_us() + HOUR_US * self._turn)
             self.generation_id = lake_before_next_join(self.lake, self._size, self._turn, self._clock)
         self._turn += 1
 

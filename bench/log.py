@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from bench.base_writes import GENERATIONS, HOUR_US, five_generations
+from bench.base_writes import GENERATIONS, five_generations
 from bench.measure import Result, paired, seconds
 from bench.session import QUICK, Bench
+from cdc_platform.clock import HOUR_US, Microseconds, us_of
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType
 from cdc_platform.lake.lake import Lake
@@ -87,16 +88,16 @@ def log_window(bench: Bench) -> list[Result]:
     size = _sizes(bench).large
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
-        start_us = Timeline.read(lake).known[0].time_ms * 1000
+        start_us = us_of(Timeline.read(lake).known[0].time_ms)
         spent = 0.0
         for part in range(10):
-            writes = _writes(bench, start_us + part * HOUR_US // 2, HOUR_US // 2, PLAIN, size // 10)
+            writes = _writes(bench, start_us + HOUR_US * part // 2, HOUR_US // 2, PLAIN, size // 10)
             files = max(1, size // 10 // ROWS_A_FILE)
             spent += seconds(lambda writes=writes, files=files: append_writes(lake, PLAIN, writes, files=files))
         path = lake.path(log_table(PLAIN))
         found = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
         window = HOUR_US * 5 // 100
-        shares = [_touched(found, start_us + place * window, window) for place in range(0, 100, 7)]
+        shares = [_touched(found, start_us + window * place, window) for place in range(0, 100, 7)]
     details = {"files": len(found), "bytes": sum(file["size_bytes"] for file in found)}
     at = f"{size:,} rows; the worst of {len(shares)} windows of 1 %"
     return [Result("log-window", at, spent, "writing the log", 0.0, max(shares), 0.03, details=details)]
@@ -117,7 +118,7 @@ def _against_rewriting(
 ) -> Any:
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_A_FILE)
-    start_us = Timeline.read(lake).known[0].time_ms * 1000
+    start_us = us_of(Timeline.read(lake).known[0].time_ms)
     read = bench.spark.read.format("delta")
 
     def logged() -> DataFrame:
@@ -128,12 +129,12 @@ def _against_rewriting(
         found = read.load(finished)
         return by_time(found, files) if ordered else found
 
-    _save(_writes(bench, start_us, GENERATIONS * HOUR_US, schema, count), writes)
+    _save(_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count), writes)
     _save(logged(), finished)
     return paired(lambda: _save(logged(), sink), lambda: _save(rewritten(), sink), repeats=bench.sizes.repeats)
 
 
-def _writes(bench: Bench, start_us: int, span_us: int, schema: TableSchema, count: int) -> DataFrame:
+def _writes(bench: Bench, start_us: Microseconds, span_us: Microseconds, schema: TableSchema, count: int) -> DataFrame:
     """Typed writes at times in no order, half of them inserts."""
     from pyspark.sql import functions as F
 
@@ -178,7 +179,7 @@ def _collection_columns() -> dict[str, Any]:
     }
 
 
-def _touched(files: list[dict[str, Any]], start_us: int, window_us: int) -> float:
+def _touched(files: list[dict[str, Any]], start_us: Microseconds, window_us: Microseconds) -> float:
     """The share of the bytes that is in files with rows of a window."""
     low, high = f"min.{WRITTEN_AT}", f"max.{WRITTEN_AT}"
     end_us = start_us + window_us
@@ -186,7 +187,7 @@ def _touched(files: list[dict[str, Any]], start_us: int, window_us: int) -> floa
     return sum(file["size_bytes"] for file in mine) / sum(file["size_bytes"] for file in files)
 
 
-def _us(value: Any) -> int:
+def _us(value: Any) -> Microseconds:
     return pa.scalar(value, pa.timestamp("us", "UTC")).cast(pa.int64()).as_py()
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from bench.cluster import nodes_of, ring_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, FLOOR, Bench
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import HOUR_MS, Milliseconds, ms_to_datetime
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.lake.lake import Lake
@@ -28,14 +28,14 @@ def rewriting(bench: Bench) -> list[Result]:
     cell = pa.ListArray.from_arrays(pa.array([0, len(flat)], pa.int32()), flat, type=STREAMS)
     node = nodes_of(size)[0]
     with bench.scratch() as folder, bench.floor_write(size) as floor:
-        lake, times = Lake(folder), iter(range(1_600_000_000_000, CLOCK.now_ms(), 3_600_000))
+        lake, times = Lake(folder), iter(range(1_600_000_000_000, CLOCK.now_ms(), HOUR_MS))
         put_nodes(lake, [node])
         cdc_tables.add(lake, CLOCK, "ks", "t", ttl_seconds=0)
 
         def leave_one() -> None:
-            time_ms = next(times)
+            time_ms = Milliseconds(next(times))
             lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(time_ms, description), update=False)
-            moment = pa.array([to_datetime(time_ms * 1000)], TIMESTAMP)
+            moment = pa.array([ms_to_datetime(time_ms)], TIMESTAMP)
             row = pa.table(
                 {"time": moment, "streams": cell, "expired": pa.nulls(1, TIMESTAMP)}, STREAMS_DESCRIPTIONS.schema
             )

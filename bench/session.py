@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.cluster import Size, ring_of
 from bench.measure import children
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
@@ -23,7 +23,7 @@ from cdc_platform.lifecycle.join import description_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CLOCK = Clock(1_767_225_600_000_000)
+CLOCK = Clock(Microseconds(1_767_225_600_000_000))
 """Stopped, so that every run has the same times."""
 FLOOR = "writing the same rows to Delta from a cache"
 

@@ -1,7 +1,11 @@
-"""What time it is, and how times are read and written: UTC, generations in milliseconds, writes in microseconds.
+"""What time it is, how times are read and written, in which units: milliseconds of generations, microseconds of writes.
 
 The clock is a value that is handed down, so that a stopped clock (`--clock`) reaches every rule that asks for now.
+All conversions between units of time are here: elsewhere a time carries its unit in its name and in its type.
 """
+
+# An int adds to any int; a time does not.
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
@@ -9,8 +13,66 @@ import re
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, overload
 
 from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    class _Time(int):
+        """A time or a span in one unit, for the type checker alone: another unit is refused, a count keeps the unit."""
+
+        def __add__(self, other: Self) -> Self: ...
+        def __radd__(self, other: Self) -> Self: ...
+        def __sub__(self, other: Self) -> Self: ...
+        def __rsub__(self, other: Self) -> Self: ...
+        def __neg__(self) -> Self: ...
+        def __mul__(self, other: int) -> Self: ...
+        @overload
+        def __floordiv__(self, other: Self) -> int: ...  # pyright: ignore[reportOverlappingOverload]
+        @overload
+        def __floordiv__(self, other: int) -> Self: ...
+        def __floordiv__(self, other: int) -> int: ...
+        def __mod__(self, other: int) -> Self: ...
+        def __hash__(self) -> int: ...
+        def __eq__(self, other: Self) -> bool: ...
+        def __ne__(self, other: Self) -> bool: ...
+        def __lt__(self, other: Self) -> bool: ...
+        def __le__(self, other: Self) -> bool: ...
+        def __gt__(self, other: Self) -> bool: ...
+        def __ge__(self, other: Self) -> bool: ...
+
+    class Milliseconds(_Time): ...
+
+    class Microseconds(_Time): ...
+
+else:
+    # JSON, Arrow, pydantic and numpy are handed plain ints.
+    Milliseconds = Microseconds = int
+
+ONE_MS = Milliseconds(1)
+SECOND_MS = Milliseconds(1_000)
+MINUTE_MS = SECOND_MS * 60
+HOUR_MS = MINUTE_MS * 60
+DAY_MS = HOUR_MS * 24
+ONE_US = Microseconds(1)
+MILLISECOND_US = Microseconds(1_000)
+SECOND_US = MILLISECOND_US * 1_000
+MINUTE_US = SECOND_US * 60
+HOUR_US = MINUTE_US * 60
+DAY_US = HOUR_US * 24
+MICROSECOND_NS = 1_000
+MILLISECOND_NS = MICROSECOND_NS * 1_000
+SECOND_NS = MILLISECOND_NS * 1_000
+MINUTE_NS = SECOND_NS * 60
+HOUR_NS = MINUTE_NS * 60
+DAY_NS = HOUR_NS * 24
+HOUR_SECONDS = 3_600
+DAY_SECONDS = 86_400
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -24,18 +86,18 @@ _TIME = re.compile(
 class Clock:
     """The platform's clock. `stopped_at_us` (µs since 1970 UTC) freezes it; None follows the machine's."""
 
-    stopped_at_us: int | None = None
+    stopped_at_us: Microseconds | None = None
 
-    def now_us(self) -> int:
+    def now_us(self) -> Microseconds:
         """Now, in µs since 1970 UTC."""
-        return time.time_ns() // 1000 if self.stopped_at_us is None else self.stopped_at_us
+        return machine_us() if self.stopped_at_us is None else self.stopped_at_us
 
-    def now_ms(self) -> int:
+    def now_ms(self) -> Milliseconds:
         """Now, in ms since 1970 UTC."""
-        return self.now_us() // 1000
+        return ms_of(self.now_us())
 
 
-def parse_time_us(text: str, *, zone_required: bool = True) -> int:
+def parse_time_us(text: str, *, zone_required: bool = True) -> Microseconds:
     """Read a time as µs since 1970 UTC.
 
     Accepts what ISO 8601, cqlsh and `SELECT JSON` print. Exports of old servers carry no zone and mean UTC:
@@ -52,20 +114,78 @@ def parse_time_us(text: str, *, zone_required: bool = True) -> int:
         raise InputError(f"time without a zone: {text!r}; add Z for UTC, as in 2026-01-31T12:00:00.000Z")
     try:
         parsed = datetime.fromisoformat(f"{day}T{clock or '00:00'}{'Z' if zone is None else zone.upper()}")
-        return (parsed - EPOCH) // _MICROSECOND
+        return Microseconds((parsed - EPOCH) // _MICROSECOND)
     except (ValueError, OverflowError) as error:
         raise InputError(f"not a time: {text!r} ({error}); write it as 2026-01-31T12:00:00.000Z") from None
 
 
-def parse_time_ms(text: str, *, zone_required: bool = True) -> int:
+def parse_time_ms(text: str, *, zone_required: bool = True) -> Milliseconds:
     """Read a generation's time as ms since 1970 UTC; refuses a time finer than a millisecond."""
     us = parse_time_us(text, zone_required=zone_required)
-    if us % 1000:
+    if not is_whole_ms(us):
         raise InputError(f"time {text!r} is finer than a millisecond; generations start at whole milliseconds")
-    return us // 1000
+    return ms_of(us)
 
 
-def to_datetime(us: int) -> datetime:
+@overload
+def us_of(ms: Milliseconds) -> Microseconds: ...
+@overload
+def us_of(ms: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def us_of(ms: Any) -> Any:
+    """Milliseconds as microseconds; arrays (int64) elementwise."""
+    return ms * 1_000
+
+
+@overload
+def ms_of(us: Microseconds) -> Milliseconds: ...
+@overload
+def ms_of(us: NDArray[np.int64]) -> NDArray[np.int64]: ...
+def ms_of(us: Any) -> Any:
+    """The millisecond in which `us` lies: rounded down, also before 1970; arrays (int64) elementwise."""
+    return us // 1_000
+
+
+def ms_not_before(us: Microseconds) -> Milliseconds:
+    """The first whole millisecond that is not before `us`."""
+    return -ms_of(-us)
+
+
+def is_whole_ms(us: Microseconds) -> bool:
+    """Whether `us` has no digits below a millisecond."""
+    return us_of(ms_of(us)) == us
+
+
+def ns_of(us: Microseconds) -> int:
+    """Microseconds as nanoseconds, in which CQL has its times of day."""
+    return us * MICROSECOND_NS
+
+
+def ms_of_seconds(seconds: int) -> Milliseconds:
+    """Whole seconds, as TTLs have them, as milliseconds."""
+    return SECOND_MS * seconds
+
+
+def us_of_seconds(seconds: int) -> Microseconds:
+    """Whole seconds, as TTLs have them, as microseconds."""
+    return SECOND_US * seconds
+
+
+def seconds_of_ms(ms: Milliseconds) -> float:
+    """Milliseconds as seconds, for what waits and for what people read."""
+    return ms / 1_000
+
+
+def seconds_of_us(us: Microseconds) -> float:
+    """Microseconds as seconds, for what waits and for what people read."""
+    return us / 1_000_000
+
+
+def machine_us() -> Microseconds:
+    """What the machine's clock says, in µs since 1970 UTC, whether or not the platform's is stopped."""
+    return Microseconds(time.time_ns() // 1_000)
+
+
+def to_datetime(us: Microseconds) -> datetime:
     """µs since 1970 as an aware UTC datetime."""
     try:
         return EPOCH + timedelta(microseconds=us)
@@ -73,19 +193,29 @@ def to_datetime(us: int) -> datetime:
         raise InputError(f"time {us} µs is outside the years 1 to 9999") from None
 
 
-def from_datetime(moment: datetime) -> int:
+def from_datetime(moment: datetime) -> Microseconds:
     """A datetime as µs since 1970; a naive one means UTC, as drivers and Delta readers hand it out."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (aware - EPOCH) // _MICROSECOND
+    return Microseconds((aware - EPOCH) // _MICROSECOND)
 
 
-def format_ms(ms: int) -> str:
+def ms_to_datetime(ms: Milliseconds) -> datetime:
+    """ms since 1970 as an aware UTC datetime."""
+    return to_datetime(us_of(ms))
+
+
+def ms_from_datetime(moment: datetime) -> Milliseconds:
+    """A datetime as ms since 1970, rounded down; a naive one means UTC."""
+    return ms_of(from_datetime(moment))
+
+
+def format_ms(ms: Milliseconds) -> str:
     """ms since 1970 as ISO 8601 in UTC with three decimals: `2026-01-31T12:00:00.000Z`."""
-    return to_datetime(ms * 1000).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return ms_to_datetime(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def format_us(us: int) -> str:
+def format_us(us: Microseconds) -> str:
     """µs since 1970 as ISO 8601 in UTC with six decimals; three where the last three are zero."""
-    if us % 1000 == 0:
-        return format_ms(us // 1000)
+    if is_whole_ms(us):
+        return format_ms(ms_of(us))
     return to_datetime(us).isoformat(timespec="microseconds").replace("+00:00", "Z")

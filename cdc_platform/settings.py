@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cdc_platform.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 
@@ -28,9 +29,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    ring_delay_ms: int = Field(default=RING_DELAY_MS, ge=0, le=3_600_000)
+    ring_delay_ms: Milliseconds = Field(default=RING_DELAY_MS, ge=0, le=HOUR_MS)
     """How long gossip is given to reach every node."""
-    generation_leeway_ms: int = Field(default=LEEWAY_MS, ge=0, le=3_600_000)
+    generation_leeway_ms: Milliseconds = Field(default=LEEWAY_MS, ge=0, le=HOUR_MS)
     """How far into the future a write's timestamp may lie, and the last part of a generation's delay."""
     first_generation_delay: bool = True
     """Whether the first generation waits like the others (the documents) or operates at once (later versions)."""
@@ -38,27 +39,27 @@ class Settings(BaseModel):
     """Which writes are accepted: `strict` is [T, C + leeway) of the documents, `recent-past` the rule of 2024."""
     use_creation_time: bool = False
     """Whether the rewrite also leaves V1 generations out that were superseded before the oldest log was created."""
-    clock_margin_ms: int = Field(default=0, ge=0, le=3_600_000)
+    clock_margin_ms: Milliseconds = Field(default=Milliseconds(0), ge=0, le=HOUR_MS)
     """How far other clocks may be off when the rewrite leaves V1 generations out; servers that have it take 10 s."""
     dont_rewrite_streams: bool = False
     """Keeps the rewrite of V1 tables from doing anything; an administrator has to see to them."""
     rewrite_attempts: int = Field(default=5, ge=1, le=1000)
     """How often the rewrite tries a read that fails before it leaves the node unmarked and the rest to the next run."""
-    rewrite_retry_ms: int = Field(default=2_000, ge=0, le=3_600_000)
+    rewrite_retry_ms: Milliseconds = Field(default=SECOND_MS * 2, ge=0, le=HOUR_MS)
     """How long the rewrite waits before it tries a read again."""
     repair_strict: bool = False
     """Whether a repair also mends what is only a warning: sharding that is not the owners', misplaced streams."""
-    expiry_grace_ms: int = Field(default=3_600_000, ge=0, le=2_592_000_000)
+    expiry_grace_ms: Milliseconds = Field(default=HOUR_MS, ge=0, le=DAY_MS * 30)
     """How long an expired generation is kept for readers in the middle of it: their longest window at least."""
-    expiry_skew_margin_ms: int = Field(default=10_000, ge=0, le=3_600_000)
+    expiry_skew_margin_ms: Milliseconds = Field(default=SECOND_MS * 10, ge=0, le=HOUR_MS)
     """How far the clocks of nodes may be off where it is told when the last row of a generation was written."""
     two_phase_switch: bool = False
     """Whether a generation is switched to in two phases, or (the documents) by gossip and a timestamp in good time."""
-    switch_lease_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
+    switch_lease_ms: Milliseconds = Field(default=MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
     """How long, beyond the leeway, a participant of a switch goes on without knowing the decision."""
-    switch_deadline_ms: int = Field(default=30_000, ge=1_000, le=3_600_000)
+    switch_deadline_ms: Milliseconds = Field(default=SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
-    switch_margin_ms: int = Field(default=5_000, ge=0, le=3_600_000)
+    switch_margin_ms: Milliseconds = Field(default=SECOND_MS * 5, ge=0, le=HOUR_MS)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from assets.declared import Sources
 from assets.join.drawn import drawn_ring, drawn_streams, drawn_timeline
 from assets.told import few_rows
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.lake.tables import (
     BOOTSTRAP_EVENTS,
     CDC_LOCAL,
@@ -69,7 +69,7 @@ def _inserted(joining: Joining, made: Inserted, log: Logger) -> Told:
     return Told(made.version, made.rows, dict(made.told))
 
 
-def _introduced(joining: Joining, time_ms: int, log: Logger) -> Told:
+def _introduced(joining: Joining, time_ms: Milliseconds, log: Logger) -> Told:
     host = str(inbox.event(joining.lake, generation_id=joining.generation_id).node.host_id)
     rows = joining.lake.read(CDC_LOCAL, ["key"], [("host_id", "=", host)]).num_rows
     return Told(joining.lake.version(CDC_LOCAL), rows, {"time": format_ms(time_ms), "host_id": host})
@@ -90,7 +90,7 @@ def _published(joining: Joining, version: int | None, log: Logger) -> Told:
     return Told(version, rows, {"time": format_ms(time_ms)})
 
 
-def _announced(joining: Joining, time_ms: int, log: Logger) -> Told:
+def _announced(joining: Joining, time_ms: Milliseconds, log: Logger) -> Told:
     timeline = drawn_timeline(Timeline.read(joining.lake).known, joining.clock)
     return Told(joining.lake.version(GENERATION_TIMESTAMPS), 1, {"time": format_ms(time_ms), "timeline": timeline})
 

@@ -44,7 +44,7 @@ from assets.failures import in_one_line
 from assets.log.logs import CDC_LOG
 from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
-from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.invariants.findings import HOURS as HOURS_FAMILY
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
@@ -158,9 +158,9 @@ def hourly_logs(
     return scheduled_hours(home.lake(), clock.clock(), context.instance, context.scheduled_execution_time)
 
 
-def _hour(partition: str) -> int:
+def _hour(partition: str) -> Microseconds:
     return from_datetime(HOURS.time_window_for_partition_key(partition).start)
 
 
-def _partition(hour_us: int) -> str:
+def _partition(hour_us: Microseconds) -> str:
     return to_datetime(hour_us).strftime(_FORMAT)

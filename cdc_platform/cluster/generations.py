@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
 
-from cdc_platform.clock import format_ms, from_datetime, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.cluster import tables
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, Row
@@ -38,8 +39,8 @@ class Generations:
     """
 
     descriptions: dict[str, RangeRows] = field(default_factory=dict)
-    streams: dict[int, RangeRows] = field(default_factory=dict)
-    timestamps: dict[int, int | None] = field(default_factory=dict)
+    streams: dict[Milliseconds, RangeRows] = field(default_factory=dict)
+    timestamps: dict[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
     incomplete: list[str] = field(default_factory=list)
 
@@ -48,25 +49,25 @@ class Generations:
 class Known:
     """What a home has: times (ms) of published streams and of both V1 tables, IDs of descriptions."""
 
-    times: Collection[int] = ()
+    times: Collection[Milliseconds] = ()
     ids: Collection[str] = ()
-    v1_descriptions: Collection[int] = ()
-    v1_streams: Collection[int] = ()
+    v1_descriptions: Collection[Milliseconds] = ()
+    v1_streams: Collection[Milliseconds] = ()
 
 
-def read_timestamps(live: LiveCluster, layout: Layout) -> dict[int, int | None]:
+def read_timestamps(live: LiveCluster, layout: Layout) -> dict[Milliseconds, Milliseconds | None]:
     """The published times with their expiry, in ms, oldest first; none where the version has no such table."""
     if tables.TIMESTAMPS not in layout:
         return {}
     rows = live.select(tables.TIMESTAMPS, "time, expired", "WHERE key = 'timestamps'")
-    return dict(sorted((_ms(row["time"]), _optional_ms(row["expired"])) for row in rows))
+    return dict(sorted((ms_from_datetime(row["time"]), _ms_if_known(row["expired"])) for row in rows))
 
 
 def read_generations(
     live: LiveCluster,
     layout: Layout,
     topology: Topology,
-    timestamps: dict[int, int | None],
+    timestamps: dict[Milliseconds, Milliseconds | None],
     known: Known,
 ) -> Generations:
     """Everything that the home has not; `timestamps` were read before, with their expiry, in ms.
@@ -86,7 +87,7 @@ def read_generations(
             found.timestamps[time_ms] = expired
             continue
 
-        def put(rows: RangeRows, time_ms: int = time_ms, expired: int | None = expired) -> None:
+        def put(rows: RangeRows, time_ms: Milliseconds = time_ms, expired: Milliseconds | None = expired) -> None:
             found.streams[time_ms] = rows
             found.timestamps[time_ms] = expired
 
@@ -151,9 +152,9 @@ def _description(live: LiveCluster, layout: Layout, id_: str) -> RangeRows:
     return described_rows(live.name, id_, _streams_by_end(what, rows), msbs)
 
 
-def _streams(live: LiveCluster, time_ms: int) -> RangeRows:
+def _streams(live: LiveCluster, time_ms: Milliseconds) -> RangeRows:
     what = f"{live.name}: time {format_ms(time_ms)}"
-    where, moment = "WHERE time = %s", to_datetime(time_ms * 1000).replace(tzinfo=None)
+    where, moment = "WHERE time = %s", ms_to_datetime(time_ms).replace(tzinfo=None)
     rows = settled(lambda: live.select(tables.STREAMS_V2, "range_end, streams", where, [moment]), what)
     if not rows:
         raise InputError(f"{what} is listed in {tables.TIMESTAMPS} and has no streams")
@@ -186,12 +187,14 @@ def _msb(what: str, value: int | None) -> int:
     return value
 
 
-def _first_format(live: LiveCluster, layout: Layout, table: str, found: Generations, known: Collection[int]) -> None:
+def _first_format(
+    live: LiveCluster, layout: Layout, table: str, found: Generations, known: Collection[Milliseconds]
+) -> None:
     """A table of the first format, a generation a row; those that the home has are left unread."""
     if table not in layout:
         return
     into = found.v1.descriptions if table == tables.DESCRIPTIONS_V1 else found.v1.streams
-    for time_ms in sorted(_ms(row["time"]) for row in live.select(table, "DISTINCT time")):
+    for time_ms in sorted(ms_from_datetime(row["time"]) for row in live.select(table, "DISTINCT time")):
         if time_ms not in known:
             _keep(
                 found,
@@ -200,9 +203,9 @@ def _first_format(live: LiveCluster, layout: Layout, table: str, found: Generati
             )
 
 
-def _v1_row(live: LiveCluster, table: str, time_ms: int) -> V1Generation:
+def _v1_row(live: LiveCluster, table: str, time_ms: Milliseconds) -> V1Generation:
     what = f"{live.name}: {table} of {format_ms(time_ms)}"
-    moment = to_datetime(time_ms * 1000).replace(tzinfo=None)
+    moment = ms_to_datetime(time_ms).replace(tzinfo=None)
     is_description = table == tables.DESCRIPTIONS_V1
     columns = f"{'description' if is_description else 'streams'}, expired"
     rows = settled(lambda: live.select(table, columns, "WHERE time = %s", [moment]), what)
@@ -224,13 +227,13 @@ def _v1_description(source: str, what: str, row: Row) -> V1Generation:
     ids = np.frombuffer(b"".join(flat), dtype=np.uint8).reshape(-1, STREAM_ID_BYTES)
     numbers = [np.array(column, dtype=np.int64) for column in (ends, counts, msbs)]
     description = TopologyDescription(numbers[0], numbers[1], numbers[2], ids)
-    return V1Generation(source, _optional_ms(row["expired"]), description=description)
+    return V1Generation(source, _ms_if_known(row["expired"]), description=description)
 
 
 def _v1_streams(source: str, what: str, row: Row) -> V1Generation:
     ids = b"".join(sorted(row["streams"] or ()))
     flat = np.frombuffer(_joined(what, row["streams"]) and ids, dtype=np.uint8).reshape(-1, STREAM_ID_BYTES)
-    return V1Generation(source, _optional_ms(row["expired"]), streams=flat)
+    return V1Generation(source, _ms_if_known(row["expired"]), streams=flat)
 
 
 def _local_rows(live: LiveCluster, layout: Layout, found: Generations) -> None:
@@ -248,14 +251,10 @@ def _local_rows(live: LiveCluster, layout: Layout, found: Generations) -> None:
         place = f"{live.name}, node {member.address}"
         for row in rows:
             if row["key"] in KEYS:
-                time, id_ = _optional_ms(row["streams_timestamp"]), row.get("uuid")
+                time, id_ = _ms_if_known(row["streams_timestamp"]), row.get("uuid")
                 known = LocalRow(place, str(member.host_id), row["key"], time, None if id_ is None else str(id_))
                 found.v1.local.append(known)
 
 
-def _ms(moment: object) -> int:
-    return from_datetime(moment) // 1000  # type: ignore[arg-type]
-
-
-def _optional_ms(moment: object) -> int | None:
-    return None if moment is None else _ms(moment)
+def _ms_if_known(moment: datetime | None) -> Milliseconds | None:
+    return None if moment is None else ms_from_datetime(moment)

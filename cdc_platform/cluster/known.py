@@ -17,7 +17,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.cluster.connection import Connection, checked
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.home import Home, open_home
@@ -34,7 +34,7 @@ class Identity(BaseModel):
 
     cluster_name: str
     host_ids: tuple[UUID, ...]
-    newest_ms: int | None = None
+    newest_ms: Milliseconds | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def renew(home: Home, name: str, clock: Clock) -> Path | None:
     return aside
 
 
-def assert_same(known: KnownCluster, seen: Identity, times_ms: Sequence[int] | None = None) -> None:
+def assert_same(known: KnownCluster, seen: Identity, times_ms: Sequence[Milliseconds] | None = None) -> None:
     """Hold that what was seen now is the cluster that was seen before.
 
     `times_ms` are its published generations; None where they were not read.

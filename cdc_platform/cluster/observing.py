@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
 from cdc_platform.cluster import generations, known, tables
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.schemas import LoggedTable, read_logged_tables
@@ -95,15 +95,15 @@ def _known(lake: Lake) -> generations.Known:
     )
 
 
-def _times(lake: Lake, table: Table) -> set[int]:
-    return {from_datetime(moment) // 1000 for moment in lake.read(table, ["time"])["time"].unique().to_pylist()}
+def _times(lake: Lake, table: Table) -> set[Milliseconds]:
+    return {ms_from_datetime(moment) for moment in lake.read(table, ["time"])["time"].unique().to_pylist()}
 
 
-def _known_sets(lake: Lake) -> dict[tuple[str, str], set[int]]:
-    found: dict[tuple[str, str], set[int]] = {}
+def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
+    found: dict[tuple[str, str], set[Milliseconds]] = {}
     for row in lake.read(TABLET_TIMESTAMPS).to_pylist():
         name = row["keyspace_name"], row["table_name"]
-        found.setdefault(name, set()).add(from_datetime(row["timestamp"]) // 1000)
+        found.setdefault(name, set()).add(ms_from_datetime(row["timestamp"]))
     return found
 
 
@@ -139,7 +139,7 @@ def _note_table(lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | 
 
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
     """The definition, if the platform's own CQL understands it."""
-    told = CdcTable(table.keyspace, table.name, True, 0, table.created_at_ms or 0, table.ddl)
+    told = CdcTable(table.keyspace, table.name, True, 0, table.created_at_ms or Milliseconds(0), table.ddl)
     try:
         known_tables(Catalog(), [told])
     except StateError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
+from cdc_platform.clock import SECOND_MS, machine_us, ms_of
 from cdc_platform.cluster import known, tables
 from cdc_platform.cluster.connection import Connection, tls_context
 from cdc_platform.cluster.knock import knock
@@ -19,7 +19,7 @@ from cdc_platform.errors import PlatformError
 from cdc_platform.ring import Node
 from cdc_platform.trial import Trial
 
-CLOCK_TOLERANCE_MS = 1_000
+CLOCK_TOLERANCE_MS = SECOND_MS
 """How far a node's clock may be off before it is told of; CDC takes no write from 5 s ahead."""
 _EITHER = (
     ("published generations", (tables.TIMESTAMPS, tables.STREAMS_V2)),
@@ -80,9 +80,9 @@ def _node(live: LiveCluster, member: Member) -> Iterator[Trial]:
     check = f"node {member.address}"
     try:
         greeting = live.greeting(member.address)
-        before = time.time_ns() // 1_000_000
+        before = ms_of(machine_us())
         rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
-        after = time.time_ns() // 1_000_000
+        after = ms_of(machine_us())
     except PlatformError as error:
         yield _failed(check, error)
         return

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from cdc_platform.clock import DAY_SECONDS, Milliseconds, ms_of
 from cdc_platform.cluster import tables
 from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.cql.names import quoted
-from cdc_platform.cql.types import GREGORIAN
+from cdc_platform.cql.scalars import timeuuid_us
 
 _LOG = "_scylla_cdc_log"
-_DEFAULT_TTL = 86_400
+_DEFAULT_TTL = DAY_SECONDS
 _ORDER = {"partition_key": 0, "clustering": 1, "static": 2, "regular": 3}
 
 
@@ -26,7 +27,7 @@ class LoggedTable:
     keyspace: str
     name: str
     options: Mapping[str, str]
-    created_at_ms: int | None
+    created_at_ms: Milliseconds | None
     ddl: str
 
     @property
@@ -61,11 +62,11 @@ def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:
     return found
 
 
-def created_ms(id_: UUID | None) -> int | None:
+def created_ms(id_: UUID | None) -> Milliseconds | None:
     """When a table was made (ms), which a timeuuid as its ID tells."""
     if id_ is None or id_.version != 1:
         return None
-    return (id_.time - GREGORIAN) // 10_000
+    return ms_of(timeuuid_us(id_))
 
 
 def _options(live: LiveCluster, layout: Layout) -> dict[tuple[str, str], dict[str, str]]:

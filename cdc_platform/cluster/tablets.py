@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from cdc_platform.clock import format_ms, from_datetime, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.cluster import tables
 from cdc_platform.cluster.generations import settled
 from cdc_platform.cluster.session import LiveCluster, Row
@@ -16,7 +16,7 @@ from cdc_platform.sources.cqlsh_tablets import Name, TabletExports, stream_sets
 
 
 def read_stream_sets(
-    live: LiveCluster, layout: Layout, known: Mapping[Name, Collection[int]]
+    live: LiveCluster, layout: Layout, known: Mapping[Name, Collection[Milliseconds]]
 ) -> tuple[TabletExports, list[str]]:
     """The sets of every table that has one which the home has not, and why tables were left out, a line each.
 
@@ -29,10 +29,10 @@ def read_stream_sets(
     if tables.TABLET_TIMESTAMPS not in layout or tables.TABLET_STREAMS not in layout:
         return exports, incomplete
     at = live.contact
-    times: dict[Name, list[int]] = {}
+    times: dict[Name, list[Milliseconds]] = {}
     for row in live.select(tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", at=at):
         name = row["keyspace_name"], row["table_name"]
-        times.setdefault(name, []).append(from_datetime(row["timestamp"]) // 1000)
+        times.setdefault(name, []).append(ms_from_datetime(row["timestamp"]))
     sets, listed = dict(exports.sets), dict(exports.times)
     for name, of_table in sorted(times.items()):
         if set(of_table) <= set(known.get(name, ())):
@@ -48,10 +48,10 @@ def read_stream_sets(
     return TabletExports(sets, listed), incomplete
 
 
-def _states(live: LiveCluster, name: Name, time_ms: int, place: str) -> dict[tuple[int, bytes], str]:
+def _states(live: LiveCluster, name: Name, time_ms: Milliseconds, place: str) -> dict[tuple[int, bytes], str]:
     what = f"{place} of {'.'.join(name)} at {format_ms(time_ms)}"
     where = "WHERE keyspace_name = %s AND table_name = %s AND timestamp = %s"
-    key = [*name, to_datetime(time_ms * 1000).replace(tzinfo=None)]
+    key = [*name, ms_to_datetime(time_ms).replace(tzinfo=None)]
     columns = "stream_state, stream_id"
     rows: Sequence[Row] = settled(
         lambda: live.select(tables.TABLET_STREAMS, columns, where, key, at=live.contact), what

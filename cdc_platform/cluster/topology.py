@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from cdc_platform.clock import from_datetime
+from cdc_platform.clock import ms_from_datetime
 from cdc_platform.cluster.known import Identity
 from cdc_platform.cluster.refusals import NoTable, Unreachable
 from cdc_platform.cluster.session import LiveCluster, Row, one
@@ -98,7 +98,7 @@ def _raft_node(row: Row, first: Row, addresses: Mapping[UUID, str]) -> Node:
 
 def _committed(row: Row) -> tuple[tuple[int, UUID], ...]:
     found = row.get("committed_cdc_generations") or ()
-    return tuple(sorted((from_datetime(time) // 1000, id_) for time, id_ in found))
+    return tuple(sorted((ms_from_datetime(time), id_) for time, id_ in found))
 
 
 def _by_gossip(live: LiveCluster, layout: Layout, rows: list[Row], known: Mapping[UUID, Node]) -> list[Node]:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.clock import parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.clock import Microseconds, parse_time_ms, parse_time_us, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.limits import MAX_CDC_TTL
 
@@ -56,8 +56,9 @@ class _WriteTimestamp(Checked):
     def read(self, text: str) -> int:
         if not _INTEGER.fullmatch(text):
             return parse_time_us(text)
-        to_datetime(int(text))
-        return int(text)
+        us = Microseconds(text)
+        to_datetime(us)
+        return us
 
 
 class _GenerationTime(Checked):

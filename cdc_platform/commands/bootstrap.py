@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Clock, format_ms, format_us, to_datetime
+from cdc_platform.clock import DAY_US, Clock, format_ms, format_us, to_datetime
 from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -15,7 +15,7 @@ from cdc_platform.errors import InputError
 if TYPE_CHECKING:
     from cdc_platform.records.join_request import JoinRequest
 
-_LONGEST_DELAY_US = 86_400_000_000
+_LONGEST_DELAY_US = DAY_US
 """More than any settings put between now and a generation's start."""
 
 

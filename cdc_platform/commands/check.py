@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @json_option
 @pass_session
 @click.pass_context
-def check(ctx: click.Context, session: Session, generation: str | int | None, as_json: bool) -> None:
+def check(ctx: click.Context, session: Session, generation: str | Milliseconds | None, as_json: bool) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and the tables around them.
 
     The exit code is 1 when one does not hold, or when there was nothing to check.
@@ -40,7 +40,7 @@ def check(ctx: click.Context, session: Session, generation: str | int | None, as
     from cdc_platform.lake.session import workers
     from cdc_platform.timeline import Timeline
 
-    name = None if generation is None else format_ms(generation) if isinstance(generation, int) else generation
+    name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     if name is not None and generation is not None:
         Timeline.read(lake).assert_not_removed(generation)
         inventory.find(inventory.generations(lake), name)  # before anything is read for it

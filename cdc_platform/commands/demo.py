@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import Clock, format_us
+from cdc_platform.clock import MINUTE_US, SECOND_US, Clock, format_us
 from cdc_platform.commands.demo_joins import Join, log_switch_us
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SNAPSHOTS = ("ring1.json", "ring2.json", "ring3.json")
 SHARD_COUNT, IGNORE_MSB = 8, 12
 """The snapshots come from a cluster without shards; this is what a ScyllaDB node with eight cores would have."""
-_APART_US = 5 * 60_000_000
+_APART_US = MINUTE_US * 5
 _QUIET = {"console": {"config": {"log_level": "CRITICAL"}}}
 
 
@@ -107,8 +107,8 @@ def _run(
     """Queue the joins, five minutes apart with the last some minutes ago, and run those that are not finished."""
     from cdc_platform.records import inbox
 
-    first_us = clock.now_us() - len(requests) * _APART_US
-    clocks = [Clock((first_us + number * _APART_US) // 1_000_000 * 1_000_000) for number in range(len(requests))]
+    first_us = clock.now_us() - _APART_US * len(requests)
+    clocks = [Clock(SECOND_US * ((first_us + _APART_US * number) // SECOND_US)) for number in range(len(requests))]
     events = [inbox.queue(lake, at, request) for at, request in zip(clocks, requests, strict=True)]
     waiting = {join.generation_id for join in inbox.waiting(lake)}
     due = [event for event in events if again or event.generation_id in waiting]

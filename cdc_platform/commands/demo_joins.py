@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cdc_platform.clock import Microseconds, Milliseconds, us_of
 from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ class Join:
     checks: Mapping[str, int] = field(default_factory=dict)
 
 
-def log_switch_us(lake: Lake, joins: Sequence[Join]) -> int:
+def log_switch_us(lake: Lake, joins: Sequence[Join]) -> Microseconds:
     """The switch (µs) around which the demo writes to a table: the one that takes keys to the second node."""
-    return time_ms_of(lake, joins[1]) * 1000
+    return us_of(time_ms_of(lake, joins[1]))
 
 
-def time_ms_of(lake: Lake, join: Join) -> int:
+def time_ms_of(lake: Lake, join: Join) -> Milliseconds:
     """The timestamp of a finished join's generation."""
     from cdc_platform.records import ledger
 

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import (
+    DAY_MS,
+    DAY_SECONDS,
+    HOUR_MS,
+    MINUTE_US,
+    Clock,
+    Milliseconds,
+    format_ms,
+    ms_of,
+    ms_to_datetime,
+    us_of,
+)
 
 if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
@@ -26,16 +37,14 @@ OLD_HOME = "old_cluster"
 """The folder of the old cluster's home, in the home of the demo."""
 ORDERS = ("demo", "orders")
 """The old cluster's table with CDC."""
-ORDERS_TTL_SECONDS = 86_400
+ORDERS_TTL_SECONDS = DAY_SECONDS
 SESSIONS = ("demo", "sessions")
 """The tablet-based table."""
 FIRST_TABLETS, LATER_TABLETS = 2, 4
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
 # With a TTL of a day: the first was superseded long before the upgrade, the second a few hours before it.
-_JOINED_AGO_MS = (30 * _DAY_MS, 9 * _DAY_MS, 2 * _DAY_MS)
-_UPGRADED_AFTER_MS = 4 * _HOUR_MS
-_SPLIT_AFTER_US = 60_000_000
+_JOINED_AGO_MS = (DAY_MS * 30, DAY_MS * 9, DAY_MS * 2)
+_UPGRADED_AFTER_MS = HOUR_MS * 4
+_SPLIT_AFTER_US = MINUTE_US
 
 
 @dataclass(frozen=True)
@@ -61,14 +70,14 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
 
     old = open_home(home.path / OLD_HOME)
     lake, settings = Lake(old.lake), old.settings
-    now_ms = events[0].created_at_us // 1000
+    now_ms = ms_of(events[0].created_at_us)
     times = [now_ms - ago for ago in _JOINED_AGO_MS]
     decided: Sequence[RewriteDecision] = ()
     if not cdc_local.marked_hosts(lake):
         _write_first_format(lake, events, times)
-        upgraded = Clock((times[-1] + _UPGRADED_AFTER_MS) * 1000)
+        upgraded = Clock(us_of(times[-1] + _UPGRADED_AFTER_MS))
         decided = rewrite.rewrite(lake, upgraded, settings).decisions
-    clock = Clock(now_ms * 1000)
+    clock = Clock(us_of(now_ms))
     if _is_to_expire(lake, times[0]):
         removal.expire(lake, clock, settings)
     return OldCluster(old, lake, clock, decided)
@@ -89,7 +98,7 @@ def play_tablets(lake: Lake, settings: Settings, events: Sequence[BootstrapEvent
     changes.finish(lake, Clock(made_us + _SPLIT_AFTER_US), *SESSIONS)
 
 
-def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Sequence[int]) -> None:
+def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Sequence[Milliseconds]) -> None:
     """What the old servers have left: a generation a join in both V1 tables, the nodes, their newest generation."""
     import pyarrow as pa
 
@@ -100,12 +109,12 @@ def _write_first_format(lake: Lake, events: Sequence[BootstrapEvent], times: Seq
     from cdc_platform.ring import Ring
 
     nodes: list[Node] = [replace(event.node, status=NORMAL) for event in events]
-    cdc_tables.add(lake, Clock(times[0] * 1000), *ORDERS, ttl_seconds=ORDERS_TTL_SECONDS, created_at_ms=times[0])
+    cdc_tables.add(lake, Clock(us_of(times[0])), *ORDERS, ttl_seconds=ORDERS_TTL_SECONDS, created_at_ms=times[0])
     for count, time_ms in enumerate(times, 1):
         layout = limit_streams_for_v1(RingLayout.of(Ring.of(nodes[:count])))
         description = generate(layout, uuid.uuid5(nodes[count - 1].host_id, format_ms(time_ms)))
         lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(time_ms, description), update=False)
-        row = {"time": to_datetime(time_ms * 1000), "streams": _as_a_set(description), "expired": None}
+        row = {"time": ms_to_datetime(time_ms), "streams": _as_a_set(description), "expired": None}
         rows = pa.Table.from_pylist([row], schema=STREAMS_DESCRIPTIONS.schema)
         lake.merge(STREAMS_DESCRIPTIONS, rows, update=False)
     cdc_local.keep_first(lake, [node.host_id for node in nodes], GenerationId(times[-1]))
@@ -117,7 +126,7 @@ def _as_a_set(description: TopologyDescription) -> list[bytes]:
     return sorted(stream.tobytes() for stream in description.streams)
 
 
-def _is_to_expire(lake: Lake, oldest_ms: int) -> bool:
+def _is_to_expire(lake: Lake, oldest_ms: Milliseconds) -> bool:
     """Whether the demo's removal was not made, or not to its end."""
     from cdc_platform.lifecycle.expiry import removal
     from cdc_platform.records import removals

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import SECOND_US, Clock, Microseconds
 from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CARTS = "demo.carts"
 SCRIPTS = ("before_switch.cql", "after_switch.cql")
-_HALF_A_MINUTE_US = 30_000_000
+_HALF_A_MINUTE_US = SECOND_US * 30
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def script(name: str) -> Path:
     return Path(str(files("cdc_platform") / "data" / "carts" / name))
 
 
-def play(lake: Lake, settings: Settings, switch_us: int) -> None:
+def play(lake: Lake, settings: Settings, switch_us: Microseconds) -> None:
     """Keep both scripts, half a minute before and after a switch (µs); Spark only where there is something to keep.
 
     Raises:
@@ -69,7 +69,7 @@ def play(lake: Lake, settings: Settings, switch_us: int) -> None:
             keep("", lake, clock, settings, spark_session)  # finishes what was noted before it
 
 
-def logged(lake: Lake, settings: Settings, switch_us: int) -> Logged | None:
+def logged(lake: Lake, settings: Settings, switch_us: Microseconds) -> Logged | None:
     """What the lake's log has of the scripts, beside what their statements come to; None where the table is gone."""
     from cdc_platform.cql.base_table import BaseTable
     from cdc_platform.errors import NotFound
@@ -87,13 +87,13 @@ def logged(lake: Lake, settings: Settings, switch_us: int) -> Logged | None:
     return Logged(rows, table.base, BaseTable(schema, replay(schema, stored)).rows())
 
 
-def _scripts(switch_us: int) -> Iterator[tuple[str, Clock]]:
+def _scripts(switch_us: Microseconds) -> Iterator[tuple[str, Clock]]:
     for name, apart in zip(SCRIPTS, (-_HALF_A_MINUTE_US, _HALF_A_MINUTE_US), strict=True):
         yield script(name).read_text(encoding="utf-8"), Clock(switch_us + apart)
 
 
 def _rehearsed(
-    lake: Lake, settings: Settings, switch_us: int
+    lake: Lake, settings: Settings, switch_us: Microseconds
 ) -> tuple[TableSchema, dict[tuple[str, int], str], TouchedTable]:
     """Both scripts in the process, from nothing: the table, the statement of every log row, the table's rows."""
     from cdc_platform.cql.parser import parse

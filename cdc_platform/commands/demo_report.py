@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.clock import SECOND_US, Microseconds, format_ms, ms_from_datetime, ms_of, us_of
 from cdc_platform.commands.demo_joins import log_switch_us, time_ms_of
 from cdc_platform.commands.output import write_table
 from cdc_platform.commands.program import NAME
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 KEYS = ("alice", "bob", "judy")
 """Partition keys whose owners change with the second join, with both, and with none."""
-_SECOND_US = 1_000_000
-_MOMENTS = (
-    ("1 s before", -_SECOND_US, -_SECOND_US),
-    ("at the switch", 0, 0),
-    ("1 s after", _SECOND_US, _SECOND_US),
-    ("2 s late", _SECOND_US, -_SECOND_US),
+_MOMENTS: tuple[tuple[str, Microseconds, Microseconds], ...] = (
+    ("1 s before", -SECOND_US, -SECOND_US),
+    ("at the switch", Microseconds(0), Microseconds(0)),
+    ("1 s after", SECOND_US, SECOND_US),
+    ("2 s late", SECOND_US, -SECOND_US),
 )
 """What is shown of a switch: the moment, the coordinator's clock and the write's timestamp, both from the switch on."""
 
@@ -92,12 +91,12 @@ def _switches(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
     source = StreamSources(lake, settings).generations
     addresses = {str(join.event.node.host_id): join.event.node.address for join in joins}
     for number, join in enumerate(joins, 1):
-        switch_us = time_ms_of(lake, join) * 1000
+        switch_us = us_of(time_ms_of(lake, join))
         rows = []
         for moment, now, at in _MOMENTS:
             answers = [source.explain(token, switch_us + at, switch_us + now, "strict") for token in tokens]
             rows.append((moment, *(_place(answer, addresses) for answer in answers)))
-        title = f"Where writes of some keys go around switch {number}, {format_ms(switch_us // 1000)}"
+        title = f"Where writes of some keys go around switch {number}, {format_ms(ms_of(switch_us))}"
         write_table(title, ("a write", *(f"of {key}" for key in KEYS)), rows)
     click.echo(
         "Each switch gives every key another stream, also where its owner stays. Until its timestamp the generation\n"
@@ -198,7 +197,7 @@ def _tablets(lake: Lake) -> None:
     tokens = tokens_of_keys([key.encode() for key in keys])
     rows = []
     for each, change in zip(sets, tablet_sets.changes(lake, *demo_life.SESSIONS), strict=True):
-        streams = streams_for(sets, [each.timestamp_ms * 1000] * len(tokens), tokens)[0]
+        streams = streams_for(sets, [us_of(each.timestamp_ms)] * len(tokens), tokens)[0]
         places = (_short(stream.tobytes(), 12) for stream in streams)
         counts = (len(change.current), len(change.closed), len(change.opened))
         rows.append((format_ms(each.timestamp_ms), *counts, *places))
@@ -211,7 +210,7 @@ def _tablets(lake: Lake) -> None:
 
 
 def _time(moment: datetime) -> str:
-    return format_ms(from_datetime(moment) // 1000)
+    return format_ms(ms_from_datetime(moment))
 
 
 def _short(stream: bytes, last: int = 8) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, time_of, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("new", metavar="GEN", type=GENERATION)
 @json_option
 @pass_session
-def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> None:
+def diff(session: Session, old: str | Milliseconds, new: str | Milliseconds, as_json: bool) -> None:
     """Compare two generations, each named by its UUID or its time: ranges, streams, and the share of the ring whose
     writes go to another stream.
 
@@ -61,7 +62,7 @@ def diff(session: Session, old: str | int, new: str | int, as_json: bool) -> Non
     write_facts(facts)
 
 
-def _described(lake: Lake, timeline: Timeline, name: str | int) -> tuple[Generation, TopologyDescription]:
+def _described(lake: Lake, timeline: Timeline, name: str | Milliseconds) -> tuple[Generation, TopologyDescription]:
     from cdc_platform.records import generation_data
 
     generation = timeline.find(name)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.clock import HOUR_MS
 from cdc_platform.commands.output import json_option, time_of, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -104,7 +105,7 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     from cdc_platform.lifecycle.expiry import growth
 
     home = session.open_home()
-    steps = growth.forecast(Lake(home.lake), session.clock, home.settings, nodes, every_ms=hours * 3_600_000)
+    steps = growth.forecast(Lake(home.lake), session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
     if as_json:
         write_json(
             [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.commands.arguments import KEY, TABLE_NAME, TOKEN, WRITE_TIMESTAMP
 from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
@@ -37,7 +38,7 @@ def explain(
     keys: tuple[bytes, ...],
     token: int | None,
     table: tuple[str, str] | None,
-    at: int | None,
+    at: Microseconds | None,
     policy: str | None,
     as_json: bool,
 ) -> None:

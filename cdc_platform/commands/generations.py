@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.clock import Microseconds, us_of
 from cdc_platform.commands.arguments import CLOCK_TIME
 from cdc_platform.commands.output import json_option, time_of, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--since", type=CLOCK_TIME, help="Only those that operate at this time or later.")
 @json_option
 @pass_session
-def generations(session: Session, since: int | None, as_json: bool) -> None:
+def generations(session: Session, since: Microseconds | None, as_json: bool) -> None:
     """List the generations, newest first.
 
     With --since TIME: those that start at or after it, and the one before them, which still operates at TIME; if
@@ -49,7 +50,7 @@ def generations(session: Session, since: int | None, as_json: bool) -> None:
         write_table("Generations", columns, [[row[name] for name in columns] for row in rows])
 
 
-def _since(known: list[Generation], since_us: int) -> list[Generation]:
+def _since(known: list[Generation], since_us: Microseconds) -> list[Generation]:
     """Of the generations (oldest first) those that start at or after a time, and the one before them."""
-    later = sum(generation.time_ms * 1000 >= since_us for generation in known)
+    later = sum(us_of(generation.time_ms) >= since_us for generation in known)
     return known[-(later + 1) :]

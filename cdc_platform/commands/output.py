@@ -18,7 +18,17 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.clock import format_ms, format_us, from_datetime
+from cdc_platform.clock import (
+    DAY_US,
+    HOUR_US,
+    MILLISECOND_US,
+    MINUTE_US,
+    SECOND_US,
+    Milliseconds,
+    format_ms,
+    format_us,
+    from_datetime,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,11 +37,11 @@ if TYPE_CHECKING:
 
 _PAGE_WIDTH = 2000
 _DURATION_UNITS = (
-    ("d", 86_400_000_000),
-    ("h", 3_600_000_000),
-    ("m", 60_000_000),
-    ("s", 1_000_000),
-    ("ms", 1_000),
+    ("d", DAY_US),
+    ("h", HOUR_US),
+    ("m", MINUTE_US),
+    ("s", SECOND_US),
+    ("ms", MILLISECOND_US),
     ("us", 1),
 )
 EXACT = 1 << 53
@@ -173,7 +183,7 @@ def shown(value: object) -> str:
     return as_json if isinstance(as_json, str) else json.dumps(as_json, ensure_ascii=False)
 
 
-def time_of(ms: int | None) -> str | None:
+def time_of(ms: Milliseconds | None) -> str | None:
     """A generation's time (ms) as text, None as None."""
     return None if ms is None else format_ms(ms)
 

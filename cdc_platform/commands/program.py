@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from cdc_platform import __version__
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.commands.arguments import CLOCK_TIME
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError
@@ -139,7 +139,7 @@ def _trace(ctx: click.Context) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
 @click.option("--debug", is_flag=True, help="Show where a failure comes from.")
 @click.pass_context
-def program(ctx: click.Context, home: str | None, clock: int | None, verbose: bool, debug: bool) -> None:
+def program(ctx: click.Context, home: str | None, clock: Microseconds | None, verbose: bool, debug: bool) -> None:
     """The life of ScyllaDB's CDC generations on Dagster, Spark and Delta Lake.
 
     Exit code 0: done. 1: the answer is no, a check failed or a write is refused. 2: the request was wrong.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import format_ms, seconds_of_ms
 from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS, TTL
 from cdc_platform.commands.output import json_option, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -166,7 +166,7 @@ def _told(effect: Effect) -> dict[str, object]:
         "excess_streams": effect.excess_streams,
         "vnode_colocation": effect.colocated and effect.colocated.vnode,
         "shard_colocation": effect.colocated and effect.colocated.shard,
-        "risk_seconds": effect.risk_ms / 1000,
+        "risk_seconds": seconds_of_ms(effect.risk_ms),
         "risk_share": effect.risk_share,
         "tables": effect.kept,
     }
@@ -203,7 +203,7 @@ def _row(place: int, effect: Effect, tables: Sequence[str]) -> tuple[object, ...
         effect.excess_ranges,
         _percent(colocated and colocated.vnode),
         _percent(colocated and colocated.shard),
-        f"{_percent(effect.risk_share)}, {effect.risk_ms / 1000:g} s" if effect.risk_ms else None,
+        f"{_percent(effect.risk_share)}, {seconds_of_ms(effect.risk_ms):g} s" if effect.risk_ms else None,
         *(effect.kept[table] for table in tables),
     )
 

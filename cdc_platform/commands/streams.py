@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, plain, write_json_list
 from cdc_platform.commands.session import Session, pass_session
@@ -25,7 +25,7 @@ _ROWS_A_WRITE = 256
 @click.argument("generation", metavar="TIME", type=GENERATION)
 @json_option
 @pass_session
-def streams(session: Session, generation: str | int, as_json: bool) -> None:
+def streams(session: Session, generation: str | Milliseconds, as_json: bool) -> None:
     """Print the published streams of the generation that starts at TIME (or has this UUID), in ring order.
 
     Within a range the streams are in shard order: position 0 is shard 0. Where an import could not tell the order, the
@@ -49,7 +49,7 @@ def streams(session: Session, generation: str | int, as_json: bool) -> None:
         click.echo(lines)
 
 
-def _unordered(lake: Lake, time_ms: int) -> set[int]:
+def _unordered(lake: Lake, time_ms: Milliseconds) -> set[int]:
     """The range ends of the generation whose streams are in no known order."""
     from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES
 

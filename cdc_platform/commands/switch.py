@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -35,7 +36,7 @@ def switch() -> None:
 @click.argument("generation", type=GENERATION, required=False)
 @json_option
 @pass_session
-def show(session: Session, generation: str | int | None, as_json: bool) -> None:
+def show(session: Session, generation: str | Milliseconds | None, as_json: bool) -> None:
     """Show the switch to GENERATION (its UUID or, once committed, its time); without one list all, newest first.
 
     \b
@@ -73,7 +74,7 @@ def show(session: Session, generation: str | int | None, as_json: bool) -> None:
 @click.option("--node", type=click.UUID, required=True, metavar="HOST_ID", help="The participant that acknowledges.")
 @json_option
 @pass_session
-def ack(session: Session, generation: str | int, node: object, as_json: bool) -> None:
+def ack(session: Session, generation: str | Milliseconds, node: object, as_json: bool) -> None:
     """Acknowledge GENERATION for one participant: read the whole of it, promise, and answer with the lease.
 
     Acknowledging again changes nothing.
@@ -95,7 +96,7 @@ def ack(session: Session, generation: str | int, node: object, as_json: bool) ->
 @click.argument("generation", type=GENERATION)
 @json_option
 @pass_session
-def commit(session: Session, generation: str | int, as_json: bool) -> None:
+def commit(session: Session, generation: str | Milliseconds, as_json: bool) -> None:
     """Commit the switch to GENERATION: all have acknowledged; its time is the last lease end and the margin.
 
     The generation is entered under its time, and its node keeps its ID; the join then publishes it as always.
@@ -121,7 +122,7 @@ def commit(session: Session, generation: str | int, as_json: bool) -> None:
 @click.argument("generation", type=GENERATION)
 @json_option
 @pass_session
-def abort(session: Session, generation: str | int, as_json: bool) -> None:
+def abort(session: Session, generation: str | Milliseconds, as_json: bool) -> None:
     """Abort the switch to GENERATION: its deadline has passed and answers are missing. The old generation goes on.
 
     \b

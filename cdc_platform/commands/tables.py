@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import format_ms, format_us
+from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -75,7 +75,7 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
 @click.option("--created-at", type=GENERATION_TIME, help="When its log was created. [default: now]")
 @json_option
 @pass_session
-def add(session: Session, table: _Name, ttl: int, created_at: int | None, as_json: bool) -> None:
+def add(session: Session, table: _Name, ttl: int, created_at: Milliseconds | None, as_json: bool) -> None:
     """Tell of TABLE (keyspace.table), whose writes go to a CDC log. The same twice is one table.
 
     \b

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import format_ms, format_us
+from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -226,7 +226,7 @@ def _show_change(change: TabletChange, table: _Name, as_json: bool) -> None:
         write_facts(told.items())
 
 
-def _show_sets(name: str, sets: list[ChangeOfSet], now_ms: int) -> None:
+def _show_sets(name: str, sets: list[ChangeOfSet], now_ms: Milliseconds) -> None:
     started = [each.timestamp_ms for each in sets if each.timestamp_ms <= now_ms]
     rows = [
         (

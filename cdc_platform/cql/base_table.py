@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from cdc_platform.clock import Microseconds, us_of_seconds
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import (
     Cell,
@@ -54,7 +55,7 @@ class BaseTable:
         self.schema = schema
         self._partitions = {key: _only(replace(state, schema=schema), kept) for key, state in self._partitions.items()}
 
-    def without_expired(self, now_us: int) -> BaseTable:
+    def without_expired(self, now_us: Microseconds) -> BaseTable:
         """The table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
         kept = {key: _without_expired(state, now_us) for key, state in self._partitions.items()}
         return BaseTable(self.schema, kept)
@@ -80,7 +81,7 @@ def json_row(columns: Iterable[LogColumn], row: Mapping[str, Value | None]) -> d
     return {column.name: column.type.json(row[column.name]) for column in columns}
 
 
-def _without_expired(state: Mutation, now_us: int) -> Mutation:
+def _without_expired(state: Mutation, now_us: Microseconds) -> Mutation:
     rows = {
         key: RowChange(
             None if row.marker is None or _is_expired(row.marker, now_us) else row.marker,
@@ -91,7 +92,7 @@ def _without_expired(state: Mutation, now_us: int) -> Mutation:
     return replace(state, static=_lasting(state.static, now_us), rows=rows)
 
 
-def _lasting(changes: ColumnChanges, now_us: int) -> ColumnChanges:
+def _lasting(changes: ColumnChanges, now_us: Microseconds) -> ColumnChanges:
     lasting: dict[str, ColumnChange] = {}
     for name, change in changes.items():
         if isinstance(change, CollectionChange):
@@ -102,8 +103,8 @@ def _lasting(changes: ColumnChanges, now_us: int) -> ColumnChanges:
     return lasting
 
 
-def _is_expired(part: Cell | Marker, now_us: int) -> bool:
-    return bool(part.ttl) and part.timestamp + part.ttl * 1_000_000 <= now_us
+def _is_expired(part: Cell | Marker, now_us: Microseconds) -> bool:
+    return bool(part.ttl) and part.timestamp + us_of_seconds(part.ttl) <= now_us
 
 
 def _only(state: Mutation, names: set[str]) -> Mutation:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql import cells
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
@@ -69,13 +70,13 @@ class Binder:
             raise InputError("DELETE takes no TTL; USING TIMESTAMP is all that it can say")
         return self._delete(schema, write, writing)
 
-    def _timestamp(self, using: s.Using) -> int:
+    def _timestamp(self, using: s.Using) -> Microseconds:
         if using.timestamp is None:
             return self.moment.now_us
         value = _setting("TIMESTAMP", using.timestamp, BIGINT, self.moment)
         if value is None or value == -(2**63):
             raise InputError(f"USING TIMESTAMP is {value}; it is µs since 1970, above {-(2**63)}")
-        return value
+        return Microseconds(value)
 
     def _ttl(self, using: s.Using, schema: TableSchema) -> int:
         if using.ttl is None:

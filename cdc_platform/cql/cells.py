@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.list_keys import ListKeys
 from cdc_platform.cql.literals import Moment, element_of, value_of
@@ -24,7 +25,7 @@ LIST_INDEX = "scylla_timeuuid_list_index"
 class Writing:
     """How a write writes: its timestamp (µs), its TTL (s, 0 for none), when it runs, and the list keys it gives."""
 
-    timestamp: int
+    timestamp: Microseconds
     ttl: int
     moment: Moment
     keys: ListKeys
@@ -48,7 +49,7 @@ def overwritten(column: Column, term: s.Term, writing: Writing) -> ColumnChange:
     if not column.type.multicell:
         return writing.cell(value)
     elements = {} if value is None else _elements(column.type, value, writing)
-    return CollectionChange(writing.timestamp - 1, elements)
+    return CollectionChange(writing.timestamp - ONE_US, elements)
 
 
 def deleted(column: Column, writing: Writing) -> ColumnChange:

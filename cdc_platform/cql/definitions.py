@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import singledispatch
 from itertools import chain
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
 from cdc_platform.cql.names import refuse_name
@@ -19,12 +19,12 @@ from cdc_platform.cql.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kin
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
 
-_DROP_AHEAD_US = 5_000_000
+_DROP_AHEAD_US = SECOND_US * 5
 """A dropped column counts as dropped this much after now, so that no write under way can bring it back."""
 DEFAULT_TABLETS = 8
 
 
-def define(catalog: Catalog, body: s.Definition, now_us: int) -> TableSchema | None:
+def define(catalog: Catalog, body: s.Definition, now_us: Microseconds) -> TableSchema | None:
     """Let a definition take effect at `now_us` (µs); the table that it made or changed, None where it is of none.
 
     Raises:
@@ -34,12 +34,12 @@ def define(catalog: Catalog, body: s.Definition, now_us: int) -> TableSchema | N
 
 
 @singledispatch
-def _define(body: s.Definition, catalog: Catalog, now_us: int) -> TableSchema | None:
+def _define(body: s.Definition, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
     raise TypeError(body)
 
 
 @_define.register
-def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: int) -> None:
+def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: Microseconds) -> None:
     refuse_name(body.name, "keyspace")
     if body.name in catalog.keyspaces:
         if not body.if_not_exists:
@@ -62,7 +62,7 @@ def _tablets(body: s.CreateKeyspace) -> int | None:
 
 
 @_define.register
-def _create_type(body: s.CreateType, catalog: Catalog, now_us: int) -> None:
+def _create_type(body: s.CreateType, catalog: Catalog, now_us: Microseconds) -> None:
     keyspace, name = catalog.qualified(body.name)
     refuse_name(name, "type")
     types = catalog.making(keyspace).types
@@ -104,7 +104,7 @@ def _user_type(catalog: Catalog, name: s.Name) -> UserType:
 
 
 @_define.register
-def _add_fields(body: s.AddFields, catalog: Catalog, now_us: int) -> None:
+def _add_fields(body: s.AddFields, catalog: Catalog, now_us: Microseconds) -> None:
     old = _user_type(catalog, body.name)
     for field, written in body.fields:
         if _uses([catalog.type_of(written, old.keyspace)], old.name):
@@ -113,7 +113,7 @@ def _add_fields(body: s.AddFields, catalog: Catalog, now_us: int) -> None:
 
 
 @_define.register
-def _rename_fields(body: s.RenameFields, catalog: Catalog, now_us: int) -> None:
+def _rename_fields(body: s.RenameFields, catalog: Catalog, now_us: Microseconds) -> None:
     old = _user_type(catalog, body.name)
     renames = dict(body.renames)
     for name in renames:
@@ -137,7 +137,7 @@ def _put_type(catalog: Catalog, new: UserType) -> None:
 
 
 @_define.register
-def _create_table(body: s.CreateTable, catalog: Catalog, now_us: int) -> TableSchema | None:
+def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
     keyspace, name = catalog.qualified(body.name)
     options = _cdc(body.properties) or CdcOptions()
     if name.endswith(LOG_SUFFIX):
@@ -252,7 +252,7 @@ def _check_log(schema: TableSchema) -> None:
 
 
 @_define.register
-def _add_columns(body: s.AddColumns, catalog: Catalog, now_us: int) -> TableSchema:
+def _add_columns(body: s.AddColumns, catalog: Catalog, now_us: Microseconds) -> TableSchema:
     schema = catalog.table(body.name)
     columns = list(schema.columns)
     for added in body.columns:
@@ -264,10 +264,10 @@ def _add_columns(body: s.AddColumns, catalog: Catalog, now_us: int) -> TableSche
     return _put(catalog, replace(schema, columns=tuple(columns)))
 
 
-def _check_dropped(schema: TableSchema, name: str, now_us: int) -> None:
+def _check_dropped(schema: TableSchema, name: str, now_us: Microseconds) -> None:
     for dropped, until_us in schema.dropped:
         if dropped == name and until_us > now_us:
-            seconds = -((now_us - until_us) // 1_000_000)
+            seconds = -((now_us - until_us) // SECOND_US)
             raise InputError(
                 f"column {name} of {schema.full_name} was dropped too recently to be added again; retry after {seconds}"
                 f" seconds, at {format_us(until_us)}"
@@ -275,7 +275,7 @@ def _check_dropped(schema: TableSchema, name: str, now_us: int) -> None:
 
 
 @_define.register
-def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: int) -> TableSchema:
+def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: Microseconds) -> TableSchema:
     schema = catalog.table(body.name)
     for name in body.columns:
         if schema.column(name).is_key:
@@ -286,13 +286,13 @@ def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: int) -> TableSc
 
 
 @_define.register
-def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: int) -> TableSchema:
+def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: Microseconds) -> TableSchema:
     schema = catalog.table(body.name)
     raise InputError(f"ALTER TABLE RENAME of {schema.full_name} is not supported; add a column and drop the other one")
 
 
 @_define.register
-def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: int) -> TableSchema:
+def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microseconds) -> TableSchema:
     schema = catalog.table(body.name)
     for part in body.properties:
         if not isinstance(part, s.Property):
@@ -309,7 +309,7 @@ def _put(catalog: Catalog, schema: TableSchema) -> TableSchema:
 
 
 @_define.register
-def _drop(body: s.Drop, catalog: Catalog, now_us: int) -> None:
+def _drop(body: s.Drop, catalog: Catalog, now_us: Microseconds) -> None:
     if body.what == "keyspace":
         _drop_keyspace(body, catalog)
     elif body.what == "type":

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.timeuuid import timeuuid
 from cdc_platform.errors import InputError
 
 MOST_VALUES = 1 << 17
 """The values that all lists of one statement or batch may get (utils/UUID_gen.hh, SUBMICRO_LIMIT)."""
-_MIRROR_US = 1_262_304_000_000_000
+_MIRROR_US = Microseconds(1_262_304_000_000_000)
 """2010-01-01, in µs since 1970: as far as a write is behind it, as far before it are the keys of what it prepends."""
 _SEQUENCE = 0xAF55 << 48
 _STEPS = 9
@@ -32,7 +33,7 @@ class ListKeys:
     def __init__(self) -> None:
         self._given = 0
 
-    def appended(self, timestamp: int, count: int) -> Iterator[UUID]:
+    def appended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
         """Keys for `count` elements behind all others, in order; `timestamp` is the write's (µs).
 
         Raises:
@@ -43,7 +44,7 @@ class ListKeys:
             steps = min(place, _STEPS)
             yield timeuuid(timestamp, _low(1 + place - steps), steps)
 
-    def prepended(self, timestamp: int, count: int) -> Iterator[UUID]:
+    def prepended(self, timestamp: Microseconds, count: int) -> Iterator[UUID]:
         """Keys for `count` elements in front of all others, in order; of several prepends the last one comes first.
 
         Raises:
@@ -57,7 +58,7 @@ class ListKeys:
         self._reserve(count, MOST_VALUES - 1)
         for place in range(MOST_VALUES - self._given, MOST_VALUES - self._given + count):
             steps, number = divmod(place, _A_STEP)
-            yield timeuuid(2 * _MIRROR_US - timestamp, _low(1 + number), steps)
+            yield timeuuid(_MIRROR_US * 2 - timestamp, _low(1 + number), steps)
 
     def _reserve(self, count: int, most: int) -> None:
         if count and self._given + count > most:

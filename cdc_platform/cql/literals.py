@@ -12,6 +12,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from ipaddress import ip_address
 
+from cdc_platform.clock import DAY_MS, DAY_NS, MILLISECOND_US, Microseconds, Milliseconds, ms_of, ns_of, us_of
 from cdc_platform.cql.statements import (
     Call,
     Constant,
@@ -22,7 +23,7 @@ from cdc_platform.cql.statements import (
     TupleLiteral,
     UserLiteral,
 )
-from cdc_platform.cql.times import DAY_MS, DAY_NS, parse_date, parse_time, parse_timestamp
+from cdc_platform.cql.times import parse_date, parse_time, parse_timestamp
 from cdc_platform.cql.timeuuid import earliest, latest, timeuuid
 from cdc_platform.cql.types import (
     ASCII,
@@ -86,7 +87,7 @@ class Moment:
     What looks random is a hash of the moment and the count, so that the same script gives the same values.
     """
 
-    now_us: int
+    now_us: Microseconds
     drawn: int = field(default=0)
 
     def draw(self) -> int:
@@ -221,10 +222,10 @@ def _short(text: str) -> str:
 # Functions: what each takes, what it gives, and how it comes to that.
 
 
-def _as_timestamp(value: Value, kind: CqlType) -> int:
+def _as_timestamp(value: Value, kind: CqlType) -> Milliseconds:
     if kind == TIMEUUID:
-        return timeuuid_us(value) // 1000
-    return value * DAY_MS if kind == DATE else value
+        return ms_of(timeuuid_us(value))
+    return DAY_MS * value if kind == DATE else value
 
 
 _Function = Callable[[Moment, Value, CqlType], Value]
@@ -232,16 +233,20 @@ _FUNCTIONS: Mapping[str, tuple[tuple[CqlType, ...], CqlType, _Function]] = {
     "uuid": ((), UUID_TYPE, lambda moment, _value, _kind: _random_uuid(moment)),
     "now": ((), TIMEUUID, lambda moment, _value, _kind: _now(moment)),
     "currenttimeuuid": ((), TIMEUUID, lambda moment, _value, _kind: _now(moment)),
-    "currenttimestamp": ((), TIMESTAMP, lambda moment, _value, _kind: moment.now_us // 1000),
-    "currentdate": ((), DATE, lambda moment, _value, _kind: moment.now_us // 1000 // DAY_MS),
-    "currenttime": ((), TIME, lambda moment, _value, _kind: moment.now_us * 1000 % DAY_NS),
+    "currenttimestamp": ((), TIMESTAMP, lambda moment, _value, _kind: ms_of(moment.now_us)),
+    "currentdate": ((), DATE, lambda moment, _value, _kind: ms_of(moment.now_us) // DAY_MS),
+    "currenttime": ((), TIME, lambda moment, _value, _kind: ns_of(moment.now_us) % DAY_NS),
     "totimestamp": ((TIMEUUID, DATE), TIMESTAMP, lambda _moment, value, kind: _as_timestamp(value, kind)),
     "todate": ((TIMEUUID, TIMESTAMP), DATE, lambda _moment, value, kind: _as_timestamp(value, kind) // DAY_MS),
     "tounixtimestamp": ((TIMEUUID, TIMESTAMP, DATE), BIGINT, lambda _moment, value, kind: _as_timestamp(value, kind)),
     "dateof": ((TIMEUUID,), TIMESTAMP, lambda _moment, value, kind: _as_timestamp(value, kind)),
     "unixtimestampof": ((TIMEUUID,), BIGINT, lambda _moment, value, kind: _as_timestamp(value, kind)),
-    "mintimeuuid": ((TIMESTAMP,), TIMEUUID, lambda _moment, value, _kind: earliest(value * 1000)),
-    "maxtimeuuid": ((TIMESTAMP,), TIMEUUID, lambda _moment, value, _kind: latest(value * 1000 + 999)),
+    "mintimeuuid": ((TIMESTAMP,), TIMEUUID, lambda _moment, value, _kind: earliest(us_of(value))),
+    "maxtimeuuid": (
+        (TIMESTAMP,),
+        TIMEUUID,
+        lambda _moment, value, _kind: latest(us_of(value) + MILLISECOND_US - Microseconds(1)),
+    ),
     "textasblob": ((TEXT,), BLOB, lambda _moment, value, _kind: value.encode()),
     "asciiasblob": ((ASCII,), BLOB, lambda _moment, value, _kind: value.encode()),
     "bigintasblob": ((BIGINT,), BLOB, lambda _moment, value, _kind: BIGINT.to_bytes(value)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cdc_platform.clock import Microseconds, us_of_seconds
 from cdc_platform.cql.mutation import (
     Cell,
     CollectionChange,
@@ -24,8 +25,6 @@ from cdc_platform.cql.ranges import Key, RangeIndex
 from cdc_platform.cql.schema import Column, element_key_type
 from cdc_platform.cql.types import CqlType, ListType, SetType, UserType, Value
 
-_MICROSECONDS = 1_000_000
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -36,13 +35,13 @@ class Partition:
     """
 
     state: Mutation
-    now_us: int | None = None
+    now_us: Microseconds | None = None
 
     @cached_property
     def _ranges(self) -> RangeIndex:
         return RangeIndex(self.state.schema, self.state.range_tombstones)
 
-    def deleted_at(self, key: Key) -> int | None:
+    def deleted_at(self, key: Key) -> Microseconds | None:
         """The timestamp (µs) up to which the row of a clustering key is deleted; None if it never was."""
         tombstones = (self.state.partition_tombstone, self.state.row_tombstones.get(key), self._ranges.covering(key))
         return later(tombstones)
@@ -109,13 +108,13 @@ class Partition:
         order = self.state.schema.clustering_order
         return (key for key in sorted(self.state.rows, key=order) if self.has_row(key))
 
-    def _is_alive(self, part: Cell | Marker | None, deleted: int | None) -> bool:
+    def _is_alive(self, part: Cell | Marker | None, deleted: Microseconds | None) -> bool:
         if part is None or (isinstance(part, Cell) and part.dead) or _covered(part.timestamp, deleted):
             return False
-        expires = part.timestamp + part.ttl * _MICROSECONDS
+        expires = part.timestamp + us_of_seconds(part.ttl)
         return not part.ttl or self.now_us is None or expires > self.now_us
 
-    def _values(self, columns: ColumnChanges, deleted: int | None) -> dict[str, Value]:
+    def _values(self, columns: ColumnChanges, deleted: Microseconds | None) -> dict[str, Value]:
         found = {}
         for column in self.state.schema.columns:
             change = columns.get(column.name)
@@ -124,13 +123,13 @@ class Partition:
                 found[column.name] = value
         return found
 
-    def _value(self, column: Column, change: ColumnChange, deleted: int | None) -> Value | None:
+    def _value(self, column: Column, change: ColumnChange, deleted: Microseconds | None) -> Value | None:
         if isinstance(change, Cell):
             return change.value if self._is_alive(change, deleted) else None
         alive = self._alive(change, deleted)
         return collected(column.type, alive) if alive else None
 
-    def _alive(self, change: CollectionChange, deleted: int | None) -> dict[Value, Value]:
+    def _alive(self, change: CollectionChange, deleted: Microseconds | None) -> dict[Value, Value]:
         deleted = later((deleted, change.tombstone))
         return {key: cell.value for key, cell in change.elements.items() if self._is_alive(cell, deleted)}
 
@@ -139,7 +138,7 @@ def _values_alone(pairs: Value) -> tuple[Value, ...]:
     return tuple(value for _, value in pairs)
 
 
-def _covered(timestamp: int, deleted: int | None) -> bool:
+def _covered(timestamp: Microseconds, deleted: Microseconds | None) -> bool:
     return deleted is not None and timestamp <= deleted
 
 

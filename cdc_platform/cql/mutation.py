@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
 from cdc_platform.cql.schema import TableSchema, element_value_type
 from cdc_platform.cql.types import CqlType, Value
@@ -21,7 +22,7 @@ class Cell:
     `timestamp` is in µs, `ttl` in seconds with 0 for a cell that never expires. The live element of a set has no value.
     """
 
-    timestamp: int
+    timestamp: Microseconds
     value: Value = None
     ttl: int = 0
     dead: bool = False
@@ -34,7 +35,7 @@ class CollectionChange:
     Keys of elements: map keys, set elements, the timeuuids of a list, the field indices of a user type.
     """
 
-    tombstone: int | None = None
+    tombstone: Microseconds | None = None
     elements: Mapping[Value, Cell] = field(default_factory=dict)
 
 
@@ -42,7 +43,7 @@ class CollectionChange:
 class Marker:
     """The row marker that an INSERT leaves: `timestamp` in µs, `ttl` in seconds, 0 for never."""
 
-    timestamp: int
+    timestamp: Microseconds
     ttl: int = 0
 
 
@@ -64,8 +65,8 @@ class Mutation:
 
     schema: TableSchema
     partition_key: Key
-    partition_tombstone: int | None = None
-    row_tombstones: Mapping[Key, int] = field(default_factory=dict)
+    partition_tombstone: Microseconds | None = None
+    row_tombstones: Mapping[Key, Microseconds] = field(default_factory=dict)
     range_tombstones: Sequence[RangeTombstone] = ()
     static: ColumnChanges = field(default_factory=dict)
     rows: Mapping[Key, RowChange] = field(default_factory=dict)
@@ -92,7 +93,7 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     schema = given[-1].schema
     static: dict[str, ColumnChange] = {}
     rows: dict[Key, RowChange] = {}
-    row_tombstones: dict[Key, int] = {}
+    row_tombstones: dict[Key, Microseconds] = {}
     for mutation in given:
         static = _merged_columns(schema, static, mutation.static)
         for key, change in mutation.rows.items():
@@ -114,7 +115,7 @@ def _partition(mutation: Mutation) -> tuple[str, Key]:
     return mutation.schema.full_name, mutation.partition_key
 
 
-def later(timestamps: Iterable[int | None]) -> int | None:
+def later(timestamps: Iterable[Microseconds | None]) -> Microseconds | None:
     """The latest of the timestamps that there are; None if there is none."""
     return max((timestamp for timestamp in timestamps if timestamp is not None), default=None)
 

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import Value
 
@@ -33,7 +34,7 @@ class RangeTombstone:
 
     start: Bound | None
     end: Bound | None
-    timestamp: int
+    timestamp: Microseconds
 
     def covers(self, schema: TableSchema, key: Key) -> bool:
         """Whether the row of a whole clustering key is deleted."""
@@ -56,7 +57,7 @@ def normal_form(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> li
 
     Where ranges overlap the latest timestamp holds; ranges of one timestamp that overlap or touch are one.
     """
-    begun: list[tuple[Any, Any, int]] = []
+    begun: list[tuple[Any, Any, Microseconds]] = []
     edges: dict[Any, _Edge] = {}
     for tombstone in tombstones:
         ends = [(edge.position(schema), edge) for edge in (_start(tombstone.start), _end(tombstone.end))]
@@ -64,8 +65,8 @@ def normal_form(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> li
             edges.update(ends)
             begun.append((ends[0][0], ends[1][0], tombstone.timestamp))
     begun.sort(key=lambda range_: range_[0], reverse=True)
-    pieces: list[tuple[_Edge, _Edge, int]] = []
-    open_ranges: list[tuple[int, int, Any]] = []
+    pieces: list[tuple[_Edge, _Edge, Microseconds]] = []
+    open_ranges: list[tuple[Microseconds, int, Any]] = []
     for left, right in pairwise(sorted(edges)):
         while begun and begun[-1][0] == left:
             _, end, timestamp = begun.pop()
@@ -77,7 +78,7 @@ def normal_form(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> li
     return [RangeTombstone(_start_bound(start), _end_bound(end), timestamp) for start, end, timestamp in pieces]
 
 
-def _append(pieces: list[tuple[_Edge, _Edge, int]], start: _Edge, end: _Edge, timestamp: int) -> None:
+def _append(pieces: list[tuple[_Edge, _Edge, Microseconds]], start: _Edge, end: _Edge, timestamp: Microseconds) -> None:
     if pieces and pieces[-1][1:] == (start, timestamp):
         start, _, _ = pieces.pop()
     pieces.append((start, end, timestamp))
@@ -113,7 +114,7 @@ class RangeIndex:
         self._tombstones = list(tombstones)
         self._starts = [_start(tombstone.start).position(schema) for tombstone in self._tombstones]
 
-    def covering(self, key: Key) -> int | None:
+    def covering(self, key: Key) -> Microseconds | None:
         """The timestamp (µs) at which the row of a whole clustering key is deleted; None if no range covers it."""
         place = bisect_right(self._starts, _position(self._schema, key, 0)) - 1
         if place < 0 or not self._tombstones[place].covers(self._schema, key):

@@ -17,7 +17,8 @@ from uuid import UUID
 
 import numpy as np
 
-from cdc_platform.cql.times import DAY_NS, Duration, date_text, time_text, timestamp_text
+from cdc_platform.clock import DAY_NS, Microseconds
+from cdc_platform.cql.times import Duration, date_text, time_text, timestamp_text
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -176,9 +177,9 @@ class Scalar(CqlType):
         return scalar, (self.name,)
 
 
-def timeuuid_us(value: UUID) -> int:
+def timeuuid_us(value: UUID) -> Microseconds:
     """The time of a version 1 UUID, in µs since 1970."""
-    return (value.time - GREGORIAN) // 10
+    return Microseconds((value.time - GREGORIAN) // 10)
 
 
 GREGORIAN = 0x01B21DD213814000

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
 
+from cdc_platform.clock import DAY_SECONDS, Microseconds
 from cdc_platform.cql.types import (
     BIGINT,
     BLOB,
@@ -46,8 +47,8 @@ Role = Literal[
 ]
 
 LOG_SUFFIX = "_scylla_cdc_log"
-DEFAULT_TTL = 86_400
-MAX_TTL = 20 * 365 * 86_400
+DEFAULT_TTL = DAY_SECONDS
+MAX_TTL = 20 * 365 * DAY_SECONDS
 """The longest TTL of a write, in seconds: twenty years."""
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _IMAGES: Mapping[str, Images] = {"true": "true", "1": "true", "false": "false", "0": "false", "full": "full"}
@@ -154,8 +155,8 @@ class TableSchema:
     name: str
     columns: tuple[Column, ...]
     cdc: CdcOptions = field(default_factory=CdcOptions)
-    created_at_us: int = 0
-    dropped: tuple[tuple[str, int], ...] = ()
+    created_at_us: Microseconds = Microseconds(0)
+    dropped: tuple[tuple[str, Microseconds], ...] = ()
     default_ttl: int = 0
 
     @property

@@ -9,18 +9,28 @@ import re
 from datetime import datetime
 from typing import NamedTuple
 
+from cdc_platform.clock import (
+    DAY_MS,
+    HOUR_NS,
+    HOUR_SECONDS,
+    MICROSECOND_NS,
+    MILLISECOND_NS,
+    MINUTE_MS,
+    MINUTE_NS,
+    SECOND_MS,
+    SECOND_NS,
+    Milliseconds,
+)
 from cdc_platform.errors import InputError
 
-DAY_NS = 86_400_000_000_000
-DAY_MS = 86_400_000
-_UNITS = (("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000))
+_UNITS = (("h", HOUR_NS), ("m", MINUTE_NS), ("s", SECOND_NS), ("ms", MILLISECOND_NS), ("us", MICROSECOND_NS))
 _DURATION_SIZES = {
     "y": (12, 0, 0),
     "mo": (1, 0, 0),
     "w": (0, 7, 0),
     "d": (0, 1, 0),
     **{unit: (0, 0, size) for unit, size in _UNITS},
-    "µs": (0, 0, 1_000),
+    "µs": (0, 0, MICROSECOND_NS),
     "ns": (0, 0, 1),
 }
 _DATE = re.compile(r"([+-]?\d{4,7})-(\d{2})-(\d{2})", re.ASCII)
@@ -116,17 +126,18 @@ def date_text(days: int) -> str:
 
 def time_text(nanoseconds: int) -> str:
     """A time of day as ISO 8601, with no, six or nine decimals as it needs."""
-    seconds, fraction = divmod(nanoseconds, 1_000_000_000)
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    seconds, fraction = divmod(nanoseconds, SECOND_NS)
+    text = f"{seconds // HOUR_SECONDS:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     if fraction == 0:
         return text
-    return f"{text}.{fraction:09}" if fraction % 1000 else f"{text}.{fraction // 1000:06}"
+    return f"{text}.{fraction:09}" if fraction % MICROSECOND_NS else f"{text}.{fraction // MICROSECOND_NS:06}"
 
 
-def timestamp_text(ms: int) -> str:
+def timestamp_text(ms: Milliseconds) -> str:
     """A timestamp as ISO 8601 in UTC with three decimals."""
     days, left = divmod(ms, DAY_MS)
-    return f"{date_text(days)}T{time_text(left // 1000 * 1_000_000_000)}.{left % 1000:03}Z"
+    seconds, decimals = divmod(left, SECOND_MS)
+    return f"{date_text(days)}T{time_text(seconds * SECOND_NS)}.{decimals:03}Z"
 
 
 def parse_date(text: str) -> int:
@@ -143,10 +154,10 @@ def parse_time(text: str) -> int:
     hours, minutes, seconds = (int(match[place] or 0) for place in (1, 2, 3)) if match else (24, 0, 0)
     if match is None or hours > 23 or minutes > 59 or seconds > 59:
         raise InputError(f"{text!r} is no time of day; write it as 08:12:54.123456789")
-    return ((hours * 60 + minutes) * 60 + seconds) * 1_000_000_000 + int((match[4] or "0").ljust(9, "0"))
+    return ((hours * 60 + minutes) * 60 + seconds) * SECOND_NS + int((match[4] or "0").ljust(9, "0"))
 
 
-def parse_timestamp(text: str) -> int:
+def parse_timestamp(text: str) -> Milliseconds:
     """Read `2026-01-31T12:00:00.000Z`, and what CQL allows beside it, as ms since 1970; without a zone it is UTC.
 
     Raises:
@@ -160,4 +171,5 @@ def parse_timestamp(text: str) -> int:
     if zone is not None and zone[0] in "+-":
         digits = zone[1:].replace(":", "").ljust(4, "0")
         minutes = (int(digits[:2]) * 60 + int(digits[2:])) * (-1 if zone[0] == "-" else 1)
-    return parse_date(day) * DAY_MS + (parse_time(clock) // 1_000_000 if clock else 0) - minutes * 60_000
+    of_day = Milliseconds(parse_time(clock) // MILLISECOND_NS if clock else 0)
+    return DAY_MS * parse_date(day) + of_day - MINUTE_MS * minutes

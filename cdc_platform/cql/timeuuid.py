@@ -11,14 +11,15 @@ from uuid import UUID
 
 import numpy as np
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 
 VERSION = 1
 _Bits = TypeVar("_Bits", int, np.ndarray)
-FIRST_US = -GREGORIAN // 10
+FIRST_US = Microseconds(-GREGORIAN // 10)
 """The least time (µs since 1970) that a timeuuid can hold."""
-LAST_US = ((1 << 60) - 1 - GREGORIAN) // 10 - 1
+LAST_US = Microseconds(((1 << 60) - 1 - GREGORIAN) // 10 - 1)
 """The greatest time (µs since 1970) that a timeuuid can hold."""
 _LOWEST = 0x8080808080808080
 """The least low half in the order of timeuuids, whose low bytes are signed."""
@@ -42,7 +43,7 @@ def ticks_of(high: _Bits) -> _Bits:
     return (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
 
 
-def timeuuid(us: int, low: int, steps: int = 0) -> UUID:
+def timeuuid(us: Microseconds, low: int, steps: int = 0) -> UUID:
     """The timeuuid of a time (µs since 1970, and `steps` of 100 ns) whose low half is `low`, as it stands.
 
     Raises:
@@ -54,7 +55,7 @@ def timeuuid(us: int, low: int, steps: int = 0) -> UUID:
     return UUID(int=high_half(ticks) << 64 | low)
 
 
-def log_time(us: int, *identity: bytes) -> UUID:
+def log_time(us: Microseconds, *identity: bytes) -> UUID:
     """`cdc$time` of a log mutation: the time is the write's (µs since 1970), the low half a hash of `identity`.
 
     A write that is logged again has the same identity and so the same bytes; two writes of one time differ.
@@ -66,11 +67,11 @@ def log_time(us: int, *identity: bytes) -> UUID:
     return timeuuid(us, low_half(int.from_bytes(digest.digest(), "big")))
 
 
-def earliest(us: int) -> UUID:
+def earliest(us: Microseconds) -> UUID:
     """The least timeuuid of a time (µs since 1970), as `minTimeuuid` of CQL."""
     return timeuuid(us, _LOWEST)
 
 
-def latest(us: int) -> UUID:
+def latest(us: Microseconds) -> UUID:
     """The greatest timeuuid of a time (µs since 1970): a microsecond has ten steps of 100 ns."""
     return timeuuid(us, _HIGHEST, steps=9)

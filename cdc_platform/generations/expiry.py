@@ -13,11 +13,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import InputError
 from cdc_platform.generations.metadata import Policy
 from cdc_platform.ring.tokens import Int64s
 
-NEVER = 2**63 - 1
+NEVER = Microseconds(2**63 - 1)
 """A time that never comes, in µs."""
 
 Bools = np.ndarray
@@ -31,14 +32,14 @@ class Margins:
     T(k+1) a coordinator still takes writes of k; `skew_us`: how far a clock may be off.
     """
 
-    ahead_us: int
-    late_us: int
-    skew_us: int
+    ahead_us: Microseconds
+    late_us: Microseconds
+    skew_us: Microseconds
 
     @classmethod
-    def of(cls, policy: Policy, leeway_us: int, skew_us: int) -> Margins:
+    def of(cls, policy: Policy, leeway_us: Microseconds, skew_us: Microseconds) -> Margins:
         """The margins of an acceptance policy: only `recent-past` takes writes to the generation before."""
-        return cls(leeway_us, leeway_us if policy == "recent-past" else 0, skew_us)
+        return cls(leeway_us, leeway_us if policy == "recent-past" else Microseconds(0), skew_us)
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Change:
     `ttl_us` 0: rows never expire. `created_us`: when the log was created. `dropped`: its rows went with it.
     """
 
-    at_us: int
-    created_us: int
+    at_us: Microseconds
+    created_us: Microseconds
     enabled: bool
-    ttl_us: int
+    ttl_us: Microseconds
     dropped: bool = False
 
 
@@ -59,16 +60,16 @@ class Change:
 class TtlPeriod:
     """A time in which rows were written with a TTL, in µs; `until_us` is not part of it."""
 
-    from_us: int
-    until_us: int
-    ttl_us: int
+    from_us: Microseconds
+    until_us: Microseconds
+    ttl_us: Microseconds
 
 
 @dataclass(frozen=True)
 class LogHistory:
     """A log as it stands: when it was created, and the periods in which rows went into it, oldest first."""
 
-    created_us: int
+    created_us: Microseconds
     periods: tuple[TtlPeriod, ...]
 
 
@@ -141,7 +142,7 @@ def expires_at_us(times_us: ArrayLike, logs: Sequence[LogHistory], margins: Marg
     return expiry
 
 
-def unread(times_us: ArrayLike, position_us: int) -> Bools:
+def unread(times_us: ArrayLike, position_us: Microseconds) -> Bools:
     """Which generations (bool[g]) a reader at `position_us` (everything at or before it is read) is not done with.
 
     It is done with k when it has reached T(k+1); with the newest one never.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
 
 _LARGEST_MS = 2**63 - 1
@@ -21,7 +21,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 class GenerationId:
     """What names a generation: when it starts to operate (ms since 1970 UTC) and, since V2, where its data is kept."""
 
-    time_ms: int
+    time_ms: Milliseconds
     uuid: UUID | None = None
 
     def __post_init__(self) -> None:
@@ -59,8 +59,8 @@ def parse_generation_id(text: str) -> GenerationId | None:
     return GenerationId(_parse_ms(parts[1], text), UUID(parts[2]))
 
 
-def _parse_ms(digits: str, text: str) -> int:
+def _parse_ms(digits: str, text: str) -> Milliseconds:
     # isdecimal alone would let other scripts' digits through.
     if not (digits.isascii() and digits.isdecimal()):
         raise InputError(f"not a generation ID: {text!r}; the timestamp is a whole number of ms since 1970")
-    return int(digits)
+    return Milliseconds(digits)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import ONE_US, Microseconds, format_us, us_of
 from cdc_platform.errors import InputError, WriteRefused
 from cdc_platform.generations.description import TopologyDescription
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
@@ -23,7 +23,7 @@ from cdc_platform.limits import LEEWAY_MS
 from cdc_platform.ring.tokens import Int64s, UInt8s
 
 Policy = Literal["strict", "recent-past"]
-LEEWAY_US = LEEWAY_MS * 1000
+LEEWAY_US = us_of(LEEWAY_MS)
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class Undecided:
     """A generation switch whose decision is not known: writes from `lease_end_us` on need it. Times in µs."""
 
     generation_id: str
-    since_us: int
-    lease_end_us: int
+    since_us: Microseconds
+    lease_end_us: Microseconds
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Decision:
     """
 
     verdict: Verdict
-    generation_us: int | None
+    generation_us: Microseconds | None
     reason: str
-    first_usable_us: int | None
+    first_usable_us: Microseconds | None
 
 
 def operating_index(gen_times_us: ArrayLike, ts_us: ArrayLike) -> Int64s:
@@ -80,11 +80,11 @@ def operating_index(gen_times_us: ArrayLike, ts_us: ArrayLike) -> Int64s:
 
 
 def decide(
-    gen_times_us: Sequence[int],
-    write_ts_us: int,
-    now_us: int,
+    gen_times_us: Sequence[Microseconds],
+    write_ts_us: Microseconds,
+    now_us: Microseconds,
     *,
-    leeway_us: int = LEEWAY_US,
+    leeway_us: Microseconds = LEEWAY_US,
     policy: Policy = "strict",
     retrieved: Sequence[bool] | None = None,
     undecided: Sequence[Undecided] = (),
@@ -114,12 +114,12 @@ def decide(
 class _Moment:
     """A write timestamp and a clock, held against the known generations."""
 
-    times: Sequence[int]
-    ts: int
-    now: int
-    leeway: int
+    times: Sequence[Microseconds]
+    ts: Microseconds
+    now: Microseconds
+    leeway: Microseconds
 
-    def used_at(self, time: int) -> int | None:
+    def used_at(self, time: Microseconds) -> Microseconds | None:
         row = bisect_right(self.times, time) - 1
         return self.times[row] if row >= 0 else None
 
@@ -140,22 +140,24 @@ class _Moment:
                 return Verdict.PAST
         return Verdict.NO_STREAM if self.used_at(self.ts) is None else Verdict.OK
 
-    def first_usable_strict(self) -> int | None:
+    def first_usable_strict(self) -> Microseconds | None:
         current = self.used_at(self.now)
         return current if current is not None else self.first
 
-    def first_usable_recent_past(self) -> int | None:
+    def first_usable_recent_past(self) -> Microseconds | None:
         settled = self.used_at(self.now - self.leeway)
         if settled is None:
             return self.first
-        return settled if self.used_at(self.now) == settled else self.now - self.leeway + 1
+        return settled if self.used_at(self.now) == settled else self.now - self.leeway + ONE_US
 
     @property
-    def first(self) -> int | None:
+    def first(self) -> Microseconds | None:
         return self.times[0] if self.times else None
 
 
-def _reason(verdict: Verdict, moment: _Moment, generation: int | None, first: int | None, policy: Policy) -> str:
+def _reason(
+    verdict: Verdict, moment: _Moment, generation: Microseconds | None, first: Microseconds | None, policy: Policy
+) -> str:
     write, now = f"write timestamp {format_us(moment.ts)}", format_us(moment.now)
     if verdict is Verdict.OK and generation is not None:
         return f"accepted: {write} at {now} belongs to the generation of {format_us(generation)}"
@@ -195,19 +197,19 @@ class Metadata:
     One per node and policy; not safe for use from several threads.
     """
 
-    def __init__(self, leeway_us: int = LEEWAY_US, policy: Policy = "strict") -> None:
+    def __init__(self, leeway_us: Microseconds = LEEWAY_US, policy: Policy = "strict") -> None:
         _check_policy(policy)
         self.leeway_us = leeway_us
         self.policy: Policy = policy
-        self._times: list[int] = []
-        self._descriptions: dict[int, TopologyDescription | None] = {}
-        self._last_lookup_us: int | None = None
+        self._times: list[Microseconds] = []
+        self._descriptions: dict[Microseconds, TopologyDescription | None] = {}
+        self._last_lookup_us: Microseconds | None = None
 
     @classmethod
     def of(
         cls,
-        generations: Mapping[int, TopologyDescription | None],
-        leeway_us: int = LEEWAY_US,
+        generations: Mapping[Microseconds, TopologyDescription | None],
+        leeway_us: Microseconds = LEEWAY_US,
         policy: Policy = "strict",
     ) -> Metadata:
         """All of `generations` (µs -> description, None if only prepared), however old: to explain the past."""
@@ -217,20 +219,20 @@ class Metadata:
         return metadata
 
     @property
-    def times_us(self) -> tuple[int, ...]:
+    def times_us(self) -> tuple[Microseconds, ...]:
         """Timestamps of the known generations, ascending."""
         return tuple(self._times)
 
-    def generation_used_at(self, ts_us: int) -> int | None:
+    def generation_used_at(self, ts_us: Microseconds) -> Microseconds | None:
         """Timestamp of the known generation that operates at `ts_us`, or None."""
         row = bisect_right(self._times, ts_us) - 1
         return self._times[row] if row >= 0 else None
 
-    def streams_available(self, now_us: int) -> bool:
+    def streams_available(self, now_us: Microseconds) -> bool:
         """Whether a generation operates now, even one of which only the ID is known."""
         return self.generation_used_at(now_us) is not None
 
-    def known_or_obsolete(self, ts_us: int, now_us: int) -> bool:
+    def known_or_obsolete(self, ts_us: Microseconds, now_us: Microseconds) -> bool:
         """Whether nothing is left to be learned of generation `ts_us`.
 
         That is so when its description is known, or when a later one already operated a leeway ago.
@@ -242,7 +244,7 @@ class Metadata:
             row += 1
         return row < len(self._times) and self._times[row] <= now_us - self.leeway_us
 
-    def prepare(self, ts_us: int, now_us: int) -> bool:
+    def prepare(self, ts_us: Microseconds, now_us: Microseconds) -> bool:
         """Note that generation `ts_us` exists, so that its writes are refused until its description is inserted.
 
         Returns whether its description still has to be read.
@@ -254,7 +256,7 @@ class Metadata:
             self._warn_if_late(ts_us)
         return True
 
-    def insert(self, ts_us: int, description: TopologyDescription, now_us: int) -> bool:
+    def insert(self, ts_us: Microseconds, description: TopologyDescription, now_us: Microseconds) -> bool:
         """Make generation `ts_us` known with its description; also drops generations nobody can write to any more.
 
         Returns whether it was of use: False when it was known or is obsolete.
@@ -265,14 +267,16 @@ class Metadata:
         self._put(ts_us, description)
         return True
 
-    def drop_unused(self, now_us: int) -> None:
+    def drop_unused(self, now_us: Microseconds) -> None:
         """Forget the generations before the one that operated a leeway ago."""
         keep = max(bisect_right(self._times, now_us - self.leeway_us) - 1, 0)
         for ts_us in self._times[:keep]:
             del self._descriptions[ts_us]
         del self._times[:keep]
 
-    def decide(self, write_ts_us: int, now_us: int, *, undecided: Sequence[Undecided] = ()) -> Decision:
+    def decide(
+        self, write_ts_us: Microseconds, now_us: Microseconds, *, undecided: Sequence[Undecided] = ()
+    ) -> Decision:
         """The verdict on a write; changes nothing, so that it can explain the past as well."""
         retrieved = [self._descriptions[ts_us] is not None for ts_us in self._times]
         return decide(
@@ -285,7 +289,9 @@ class Metadata:
             undecided=undecided,
         )
 
-    def get_stream(self, write_ts_us: int, token: int, now_us: int, *, undecided: Sequence[Undecided] = ()) -> bytes:
+    def get_stream(
+        self, write_ts_us: Microseconds, token: int, now_us: Microseconds, *, undecided: Sequence[Undecided] = ()
+    ) -> bytes:
         """The ID (16 bytes) of the stream that a write of `token` goes to.
 
         Raises:
@@ -322,12 +328,12 @@ class Metadata:
             streams[mine] = description.streams_of(tokens[mine])
         return streams, rows
 
-    def _put(self, ts_us: int, description: TopologyDescription | None) -> None:
+    def _put(self, ts_us: Microseconds, description: TopologyDescription | None) -> None:
         if ts_us not in self._descriptions:
             self._times.insert(bisect_left(self._times, ts_us), ts_us)
         self._descriptions[ts_us] = description
 
-    def _warn_if_late(self, ts_us: int) -> None:
+    def _warn_if_late(self, ts_us: Microseconds) -> None:
         last = self._last_lookup_us
         if last is not None and self.generation_used_at(last) == ts_us:
             _log.error(

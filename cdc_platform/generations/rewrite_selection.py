@@ -11,27 +11,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.ring.tokens import Bools
 
-_ALWAYS = -(2**63)
+_ALWAYS = Milliseconds(-(2**63))
 
 
 @dataclass(frozen=True)
 class LogLife:
     """How long a table's log rows live (`ttl_ms`, 0: for ever), and since when there is a log (`created_at_ms`)."""
 
-    ttl_ms: int
-    created_at_ms: int
+    ttl_ms: Milliseconds
+    created_at_ms: Milliseconds
 
 
 def may_hold_rows(
     times_ms: ArrayLike,
     logs: Sequence[LogLife],
-    now_ms: int,
+    now_ms: Milliseconds,
     *,
     use_creation_time: bool = False,
-    clock_margin_ms: int = 0,
+    clock_margin_ms: Milliseconds = Milliseconds(0),
 ) -> Bools:
     """Whether each generation (times int64[n], ascending) can hold rows that a log still has: bool[n].
 
@@ -61,8 +62,12 @@ def may_hold_rows(
 
 
 def oldest_live_ms(
-    logs: Sequence[LogLife], now_ms: int, *, use_creation_time: bool = False, clock_margin_ms: int = 0
-) -> int | None:
+    logs: Sequence[LogLife],
+    now_ms: Milliseconds,
+    *,
+    use_creation_time: bool = False,
+    clock_margin_ms: Milliseconds = Milliseconds(0),
+) -> Milliseconds | None:
     """The time (ms) from which on some log (there is at least one) still has its rows; None: from the beginning."""
     limits = [
         max(

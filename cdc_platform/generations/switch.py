@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import MINUTE_MS, SECOND_MS, Microseconds, Milliseconds, format_ms, ms_of
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations.timestamp import next_generation_timestamp
 from cdc_platform.limits import LEEWAY_MS
@@ -39,10 +39,10 @@ class SwitchTimes:
             margin right before the acknowledgement would have its node promise what it has broken already.
     """
 
-    leeway_ms: int = LEEWAY_MS
-    lease_ms: int = 60_000
-    deadline_ms: int = 30_000
-    margin_ms: int = 5_000
+    leeway_ms: Milliseconds = LEEWAY_MS
+    lease_ms: Milliseconds = MINUTE_MS
+    deadline_ms: Milliseconds = SECOND_MS * 30
+    margin_ms: Milliseconds = SECOND_MS * 5
 
     def __post_init__(self) -> None:
         for name in ("leeway_ms", "lease_ms", "deadline_ms", "margin_ms"):
@@ -54,12 +54,12 @@ class SwitchTimes:
                 "may be apart; set switch_lease_ms above switch_margin_ms"
             )
 
-    def lease_end_ms(self, now_us: int) -> int:
+    def lease_end_ms(self, now_us: Microseconds) -> Milliseconds:
         """Where the lease ends of a participant whose clock shows `now_us` (µs): clock + leeway + lease."""
-        return now_us // 1000 + self.leeway_ms + self.lease_ms
+        return ms_of(now_us) + self.leeway_ms + self.lease_ms
 
     @property
-    def earliest_ms(self) -> int:
+    def earliest_ms(self) -> Milliseconds:
         """How long after its preparation a generation starts at the earliest."""
         return self.leeway_ms + self.lease_ms + self.margin_ms
 
@@ -75,12 +75,12 @@ class Switch:
     generation_id: str
     initiator: str
     participants: tuple[str, ...]
-    prepared_at_ms: int
-    deadline_ms: int
+    prepared_at_ms: Milliseconds
+    deadline_ms: Milliseconds
     phase: Phase = Phase.PREPARING
-    leases: tuple[tuple[str, int], ...] = ()
-    time_ms: int | None = None
-    decided_at_ms: int | None = None
+    leases: tuple[tuple[str, Milliseconds], ...] = ()
+    time_ms: Milliseconds | None = None
+    decided_at_ms: Milliseconds | None = None
     decided_by: str | None = None
 
     @property
@@ -106,8 +106,8 @@ def prepare(
     participants: Collection[str],
     times: SwitchTimes,
     *,
-    now_ms: int,
-    newest_ms: int | None,
+    now_ms: Milliseconds,
+    newest_ms: Milliseconds | None,
 ) -> Switch:
     """Begin the switch to a generation whose description is inserted. What is begun already stays as it is.
 
@@ -136,7 +136,9 @@ def prepare(
     return Switch(generation_id, initiator, tuple(sorted(participants)), now_ms, now_ms + times.deadline_ms)
 
 
-def acknowledge(switch: Switch, host_id: str, lease_end_ms: int, times: SwitchTimes, now_ms: int) -> Switch:
+def acknowledge(
+    switch: Switch, host_id: str, lease_end_ms: Milliseconds, times: SwitchTimes, now_ms: Milliseconds
+) -> Switch:
     """A participant answers with the lease end that it has promised. A second answer changes nothing.
 
     Raises:
@@ -167,7 +169,9 @@ def acknowledge(switch: Switch, host_id: str, lease_end_ms: int, times: SwitchTi
     return replace(switch, leases=tuple(sorted((*switch.leases, (host_id, lease_end_ms)))))
 
 
-def commit(switch: Switch, times: SwitchTimes, *, now_ms: int, newest_ms: int | None, by: str) -> Switch:
+def commit(
+    switch: Switch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
+) -> Switch:
     """All have answered: the generation starts at the last lease end + margin, and after every other generation.
 
     The time is never before a lease end, so no participant can have taken a write that belongs to the generation.
@@ -191,7 +195,7 @@ def commit(switch: Switch, times: SwitchTimes, *, now_ms: int, newest_ms: int | 
     return replace(switch, phase=Phase.COMMITTED, time_ms=time_ms, decided_at_ms=now_ms, decided_by=by)
 
 
-def abort(switch: Switch, *, now_ms: int, by: str) -> Switch:
+def abort(switch: Switch, *, now_ms: Milliseconds, by: str) -> Switch:
     """The deadline has passed and answers are missing: the old generation goes on. Anybody may say so.
 
     Raises:
@@ -214,7 +218,7 @@ def abort(switch: Switch, *, now_ms: int, by: str) -> Switch:
     return replace(switch, phase=Phase.ABORTED, decided_at_ms=now_ms, decided_by=by)
 
 
-def due(switch: Switch, now_ms: int) -> Phase:
+def due(switch: Switch, now_ms: Milliseconds) -> Phase:
     """What anybody whose clock shows `now_ms` may make of an undecided switch; PREPARING means wait for answers."""
     if switch.is_decided:
         return switch.phase
@@ -223,7 +227,9 @@ def due(switch: Switch, now_ms: int) -> Phase:
     return Phase.ABORTED if now_ms >= switch.deadline_ms else Phase.PREPARING
 
 
-def decide(switch: Switch, times: SwitchTimes, *, now_ms: int, newest_ms: int | None, by: str) -> Switch:
+def decide(
+    switch: Switch, times: SwitchTimes, *, now_ms: Milliseconds, newest_ms: Milliseconds | None, by: str
+) -> Switch:
     """The switch after what is due; as it was where nothing is."""
     outcome = due(switch, now_ms)
     if outcome is Phase.COMMITTED:

@@ -14,7 +14,7 @@ from uuid import UUID, uuid5
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cdc_platform.clock import format_ms, format_us
+from cdc_platform.clock import ONE_MS, Microseconds, Milliseconds, format_ms, format_us, ms_of_seconds, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations.expiry import unread
 from cdc_platform.generations.metadata import LEEWAY_US, Decision, Verdict, operating_index
@@ -31,12 +31,12 @@ MOST_TABLETS = 1 << 20
 class StreamSet:
     """The streams of one table from a time on: `tokens` int64[n] ascending, `ids` uint8[n, 16] in the same order."""
 
-    timestamp_ms: int
+    timestamp_ms: Milliseconds
     tokens: Int64s
     ids: UInt8s
 
     @classmethod
-    def of(cls, timestamp_ms: int, ids: UInt8s) -> StreamSet:
+    def of(cls, timestamp_ms: Milliseconds, ids: UInt8s) -> StreamSet:
         """A set of these streams (uint8[n, 16], in any order)."""
         ordered = in_ring_order(ids)
         return cls(timestamp_ms, np.ascontiguousarray(decode(ordered).tokens), ordered)
@@ -135,7 +135,7 @@ def merged_ends(ends: Int64s, count: int) -> Int64s:
     return _power_of_two("merge", len(ends), count)
 
 
-def new_streams(table_id: UUID, timestamp_ms: int, ends: Int64s) -> UInt8s:
+def new_streams(table_id: UUID, timestamp_ms: Milliseconds, ends: Int64s) -> UInt8s:
     """The streams (uint8[n, 16]) of the tablets that end at `ends`: token = last token, index 0, version 1.
 
     The random bits are a hash of table, time and token: made again, the set has the same bytes, and at another time it
@@ -189,43 +189,53 @@ def among(ids: UInt8s, others: UInt8s) -> Bools:
     return np.isin(comparable(ids), comparable(others))
 
 
-def base_timestamp(now_ms: int, leeway_ms: int = LEEWAY_MS) -> int:
+def base_timestamp(now_ms: Milliseconds, leeway_ms: Milliseconds = LEEWAY_MS) -> Milliseconds:
     """The time (ms) of a table's first set: a leeway ago, so that it can be written to at once."""
     return now_ms - leeway_ms
 
 
 def next_set_timestamp(
-    now_ms: int, last_ms: int, *, ring_delay_ms: int = RING_DELAY_MS, leeway_ms: int = LEEWAY_MS
-) -> int:
+    now_ms: Milliseconds,
+    last_ms: Milliseconds,
+    *,
+    ring_delay_ms: Milliseconds = RING_DELAY_MS,
+    leeway_ms: Milliseconds = LEEWAY_MS,
+) -> Milliseconds:
     """The time (ms) of the set after the one of `last_ms`: late enough for every node to hear of it before."""
-    return max(now_ms + 2 * ring_delay_ms + leeway_ms, last_ms + 1)
+    return max(now_ms + ring_delay_ms * 2 + leeway_ms, last_ms + ONE_MS)
 
 
-def base_index_after_gc(times_ms: Sequence[int], now_ms: int, ttl_seconds: int) -> int:
+def base_index_after_gc(times_ms: Sequence[Milliseconds], now_ms: Milliseconds, ttl_seconds: int) -> int:
     """The index of the oldest set that has to be kept, of sets that start at `times_ms` (ascending).
 
     A set can go when the next one has operated for the TTL of the log: no row of it is left. TTL 0: rows stay for good.
     """
     if ttl_seconds == 0 or not times_ms:
         return 0
-    return max(int(operating_index(times_ms, now_ms - ttl_seconds * 1000)), 0)
+    return max(int(operating_index(times_ms, now_ms - ms_of_seconds(ttl_seconds))), 0)
 
 
-def oldest_unread_index(times_ms: Sequence[int], position_us: int) -> int:
+def oldest_unread_index(times_ms: Sequence[Milliseconds], position_us: Microseconds) -> int:
     """The index of the oldest set that a reader is not done with, of sets that start at `times_ms` (ascending).
 
     It is at `position_us` (everything at or before it is read), and done with a set when it has reached the next one:
     the rule of generations.
     """
-    return int(np.argmax(unread(np.asarray(times_ms, dtype=np.int64) * 1000, position_us))) if times_ms else 0
+    return int(np.argmax(unread(us_of(np.asarray(times_ms, dtype=np.int64)), position_us))) if times_ms else 0
 
 
-def decide_write(set_times_ms: Sequence[int], write_ts_us: int, now_us: int, *, leeway_us: int = LEEWAY_US) -> Decision:
+def decide_write(
+    set_times_ms: Sequence[Milliseconds],
+    write_ts_us: Microseconds,
+    now_us: Microseconds,
+    *,
+    leeway_us: Microseconds = LEEWAY_US,
+) -> Decision:
     """Whether a write of `write_ts_us` (µs) gets a stream of the sets that start at `set_times_ms` (ascending).
 
     A timestamp beyond clock and leeway is refused; one of the past never is, however old, while a set operated then.
     """
-    times_us = [time * 1000 for time in set_times_ms]
+    times_us = [us_of(time) for time in set_times_ms]
     row = int(operating_index(times_us, write_ts_us))
     first = times_us[0] if times_us else None
     write, now = f"write timestamp {format_us(write_ts_us)}", format_us(now_us)
@@ -254,7 +264,7 @@ def streams_for(sets: Sequence[StreamSet], ts_us: ArrayLike, tokens: ArrayLike) 
         InputError: a set that is needed does not cover the ring.
     """
     tokens = np.asarray(tokens, dtype=np.int64)
-    rows = operating_index([each.timestamp_ms * 1000 for each in sets], ts_us)
+    rows = operating_index([us_of(each.timestamp_ms) for each in sets], ts_us)
     streams = np.zeros((len(tokens), STREAM_ID_BYTES), dtype=np.uint8)
     for row in np.unique(rows[rows >= 0]):
         mine = rows == row

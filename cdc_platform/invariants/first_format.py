@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.invariants.findings import (
@@ -75,9 +75,9 @@ def against_v1(lake: Lake, held: Sequence[HeldGeneration]) -> list[tuple[str, di
     return parts
 
 
-def compared_with_published(lake: Lake, time_ms: int) -> Tally:
+def compared_with_published(lake: Lake, time_ms: Milliseconds) -> Tally:
     """Whether the published rows of a time are those of its V1 description, stream by stream in shard order."""
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end", "streams"], [("time", "=", to_datetime(time_ms * 1000))])
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end", "streams"], [("time", "=", ms_to_datetime(time_ms))])
     try:
         description = generation_data.description_of(lake, GenerationId(time_ms))
     except (NotFound, StateError) as error:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, from_datetime, parse_time_ms, to_datetime
+from cdc_platform.clock import (
+    Milliseconds,
+    format_ms,
+    ms_from_datetime,
+    ms_of,
+    ms_to_datetime,
+    parse_time_ms,
+)
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter
@@ -59,7 +66,7 @@ class HeldGeneration:
     """A generation with what the lake has of it. `id` is None where only its time is known, `time_ms` where none is."""
 
     id: str | None
-    time_ms: int | None
+    time_ms: Milliseconds | None
     listed: bool
     described: Holding | None
     inserted: Holding | None
@@ -113,14 +120,14 @@ def generations(lake: Lake) -> list[HeldGeneration]:
         if each.id is not None or each.published or str(each.time_ms) in published
     }
     names = [(each.id, each.time_ms) for each in told.values()]
-    names += [(None, time) for time in map(int, published) if time not in told]
+    names += [(None, time) for time in map(Milliseconds, published) if time not in told]
     named = {id_ for id_, _ in names}
     names += [(id_, None) for id_ in dict.fromkeys([*described, *inserted]) if id_ not in named]
     found = [
         HeldGeneration(
             id_,
             time,
-            time in told and told[time].published,
+            time is not None and time in told and told[time].published,
             None if id_ is None else described.get(id_),
             None if id_ is None else inserted.get(id_),
             None if time is None else published.get(str(time)),
@@ -146,15 +153,15 @@ def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
     raise NotFound(f"no generation {name} is known; list them with: cdc-platform generations")
 
 
-def ledger_times(lake: Lake) -> dict[str, int]:
+def ledger_times(lake: Lake) -> dict[str, Milliseconds]:
     """The time (ms) of every generation that has been given one, by its UUID."""
     rows = lake.read(GENERATIONS, ["generation_id", "time"])
-    return dict(zip(rows["generation_id"].to_pylist(), _ms(rows["time"]).tolist(), strict=True))
+    return dict(zip(rows["generation_id"].to_pylist(), _ms_of_column(rows["time"]).tolist(), strict=True))
 
 
-def listed_times(lake: Lake) -> list[int]:
+def listed_times(lake: Lake) -> list[Milliseconds]:
     """The times (ms) in `cdc_generation_timestamps`, ascending."""
-    return np.sort(_ms(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])).tolist()
+    return np.sort(_ms_of_column(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])).tolist()
 
 
 def ring_nodes(lake: Lake) -> RingNodes:
@@ -214,7 +221,7 @@ def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, uno
 def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
     values = rows[_key_column(table)]
     encoded = (
-        pa.array(_ms(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
+        pa.array(_ms_of_column(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
     ).dictionary_encode()
     codes = np.asarray(encoded.indices)
     for code, key in enumerate(encoded.dictionary.to_pylist()):
@@ -234,7 +241,7 @@ def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
 
 def _key(table: Table, stored: Any) -> str:
     """The key of a value of the column that names generations; the inverse of `_stored`."""
-    return str(from_datetime(stored) // 1000) if table is STREAMS_DESCRIPTIONS_V2 else stored
+    return str(ms_from_datetime(stored)) if table is STREAMS_DESCRIPTIONS_V2 else stored
 
 
 def _key_column(table: Table) -> str:
@@ -243,12 +250,12 @@ def _key_column(table: Table) -> str:
 
 
 def _stored(table: Table, key: str) -> object:
-    return to_datetime(int(key) * 1000) if table is STREAMS_DESCRIPTIONS_V2 else key
+    return ms_to_datetime(Milliseconds(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
 
 
 def _marked(table: Table, key: str) -> str:
     """How `unordered_ranges` names a generation: times as text."""
-    return format_ms(int(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
+    return format_ms(Milliseconds(key)) if table is STREAMS_DESCRIPTIONS_V2 else key
 
 
 def _unmarked(table: Table, name: str) -> str:
@@ -260,5 +267,5 @@ def _numbers(column: pa.ChunkedArray) -> Int64s:
     return np.asarray(compute.fill_null(column.cast(pa.int64()), -(2**63)), dtype=np.int64)
 
 
-def _ms(moments: pa.ChunkedArray) -> Int64s:
-    return np.asarray(moments.cast(pa.int64()), dtype=np.int64) // 1000
+def _ms_of_column(moments: pa.ChunkedArray) -> Int64s:
+    return ms_of(np.asarray(moments.cast(pa.int64()), dtype=np.int64))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.generations import decode
 from cdc_platform.generations.stream_ids import VERSION
 from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
@@ -52,7 +52,7 @@ def _lines(tallies: Iterable[Tally]) -> list[Finding]:
     ]
 
 
-def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: int | None = None) -> Iterator[Tally]:
+def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: Milliseconds | None = None) -> Iterator[Tally]:
     name = f"{keyspace}.{table}"
     listed = tablet_rows.listed_times(lake, keyspace, table)
     times = listed if decided_ms is None else sorted({*listed, decided_ms})
@@ -87,7 +87,7 @@ def _format(name: str, rows: TabletRows) -> Tally:
     return Tally(TABLET_STREAM_FORMAT, len(rows.ids) + rows.damaged, wrong.size + rows.damaged, 0, sample)
 
 
-def _at_ends(where: str, time: int, current: np.ndarray, ends: np.ndarray | None) -> Tally:
+def _at_ends(where: str, time: Milliseconds, current: np.ndarray, ends: np.ndarray | None) -> Tally:
     """Streams against the tablets that were noted; where none were, no two streams may stand for one tablet."""
     tokens = np.sort(tokens_of(current))
     repeated = tokens[1:][tokens[1:] == tokens[:-1]]
@@ -102,7 +102,12 @@ def _at_ends(where: str, time: int, current: np.ndarray, ends: np.ndarray | None
 
 
 def _added_up(
-    where: str, time: int, previous: np.ndarray | None, current: np.ndarray, closed: np.ndarray, opened: np.ndarray
+    where: str,
+    time: Milliseconds,
+    previous: np.ndarray | None,
+    current: np.ndarray,
+    closed: np.ndarray,
+    opened: np.ndarray,
 ) -> Tally:
     """The first set opens all of itself; what a collection may have left closed there is no part of it."""
     stayed = opened[:0] if previous is None else previous[~among(previous, np.concatenate([closed, opened]))]
@@ -112,12 +117,12 @@ def _added_up(
     return _judged(TABLET_SETS_ADD_UP, time, wrong, shown)
 
 
-def _closed(where: str, time: int, previous: np.ndarray | None, closed: np.ndarray) -> Tally:
+def _closed(where: str, time: Milliseconds, previous: np.ndarray | None, closed: np.ndarray) -> Tally:
     foreign = closed[:0] if previous is None else closed[~among(closed, previous)]
     shown = f"{where} closes 0x{foreign[0].tobytes().hex()}, which was not open before" if len(foreign) else ""
     return _judged(TABLET_CLOSED_IN_PREVIOUS, time, len(foreign) > 0, shown)
 
 
-def _judged(invariant: str, time: int, wrong: bool, sample: str) -> Tally:
+def _judged(invariant: str, time: Milliseconds, wrong: bool, sample: str) -> Tally:
     """The tally of one set."""
     return Tally(invariant, 1, int(wrong), time, sample if wrong else "")

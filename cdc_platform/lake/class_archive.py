@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from cdc_platform.clock import HOUR_SECONDS
 from cdc_platform.lake.java import Java
 
 SWITCH = "CDC_PLATFORM_CLASS_ARCHIVE"
@@ -22,7 +23,7 @@ SWITCH = "CDC_PLATFORM_CLASS_ARCHIVE"
 
 # HotSpot writes the header, which this number opens, after everything else: a file that has it is whole.
 _MAGIC = struct.pack("=I", 0xF00BABA8)
-_STALE_SECONDS = 3600
+_STALE_SECONDS = HOUR_SECONDS
 _KEPT = 2
 # The JVM says on stdout why it can't use or extend an archive; nothing that a person could do anything about.
 _QUIET = ["-Xlog:disable", "-Xlog:all=error:stderr"]

@@ -36,7 +36,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import errors
-from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.clock import DAY_SECONDS, from_datetime, to_datetime
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 _ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string()})
 """What a task answers: a line a file, with the action that adds it; or one that says why it refuses its rows."""
-_DAY_SECONDS = 86_400
 # As every write, but no dictionary for stream IDs, of which no two are the same: building one takes a fifth of a write.
 _WRITER_PROPERTIES = WriterProperties(
     compression="ZSTD",
@@ -279,5 +278,5 @@ def _sweep(draft: Path) -> None:
     table, _, _ = draft.name.rpartition(".")
     for left in draft.parent.glob(f"{table}.*"):
         with contextlib.suppress(OSError):  # another writer sweeps as well
-            if draft.stat().st_mtime - left.stat().st_mtime > _DAY_SECONDS:
+            if draft.stat().st_mtime - left.stat().st_mtime > DAY_SECONDS:
                 discard(left)

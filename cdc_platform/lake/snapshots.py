@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us, us_of
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
@@ -127,7 +127,7 @@ def of_version(lake: Lake, table: Table, version: int) -> Snapshot:
     return _at(lake, table, opened, version)
 
 
-def of_time(lake: Lake, table: Table, at_us: int) -> Snapshot | None:
+def of_time(lake: Lake, table: Table, at_us: Microseconds) -> Snapshot | None:
     """The newest version that was committed at `at_us` (µs) or before; None where the table did not exist then.
 
     By the times in the commits, which are of the clocks of the machines that made them.
@@ -140,7 +140,7 @@ def of_time(lake: Lake, table: Table, at_us: int) -> Snapshot | None:
     if opened is None:
         return None
     commits = sorted((entry["version"], entry["timestamp"]) for entry in opened.history() if "timestamp" in entry)
-    found = max((version for version, ms in commits if ms * 1000 <= at_us), default=None)
+    found = max((version for version, ms in commits if us_of(ms) <= at_us), default=None)
     if found is not None:
         return _at(lake, table, opened, found)
     if commits and commits[0][0] == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from cdc_platform.clock import Microseconds, us_of
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
@@ -53,7 +54,7 @@ def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSche
             continue
         try:
             for statement in parse(known.ddl):
-                _define(catalog, statement.body, known.created_at_ms * 1000)
+                _define(catalog, statement.body, us_of(known.created_at_ms))
             found.append(catalog.table(s.Name(known.keyspace_name, known.table_name)))
         except (NotFound, ValueError) as error:
             raise StateError(
@@ -63,7 +64,7 @@ def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSche
     return found
 
 
-def _define(catalog: Catalog, body: s.Body, at_us: int) -> None:
+def _define(catalog: Catalog, body: s.Body, at_us: Microseconds) -> None:
     if isinstance(body, s.Definition):
         define(catalog, body, at_us)
 

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
+from cdc_platform.clock import MILLISECOND_NS, Milliseconds
 from cdc_platform.cql.scalars import integer_of_text, integer_text
 from cdc_platform.cql.times import days_of, parse_duration
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, Value
@@ -20,7 +21,7 @@ from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, 
 FIRST_DAY = days_of(1, 1, 1)
 LAST_DAY = days_of(9999, 12, 31)
 """The days (since 1970) that every reader of Delta tables has."""
-LAST_MS = (2**63 - 1) // 1_000_000
+LAST_MS = Milliseconds((2**63 - 1) // MILLISECOND_NS)
 FIRST_MS = -LAST_MS
 """The milliseconds (since 1970) that every reader has: from 1677-09-21 to 2262-04-11."""
 OF_TEXT: Mapping[str, Callable[[str], Any]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import Partition, collected
 from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Mutation
 from cdc_platform.cql.ranges import Key
@@ -26,7 +27,7 @@ _State = dict[str, Value | None]
 class Images:
     """The running state of the rows that a mutation touches while its changes go over them."""
 
-    def __init__(self, mutation: Mutation, state: Mutation | None, now_us: int | None) -> None:
+    def __init__(self, mutation: Mutation, state: Mutation | None, now_us: Microseconds | None) -> None:
         """`state` is what the partition held, None for nothing; `now_us` says what of it has expired."""
         schema = mutation.schema
         self._schema = schema

@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.clock import ms_of
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import composite_column, fixed_width
@@ -62,7 +63,7 @@ def _component(column: Column, values: pa.Array) -> pa.Array:
     if name == "date":
         return fixed_width((values.cast(pa.int32()).to_numpy() + np.int64(_DATE_ZERO)).astype(">u4"))
     if name == "timestamp":
-        return fixed_width((values.cast(pa.int64()).to_numpy() // 1000).astype(">i8"))
+        return fixed_width((ms_of(values.cast(pa.int64()).to_numpy())).astype(">i8"))
     if name in _BIG_ENDIAN:
         return fixed_width(values.to_numpy(zero_copy_only=False).astype(_BIG_ENDIAN[name]))
     raise InputError(

@@ -13,6 +13,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.clock import Microseconds, Milliseconds, ms_of, us_of
 from cdc_platform.cql.schema import LogColumn, TableSchema
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 from cdc_platform.errors import InputError
@@ -136,7 +137,7 @@ def _scalar_value(kind: Scalar, value: Value) -> Any:
         return to_text(kind.name, value)
     if kind.name == "date":
         return nearest(kind, value)
-    return nearest(kind, value) * 1000 if kind.name == "timestamp" else value
+    return us_of(Milliseconds(nearest(kind, value))) if kind.name == "timestamp" else value
 
 
 def canonical_value(kind: CqlType, value: Any) -> Value | None:
@@ -171,9 +172,8 @@ def _scalar_of(kind: Scalar, value: Any) -> Value:
         except (ValueError, ArithmeticError):
             raise kind.refuse(value) from None
     if kind.name == "timestamp":
-        return (
-            value if isinstance(value, int) else int(np.datetime64(value.replace(tzinfo=None), "us").astype(int))
-        ) // 1000
+        us = value if isinstance(value, int) else np.datetime64(value.replace(tzinfo=None), "us").astype(int)
+        return ms_of(Microseconds(us))
     if kind.name == "date" and isinstance(value, date):
         return value.toordinal() - _EPOCH
     return kind.canonical(value)

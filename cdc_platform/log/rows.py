@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import collected
 from cdc_platform.cql.mutation import Cell, ColumnChange, Mutation
 from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
@@ -46,7 +47,7 @@ class LogMutation:
     They go to one stream, the one of the partition key at the timestamp; `cdc$stream_id` is left None.
     """
 
-    timestamp: int
+    timestamp: Microseconds
     rows: list[Row]
 
     def in_stream(self, stream_id: bytes) -> list[Row]:
@@ -55,7 +56,7 @@ class LogMutation:
 
 
 def log_mutations(
-    mutation: Mutation, state: Mutation | None = None, *, now_us: int | None = None, identity: bytes = b""
+    mutation: Mutation, state: Mutation | None = None, *, now_us: Microseconds | None = None, identity: bytes = b""
 ) -> list[LogMutation]:
     """What a mutation leaves in the log of its table, one log mutation a timestamp, ascending; none if it does nothing.
 
@@ -121,7 +122,7 @@ class _Writer:
             elif operation is Operation.PRE_IMAGE:
                 row[f"cdc$deleted_{name}"] = True
 
-    def finished(self, timestamp: int, identity: bytes) -> list[Row]:
+    def finished(self, timestamp: Microseconds, identity: bytes) -> list[Row]:
         """The rows with `cdc$time`, their numbers and the end of the batch."""
         for number, row in enumerate(self._rows):
             row["cdc$batch_seq_no"] = number

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, ColumnChanges, Marker, Mutation
 from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
 from cdc_platform.cql.types import Value
@@ -31,7 +32,7 @@ class Changes:
     `deletions_first` says that row deletions come in front of the upserts, not behind them.
     """
 
-    timestamp: int
+    timestamp: Microseconds
     upserts: list[Upsert] = field(default_factory=list)
     row_deletions: list[Key] = field(default_factory=list)
     ranges: list[RangeTombstone] = field(default_factory=list)
@@ -91,7 +92,7 @@ def _adds_elements(columns: ColumnChanges) -> bool:
     return any(not cell.dead for change in collections for cell in change.elements.values())
 
 
-def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> Iterator[tuple[int, int]]:
+def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> Iterator[tuple[Microseconds, int]]:
     """The (timestamp, TTL) of everything in a mutation."""
     for columns in (mutation.static, *(row.cells for row in mutation.rows.values())):
         yield from (time for change in columns.values() for time in _times_of(change))
@@ -102,16 +103,16 @@ def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> Iterator[tuple[i
         yield mutation.partition_tombstone, 0
 
 
-def _times_of(change: ColumnChange) -> Iterator[tuple[int, int]]:
+def _times_of(change: ColumnChange) -> Iterator[tuple[Microseconds, int]]:
     if isinstance(change, Cell):
         yield _time_of(change)
         return
     if change.tombstone is not None:
-        yield change.tombstone + 1, 0
+        yield change.tombstone + ONE_US, 0
     yield from map(_time_of, change.elements.values())
 
 
-def _time_of(cell: Cell) -> tuple[int, int]:
+def _time_of(cell: Cell) -> tuple[Microseconds, int]:
     return cell.timestamp, 0 if cell.dead else cell.ttl
 
 
@@ -135,7 +136,7 @@ def _in_order(mutation: Mutation, keys: Mapping[Key, object]) -> list[Key]:
 
 
 def _taken_apart(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
-    by_time: dict[int, Changes] = {}
+    by_time: dict[Microseconds, Changes] = {}
     static, inserts, updates = _upserts(mutation)
     for timestamp, upsert in (*static, *inserts, *updates):
         _at(by_time, timestamp).upserts.append(upsert)
@@ -148,11 +149,11 @@ def _taken_apart(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Chang
     return [by_time[timestamp] for timestamp in sorted(by_time)]
 
 
-def _at(by_time: dict[int, Changes], timestamp: int) -> Changes:
+def _at(by_time: dict[Microseconds, Changes], timestamp: Microseconds) -> Changes:
     return by_time.setdefault(timestamp, Changes(timestamp))
 
 
-_Parts = list[tuple[int, Upsert]]
+_Parts = list[tuple[Microseconds, Upsert]]
 """Upserts with their timestamps (µs)."""
 
 
@@ -182,9 +183,11 @@ def _only_elements(change: ColumnChange) -> bool:
     return isinstance(change, CollectionChange) and change.tombstone is None
 
 
-def _by_time(columns: ColumnChanges, marker: Marker | None) -> list[tuple[tuple[int, int], dict[str, ColumnChange]]]:
+def _by_time(
+    columns: ColumnChanges, marker: Marker | None
+) -> list[tuple[tuple[Microseconds, int], dict[str, ColumnChange]]]:
     """The columns of a row by ascending (timestamp, TTL); the marker's has a part even if it is empty."""
-    parts: dict[tuple[int, int], dict[str, ColumnChange]] = {}
+    parts: dict[tuple[Microseconds, int], dict[str, ColumnChange]] = {}
     if marker is not None:
         parts[marker.timestamp, marker.ttl] = {}
     for name, change in columns.items():
@@ -193,11 +196,11 @@ def _by_time(columns: ColumnChanges, marker: Marker | None) -> list[tuple[tuple[
     return sorted(parts.items(), key=lambda part: part[0])
 
 
-def _parts_of(change: ColumnChange) -> dict[tuple[int, int], ColumnChange]:
+def _parts_of(change: ColumnChange) -> dict[tuple[Microseconds, int], ColumnChange]:
     if isinstance(change, Cell):
         return {_time_of(change): change}
-    tombstones = {} if change.tombstone is None else {(change.tombstone + 1, 0): change.tombstone}
-    elements: dict[tuple[int, int], dict[Value, Cell]] = {}
+    tombstones = {} if change.tombstone is None else {(change.tombstone + ONE_US, 0): change.tombstone}
+    elements: dict[tuple[Microseconds, int], dict[Value, Cell]] = {}
     for key, cell in change.elements.items():
         elements.setdefault(_time_of(cell), {})[key] = cell
     times = dict.fromkeys((*tombstones, *elements))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.clock import DAY_NS, MILLISECOND_US, us_of
 from cdc_platform.cql.scalars import shortened
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.cql.times import DAY_NS
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, UserType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
@@ -128,8 +128,8 @@ def _not_ascii(values: Any) -> Any:
 
 def _no_timestamp(values: Any) -> Any:
     us = values.cast(pa.int64())
-    finer = compute.not_equal(compute.multiply(compute.divide(us, 1000), 1000), us)
-    return compute.or_(finer, _outside(FIRST_MS * 1000, LAST_MS * 1000)(values))
+    finer = compute.not_equal(compute.multiply(compute.divide(us, MILLISECOND_US), MILLISECOND_US), us)
+    return compute.or_(finer, _outside(us_of(FIRST_MS), us_of(LAST_MS))(values))
 
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {

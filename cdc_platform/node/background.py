@@ -6,26 +6,29 @@ It has no thread and no clock of its own. A simulation calls `step` at the times
 
 from __future__ import annotations
 
+from cdc_platform.clock import SECOND_US, Microseconds, seconds_of_us
 from cdc_platform.node.coordinator import Coordinator
 from cdc_platform.node.given import Now, Waiter
 
-RETRY_US = 5_000_000
+RETRY_US = SECOND_US * 5
 """How long a coordinator waits by default before it tries again to read a generation (µs)."""
 
 
 class Background:
     """Retries a coordinator's pending generations, `retry_us` (µs) after each failure."""
 
-    def __init__(self, coordinator: Coordinator, now_us: Now, waiter: Waiter, *, retry_us: int = RETRY_US) -> None:
+    def __init__(
+        self, coordinator: Coordinator, now_us: Now, waiter: Waiter, *, retry_us: Microseconds = RETRY_US
+    ) -> None:
         self._coordinator = coordinator
         self._now_us = now_us
         self._waiter = waiter
         self._retry_us = retry_us
-        self._due_us: int | None = None
+        self._due_us: Microseconds | None = None
         self._closed = False
         coordinator.tell(waiter.set)
 
-    def step(self) -> int | None:
+    def step(self) -> Microseconds | None:
         """Try again if it is time to; answers when (µs) the next attempt is due, None while nothing is pending."""
         now_us = self._now_us()
         if not self._coordinator.pending():
@@ -40,7 +43,7 @@ class Background:
         """Step by step until `close` is called, waiting with the waiter in between; for a thread that is handed in."""
         while not self._closed:
             due_us = self.step()
-            self._waiter.wait(None if due_us is None else max(due_us - self._now_us(), 0) / 1_000_000)
+            self._waiter.wait(None if due_us is None else seconds_of_us(max(due_us - self._now_us(), Microseconds(0))))
             self._waiter.clear()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_of, us_of
 from cdc_platform.errors import PlatformError, WriteRefused
 from cdc_platform.generations import Decision, GenerationId, Metadata, Policy, Verdict, parse_generation_id
 from cdc_platform.generations.metadata import LEEWAY_US, Undecided
@@ -43,7 +43,7 @@ class Coordinator:
         disk: Disk,
         now_us: Now,
         *,
-        leeway_us: int = LEEWAY_US,
+        leeway_us: Microseconds = LEEWAY_US,
         policy: Policy = "strict",
         undecided: Iterable[Undecided] = (),
     ) -> None:
@@ -52,7 +52,7 @@ class Coordinator:
         self._disk = disk
         self._now_us = now_us
         self._metadata = Metadata(leeway_us, policy)
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[Milliseconds, Pending] = {}
         self._undecided = {switch.generation_id: switch for switch in undecided}
         self._lock = threading.RLock()
         self._told: list[Callable[[], object]] = []
@@ -86,7 +86,7 @@ class Coordinator:
         if id is None:
             return False
         with self._lock:
-            to_read = self._metadata.prepare(id.time_ms * 1000, self._now_us())
+            to_read = self._metadata.prepare(us_of(id.time_ms), self._now_us())
             # In this order, under one lock: no write is taken in between by the generation before.
             self._undecided.pop(str(id.uuid), None)
             if not to_read:
@@ -121,12 +121,12 @@ class Coordinator:
         with self._lock:
             return [self._pending[time] for time in sorted(self._pending)]
 
-    def decide(self, write_ts_us: int) -> Decision:
+    def decide(self, write_ts_us: Microseconds) -> Decision:
         """The verdict on a write with this timestamp (µs) now."""
         with self._lock:
             return self._metadata.decide(write_ts_us, self._now_us(), undecided=tuple(self._undecided.values()))
 
-    def get_stream(self, write_ts_us: int, token: int) -> bytes:
+    def get_stream(self, write_ts_us: Microseconds, token: int) -> bytes:
         """The stream ID (16 bytes) for a write of `token` with this timestamp (µs).
 
         Raises:
@@ -144,12 +144,12 @@ class Coordinator:
 
     def _is_read(self, id: GenerationId) -> bool:
         times = self._metadata.times_us
-        return id.time_ms * 1000 in times and id.time_ms not in self._pending
+        return us_of(id.time_ms) in times and id.time_ms not in self._pending
 
     def _try(self, id: GenerationId) -> bool:
         """Read a generation once; whatever the outcome, what is known afterwards says so."""
         with self._lock:
-            if self._metadata.known_or_obsolete(id.time_ms * 1000, self._now_us()):
+            if self._metadata.known_or_obsolete(us_of(id.time_ms), self._now_us()):
                 self._give_up(id)
                 return self._is_read(id)
         try:
@@ -161,7 +161,7 @@ class Coordinator:
         if self._disk.keep(id):
             _log.info("node %s keeps generation %s, which starts at %s", self.host_id, id, format_ms(id.time_ms))
         with self._lock:
-            used = self._metadata.insert(id.time_ms * 1000, description, self._now_us())
+            used = self._metadata.insert(us_of(id.time_ms), description, self._now_us())
             self._pending.pop(id.time_ms, None)
         if used:
             _log.info("node %s starts to use generation %s", self.host_id, id)
@@ -181,7 +181,7 @@ class Coordinator:
         for listener in self._told:
             listener()
 
-    def _why_not_read(self, write_ts_us: int) -> str | None:
+    def _why_not_read(self, write_ts_us: Microseconds) -> str | None:
         generation = self._metadata.generation_used_at(write_ts_us)
-        pending = None if generation is None else self._pending.get(generation // 1000)
+        pending = None if generation is None else self._pending.get(ms_of(generation))
         return pending and f"tried {pending.attempts} times, at last: {pending.reason}"

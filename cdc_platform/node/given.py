@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.generations import GenerationId, TopologyDescription
 
 Reader = Callable[[GenerationId], TopologyDescription]
 """Reads the whole description of a generation, or raises a PlatformError or an OSError: it may be there later."""
 
-Now = Callable[[], int]
+Now = Callable[[], Microseconds]
 """What the node's clock shows, in µs since 1970 UTC."""
 
 

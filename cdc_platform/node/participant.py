@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cdc_platform.clock import Microseconds, Milliseconds, us_of
 from cdc_platform.errors import WriteRefused
 from cdc_platform.generations.description import TopologyDescription
 from cdc_platform.generations.metadata import Metadata, Policy, Undecided, Verdict
@@ -24,20 +25,20 @@ class Promise:
     """
 
     generation_id: str
-    lease_end_ms: int
-    since_ms: int
+    lease_end_ms: Milliseconds
+    since_ms: Milliseconds
 
     @property
     def undecided(self) -> Undecided:
         """What the acceptance rule asks of it."""
-        return Undecided(self.generation_id, self.since_ms * 1000, self.lease_end_ms * 1000)
+        return Undecided(self.generation_id, us_of(self.since_ms), us_of(self.lease_end_ms))
 
 
 @dataclass(frozen=True, eq=False)
 class Accepted:
     """A write that is taken: its generation's timestamp (µs), its stream's ID (16 bytes), the ring that routes it."""
 
-    generation_us: int
+    generation_us: Microseconds
     stream_id: bytes
     ring: Ring
 
@@ -53,8 +54,8 @@ class Participant:
     ) -> None:
         self.host_id = host_id
         self._times = times
-        self._metadata = Metadata(times.leeway_ms * 1000, policy)
-        self._rings: dict[int, Ring] = {}
+        self._metadata = Metadata(us_of(times.leeway_ms), policy)
+        self._rings: dict[Microseconds, Ring] = {}
         self._prepared: dict[str, tuple[TopologyDescription, Ring]] = {}
         self._promises = {promise.generation_id: promise for promise in promises}
 
@@ -64,16 +65,16 @@ class Participant:
         return tuple(self._promises.values())
 
     @property
-    def times_us(self) -> tuple[int, ...]:
+    def times_us(self) -> tuple[Microseconds, ...]:
         """Timestamps (µs) of the generations it can write to, ascending."""
         return self._metadata.times_us
 
-    def know(self, time_ms: int, description: TopologyDescription, ring: Ring, now_us: int) -> None:
+    def know(self, time_ms: Milliseconds, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> None:
         """A committed generation, with the ring from its timestamp on."""
-        if self._metadata.insert(time_ms * 1000, description, now_us):
-            self._rings[time_ms * 1000] = ring
+        if self._metadata.insert(us_of(time_ms), description, now_us):
+            self._rings[us_of(time_ms)] = ring
 
-    def promise(self, switch: Switch, description: TopologyDescription, ring: Ring, now_us: int) -> Promise:
+    def promise(self, switch: Switch, description: TopologyDescription, ring: Ring, now_us: Microseconds) -> Promise:
         """Keep the whole of a generation as prepared, and promise; asked again, the promise is the first one."""
         self._prepared[switch.generation_id] = (description, ring)
         if switch.generation_id not in self._promises:
@@ -81,14 +82,14 @@ class Participant:
             self._promises[switch.generation_id] = Promise(switch.generation_id, end, switch.prepared_at_ms)
         return self._promises[switch.generation_id]
 
-    def learn(self, switch: Switch, now_us: int) -> bool:
+    def learn(self, switch: Switch, now_us: Microseconds) -> bool:
         """What the register says of a switch. A decision ends the promise.
 
         Returns whether that was all: False where a committed generation has to be read first, then `promise` or
         `know` it and learn again; until then the promise holds.
         """
         time = switch.time_ms
-        if time is not None and not self._metadata.known_or_obsolete(time * 1000, now_us):
+        if time is not None and not self._metadata.known_or_obsolete(us_of(time), now_us):
             prepared = self._prepared.get(switch.generation_id)
             if prepared is None:
                 return False
@@ -98,7 +99,7 @@ class Participant:
             self._prepared.pop(switch.generation_id, None)
         return True
 
-    def accept(self, write_ts_us: int, token: int, now_us: int) -> Accepted:
+    def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> Accepted:
         """Take a write: its timestamp chooses the generation, and with it the stream and the ring.
 
         Raises:

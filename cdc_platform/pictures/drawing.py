@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Milliseconds, ms_to_datetime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,11 +41,11 @@ def draw_dates(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def days(ms: int) -> float:
+def days(ms: Milliseconds) -> float:
     """A time (ms) as matplotlib has it on an axis."""
     from matplotlib.dates import date2num
 
-    return float(date2num(to_datetime(ms * 1000)))
+    return float(date2num(ms_to_datetime(ms)))
 
 
 def short(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import MINUTE_MS, Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.pictures.drawing import INK, MOST_ROWS, PALETTE, days, draw_dates, new_figure, png, short
 
@@ -19,14 +19,14 @@ class Stay:
     """
 
     name: str
-    time_ms: int
-    superseded_ms: int | None
-    expired_ms: int | None
-    removable_ms: int | None
+    time_ms: Milliseconds
+    superseded_ms: Milliseconds | None
+    expired_ms: Milliseconds | None
+    removable_ms: Milliseconds | None
     held: bool
 
 
-def plan_picture(stays: Sequence[Stay], now_ms: int) -> bytes:
+def plan_picture(stays: Sequence[Stay], now_ms: Milliseconds) -> bytes:
     """The purge plan: each generation while it operates, while rows of it can be in a log, and for the grace time.
 
     `stays` are oldest first; of many the oldest are shown, which are the next to go.
@@ -37,8 +37,8 @@ def plan_picture(stays: Sequence[Stay], now_ms: int) -> bytes:
     if not stays:
         raise InputError("a picture of the purge plan needs one generation at least")
     shown = stays[:MOST_ROWS]
-    latest = max(max(each.removable_ms or 0, each.superseded_ms or each.time_ms) for each in shown)
-    edge = max(latest, now_ms) + max(max(latest, now_ms) - shown[0].time_ms, 60_000) // 12
+    latest = max(max(each.removable_ms or Milliseconds(0), each.superseded_ms or each.time_ms) for each in shown)
+    edge = max(latest, now_ms) + max(max(latest, now_ms) - shown[0].time_ms, MINUTE_MS) // 12
     figure = new_figure(6.4, min(6.0, 1.6 + 0.3 * len(shown)))
     axes = figure.add_subplot()
     for row, each in enumerate(shown):

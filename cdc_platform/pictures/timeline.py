@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import MINUTE_MS, Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.pictures.drawing import INK, MOST_ROWS, PALETTE, days, draw_dates, new_figure, png, short
 
@@ -15,11 +15,11 @@ class Bar:
     """One generation of a timeline: its name, when it starts (ms) and whether readers can see it."""
 
     name: str
-    time_ms: int
+    time_ms: Milliseconds
     published: bool
 
 
-def timeline_picture(generations: Sequence[Bar], now_ms: int) -> bytes:
+def timeline_picture(generations: Sequence[Bar], now_ms: Milliseconds) -> bytes:
     """When each generation operates, from its timestamp to the next one's; the newest is open.
 
     `generations` are oldest first, `now_ms` is where the dashed line stands. Only the newest ones are shown.
@@ -31,7 +31,7 @@ def timeline_picture(generations: Sequence[Bar], now_ms: int) -> bytes:
         raise InputError("a timeline needs one generation at least")
     shown = list(generations[-MOST_ROWS:])
     starts = [bar.time_ms for bar in shown]
-    span = max(max(starts[-1], now_ms) - starts[0], 60_000)
+    span = max(max(starts[-1], now_ms) - starts[0], MINUTE_MS)
     ends = [*starts[1:], max(starts[-1], now_ms) + span // 8]
     operating = max((row for row, start in enumerate(starts) if start <= now_ms), default=None)
     figure = new_figure(6.4, min(6.0, 1.5 + 0.3 * len(shown)))

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 import pyarrow as pa
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import snapshots
@@ -27,7 +27,7 @@ class At:
     """Which past a query reads: a version of the one table that it names, or a time (µs) of all of them."""
 
     version: int | None = None
-    time_us: int | None = None
+    time_us: Microseconds | None = None
 
 
 @dataclass(frozen=True)

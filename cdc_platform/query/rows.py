@@ -8,11 +8,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc_platform.clock import HOUR_NS, MICROSECOND_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from cdc_platform.errors import InputError
 
 ROWS_A_BATCH = 1 << 13
 _Convert = Callable[[Any], Any]
-_UNITS = (("h", 3_600 * 10**9), ("m", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1))
+_UNITS = (
+    ("h", HOUR_NS),
+    ("m", MINUTE_NS),
+    ("s", SECOND_NS),
+    ("ms", MILLISECOND_NS),
+    ("us", MICROSECOND_NS),
+    ("ns", 1),
+)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.clock import Milliseconds, ms_from_datetime, ms_to_datetime
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
@@ -29,7 +29,7 @@ class KeptRow:
 
     host_id: str
     key: str
-    time_ms: int | None
+    time_ms: Milliseconds | None
     uuid: str | None = None
 
 
@@ -103,7 +103,7 @@ def has_rewritten(lake: Lake) -> bool:
     return times.null_count < len(times)
 
 
-def mark(lake: Lake, host_ids: Sequence[str], newest_ms: int | None) -> None:
+def mark(lake: Lake, host_ids: Sequence[str], newest_ms: Milliseconds | None) -> None:
     """Write the marker of each node, with the newest rewritten time (ms); a marker that is there stays."""
     _write(lake, [KeptRow(host, REWRITTEN, newest_ms) for host in host_ids], update=False)
 
@@ -115,7 +115,7 @@ def rows_of(rows: Iterable[KeptRow]) -> pa.Table:
             {
                 "host_id": row.host_id,
                 "key": row.key,
-                "streams_timestamp": None if row.time_ms is None else to_datetime(row.time_ms * 1000),
+                "streams_timestamp": None if row.time_ms is None else ms_to_datetime(row.time_ms),
                 "uuid": row.uuid,
             }
             for row in rows
@@ -147,9 +147,7 @@ _OF_MARKERS = ("key", "=", REWRITTEN)
 def _read(lake: Lake, where: list[tuple[str, str, object]]) -> Iterator[KeptRow]:
     for row in lake.read(CDC_LOCAL, filters=where).to_pylist():
         moment = row["streams_timestamp"]
-        yield KeptRow(
-            row["host_id"], row["key"], None if moment is None else from_datetime(moment) // 1000, row["uuid"]
-        )
+        yield KeptRow(row["host_id"], row["key"], None if moment is None else ms_from_datetime(moment), row["uuid"])
 
 
 def _write(lake: Lake, rows: Sequence[KeptRow], *, update: bool) -> None:
@@ -160,5 +158,5 @@ def _row_of(host_id: str, id: GenerationId) -> KeptRow:
     return KeptRow(host_id, GENERATION, id.time_ms, None if id.uuid is None else str(id.uuid))
 
 
-def _id(time_ms: int, uuid: str | None) -> GenerationId:
+def _id(time_ms: Milliseconds, uuid: str | None) -> GenerationId:
     return GenerationId(time_ms, None if uuid is None else UUID(uuid))

@@ -13,7 +13,20 @@ from itertools import groupby
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.clock import (
+    ONE_MS,
+    ONE_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    format_ms,
+    from_datetime,
+    ms_from_datetime,
+    ms_of,
+    to_datetime,
+    us_of,
+    us_of_seconds,
+)
 from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import ConflictError, InputError, NotFound
@@ -33,7 +46,7 @@ class CdcTable:
     table_name: str
     enabled: bool
     ttl_seconds: int
-    created_at_ms: int
+    created_at_ms: Milliseconds
     ddl: str | None = None
 
     @property
@@ -48,11 +61,11 @@ class TableChange:
 
     keyspace_name: str
     table_name: str
-    changed_at_us: int
+    changed_at_us: Microseconds
     what: str
     enabled: bool
     ttl_seconds: int
-    created_at_us: int
+    created_at_us: Microseconds
     ddl: str | None = None
 
     @property
@@ -70,7 +83,7 @@ def cdc_tables(lake: Lake) -> list[CdcTable]:
             row["table_name"],
             row["enabled"],
             row["ttl_seconds"],
-            from_datetime(row["created_at"]) // 1000,
+            ms_from_datetime(row["created_at"]),
             row["ddl"],
         )
         for row in rows
@@ -115,7 +128,7 @@ def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
                     change.changed_at_us,
                     change.created_at_us,
                     change.enabled,
-                    change.ttl_seconds * 1_000_000,
+                    us_of_seconds(change.ttl_seconds),
                     change.what == DROPPED,
                 )
                 for change in said
@@ -133,7 +146,7 @@ def add(
     table: str,
     *,
     ttl_seconds: int,
-    created_at_ms: int | None = None,
+    created_at_ms: Milliseconds | None = None,
     ddl: str | None = None,
     enabled: bool = True,
 ) -> CdcTable:
@@ -154,12 +167,12 @@ def add(
         _assert_same(last, ttl_seconds, created_at_ms, enabled)
         _complete(lake)
         return find(lake, keyspace, table)
-    after_us = -1 if last is None else last.changed_at_us
+    after_us = -ONE_US if last is None else last.changed_at_us
     if created_at_ms is None:
-        created_at_ms = max(clock.now_ms(), after_us // 1000 + 1)
+        created_at_ms = max(clock.now_ms(), ms_of(after_us) + ONE_MS)
     # The TTL is in force since the log was created, however late that is told.
-    created_us = created_at_ms * 1000
-    at_us = max(created_us, after_us + 1)
+    created_us = us_of(created_at_ms)
+    at_us = max(created_us, after_us + ONE_US)
     _commit(lake, TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl))
     return find(lake, keyspace, table)
 
@@ -303,11 +316,11 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
         TableChange(
             table.keyspace_name,
             table.table_name,
-            table.created_at_ms * 1000,
+            us_of(table.created_at_ms),
             ADDED,
             table.enabled,
             table.ttl_seconds,
-            table.created_at_ms * 1000,
+            us_of(table.created_at_ms),
             table.ddl,
         )
         for table in cdc_tables(lake)
@@ -315,8 +328,8 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
     ]
 
 
-def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: int | None, enabled: bool) -> None:
-    created_ms = last.created_at_us // 1000
+def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Milliseconds | None, enabled: bool) -> None:
+    created_ms = ms_of(last.created_at_us)
     if (ttl_seconds, enabled) == (last.ttl_seconds, last.enabled) and created_at_ms in (None, created_ms):
         return
     raise InputError(
@@ -325,9 +338,9 @@ def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: int | None,
     )
 
 
-def _next_us(clock: Clock, last: TableChange) -> int:
+def _next_us(clock: Clock, last: TableChange) -> Microseconds:
     """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
-    return max(clock.now_us(), last.changed_at_us + 1)
+    return max(clock.now_us(), last.changed_at_us + ONE_US)
 
 
 def check_name(keyspace: str, table: str) -> None:

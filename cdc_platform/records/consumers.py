@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -28,10 +28,10 @@ class Consumer:
     name: str
     keyspace_name: str
     table_name: str
-    set_timestamp_us: int | None
-    position_us: int
+    set_timestamp_us: Microseconds | None
+    position_us: Microseconds
     window_number: int
-    updated_at_us: int
+    updated_at_us: Microseconds
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -73,7 +73,7 @@ def find(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
     raise NotFound(f"no consumer {name} of {keyspace}.{table} is registered; list them with: cdc-platform consumers")
 
 
-def register(lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, position_us: int) -> Consumer:
+def register(lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, position_us: Microseconds) -> Consumer:
     """Register a consumer that has everything at or before `position_us` (µs) behind it.
 
     One that is registered stays as it is, wherever it has got to.
@@ -93,8 +93,8 @@ def advance(
     clock: Clock,
     consumer: Consumer,
     *,
-    position_us: int,
-    set_timestamp_us: int | None,
+    position_us: Microseconds,
+    set_timestamp_us: Microseconds | None,
     expected_window: int,
 ) -> Consumer:
     """Move a consumer to `position_us` (µs) in the set of `set_timestamp_us`, as the window after `expected_window`.

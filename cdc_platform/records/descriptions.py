@@ -10,7 +10,7 @@ import uuid
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.arrow import compute, flat_streams
@@ -35,9 +35,9 @@ def complete_range_ends(lake: Lake, generation_id: str) -> np.ndarray:
     return np.sort(rows["range_end"].to_numpy())
 
 
-def published_range_ends(lake: Lake, time_ms: int) -> np.ndarray:
+def published_range_ends(lake: Lake, time_ms: Milliseconds) -> np.ndarray:
     """The range ends (int64[], ascending) of the streams rows that are there for a timestamp, complete or not."""
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", to_datetime(time_ms * 1000))])
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", ms_to_datetime(time_ms))])
     return np.sort(rows["range_end"].to_numpy())
 
 
@@ -65,13 +65,13 @@ def read_description(lake: Lake, generation_id: str) -> TopologyDescription:
     )
 
 
-def published_rows(lake: Lake, time_ms: int) -> pa.Table:
+def published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:
     """The streams rows (range_end bigint, streams list<binary>) of a timestamp that readers see, in ring order.
 
     Raises:
         StateError: the timestamp is published without any rows.
     """
-    where = [("time", "=", to_datetime(time_ms * 1000))]
+    where = [("time", "=", ms_to_datetime(time_ms))]
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end", "streams"], where)
     if rows.num_rows == 0:
         raise StateError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_of, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import flat_streams, stream_lists
@@ -46,23 +46,23 @@ def complete_range_ends(lake: Lake, id: GenerationId) -> Int64s:
 
 def described_times(lake: Lake) -> Int64s:
     """The times (ms, int64[n], ascending) that have a V1 description. Reads no description."""
-    return np.sort(np.asarray(lake.read(GENERATION_DESCRIPTIONS, ["time"])["time"].cast(pa.int64())) // 1000)
+    return np.sort(ms_of(np.asarray(lake.read(GENERATION_DESCRIPTIONS, ["time"])["time"].cast(pa.int64()))))
 
 
-def read_cell(lake: Lake, time_ms: int) -> pa.StructArray | None:
+def read_cell(lake: Lake, time_ms: Milliseconds) -> pa.StructArray | None:
     """The entries of a V1 description as they are stored, None where there is no row of that time.
 
     Raises:
         StateError, EnvironmentProblem: the read failed; the next one may not.
     """
-    where = [("time", "=", to_datetime(time_ms * 1000))]
+    where = [("time", "=", ms_to_datetime(time_ms))]
     rows = lake.read(GENERATION_DESCRIPTIONS, ["description"], where)["description"]
     if len(rows) == 0:
         return None
     return pa.concat_arrays(rows.chunks).flatten()
 
 
-def parse_cell(time_ms: int, entries: pa.StructArray) -> TopologyDescription:
+def parse_cell(time_ms: Milliseconds, entries: pa.StructArray) -> TopologyDescription:
     """The description that a V1 cell holds.
 
     Raises:
@@ -82,7 +82,7 @@ def parse_cell(time_ms: int, entries: pa.StructArray) -> TopologyDescription:
 _NUMBERS = ("token_range_end", "sharding_ignore_msb")
 
 
-def cell_row(time_ms: int, description: TopologyDescription) -> pa.Table:
+def cell_row(time_ms: Milliseconds, description: TopologyDescription) -> pa.Table:
     """A description as the one row of `cdc_generation_descriptions` that it is in the first format."""
     kind = GENERATION_DESCRIPTIONS.schema.field("description").type
     entry = kind.value_type
@@ -99,7 +99,7 @@ def cell_row(time_ms: int, description: TopologyDescription) -> pa.Table:
     )
 
 
-def streams_rows(time_ms: int, description: TopologyDescription) -> pa.Table:
+def streams_rows(time_ms: Milliseconds, description: TopologyDescription) -> pa.Table:
     """A description as the rows of `cdc_streams_descriptions_v2`."""
     columns = {
         "time": _time(time_ms, len(description)),
@@ -109,5 +109,5 @@ def streams_rows(time_ms: int, description: TopologyDescription) -> pa.Table:
     return pa.table(columns, schema=STREAMS_DESCRIPTIONS_V2.schema)
 
 
-def _time(time_ms: int, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(to_datetime(time_ms * 1000), TIMESTAMP), rows)
+def _time(time_ms: Milliseconds, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(ms_to_datetime(time_ms), TIMESTAMP), rows)

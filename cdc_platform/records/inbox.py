@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
@@ -37,7 +37,7 @@ class BootstrapEvent:
     event_id: str
     generation_id: str
     node: Node
-    created_at_us: int
+    created_at_us: Microseconds
     kind: str = JOIN
 
     @property
@@ -268,12 +268,12 @@ def draw_tokens(count: int, ring: Ring, generation_id: uuid.UUID) -> list[int]:
 def _row(lake: Lake, clock: Clock, event_id: str, kind: str, generation_id: str, node: Node) -> pa.Table:
     """One inbox row. `created_at` grows strictly, so that the order survives a stopped or turned-back clock."""
     earlier = lake.read(BOOTSTRAP_EVENTS, ["created_at"])["created_at"].to_pylist()
-    after = max((from_datetime(moment) for moment in earlier), default=-1)
+    after = max((from_datetime(moment) for moment in earlier), default=-ONE_US)
     row = node_rows([node]).drop_columns(["status"]).to_pylist()[0]
     row |= {
         "event_id": event_id,
         "kind": kind,
         "generation_id": generation_id,
-        "created_at": to_datetime(max(clock.now_us(), after + 1)),
+        "created_at": to_datetime(max(clock.now_us(), after + ONE_US)),
     }
     return pa.Table.from_pylist([row], schema=BOOTSTRAP_EVENTS.schema)

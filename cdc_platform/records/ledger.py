@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
-from cdc_platform.clock import from_datetime
+from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
@@ -23,17 +22,20 @@ class Entry:
     """A generation that was given its timestamp (ms), and the format of its data."""
 
     generation_id: str
-    time_ms: int
+    time_ms: Milliseconds
     format: Literal["v1", "v2"]
 
 
 def entries(lake: Lake) -> list[Entry]:
     """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
     rows = lake.read(GENERATIONS, ["generation_id", "time", "format"]).to_pylist()
-    return [Entry(row["generation_id"], _ms(row["time"]), "v1" if row["format"] == "v1" else "v2") for row in rows]
+    return [
+        Entry(row["generation_id"], ms_from_datetime(row["time"]), "v1" if row["format"] == "v1" else "v2")
+        for row in rows
+    ]
 
 
-def introduced_at_ms(lake: Lake, generation_id: str) -> int | None:
+def introduced_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:
     """The timestamp (ms) that the generation was given, or None while it has none."""
     id_ = introduced_id(lake, generation_id)
     return None if id_ is None else id_.time_ms
@@ -51,14 +53,12 @@ def introduced_id(lake: Lake, generation_id: str) -> GenerationId | None:
     removal = next((each for each in removals.gone(lake) if each.id == generation_id), None)
     if removal is not None:
         raise StateError(f"generation {generation_id} {removal}; it is not made again")
-    return GenerationId(_ms(rows[0]["time"]), None if rows[0]["format"] == "v1" else uuid.UUID(generation_id))
+    return GenerationId(
+        ms_from_datetime(rows[0]["time"]), None if rows[0]["format"] == "v1" else uuid.UUID(generation_id)
+    )
 
 
-def published_at_ms(lake: Lake, generation_id: str) -> int | None:
+def published_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:
     """When (ms) the join that introduces the generation was finished, or None."""
     rows = lake.read(GENERATIONS, ["published_at"], [("generation_id", "=", generation_id)])["published_at"].to_pylist()
-    return _ms(rows[0]) if rows and rows[0] is not None else None
-
-
-def _ms(moment: datetime) -> int:
-    return from_datetime(moment) // 1000
+    return ms_from_datetime(rows[0]) if rows and rows[0] is not None else None

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
-from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, REMOVED_GENERATIONS
 
@@ -18,10 +17,10 @@ from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, REMOVED_GENERATIONS
 class Removal:
     """A generation whose removal was begun at `removed_ms`; no log could hold rows of it since `expired_ms`. In ms."""
 
-    time_ms: int
+    time_ms: Milliseconds
     id: str | None
-    expired_ms: int
-    removed_ms: int
+    expired_ms: Milliseconds
+    removed_ms: Milliseconds
 
     def __str__(self) -> str:
         return (
@@ -30,17 +29,19 @@ class Removal:
         )
 
 
-def noted(lake: Lake) -> dict[int, Removal]:
+def noted(lake: Lake) -> dict[Milliseconds, Removal]:
     """The removals that were begun, by the generation's time (ms). A generation that is still listed is not gone."""
     rows = lake.read(REMOVED_GENERATIONS, ["time", "generation_id", "expired", "removed_at"]).to_pylist()
     return {
-        time_ms: Removal(time_ms, row["generation_id"], _ms(row["expired"]), _ms(row["removed_at"]))
+        time_ms: Removal(
+            time_ms, row["generation_id"], ms_from_datetime(row["expired"]), ms_from_datetime(row["removed_at"])
+        )
         for row in rows
-        for time_ms in (_ms(row["time"]),)
+        for time_ms in (ms_from_datetime(row["time"]),)
     }
 
 
-def decided(begun: Mapping[int, Removal], listed: Collection[int]) -> dict[int, Removal]:
+def decided(begun: Mapping[Milliseconds, Removal], listed: Collection[Milliseconds]) -> dict[Milliseconds, Removal]:
     """Of the removals that were begun those whose timestamp is not `listed` (ms) any more, oldest first."""
     return {time_ms: begun[time_ms] for time_ms in sorted(begun.keys() - set(listed))}
 
@@ -50,9 +51,5 @@ def gone(lake: Lake) -> list[Removal]:
     begun = noted(lake)
     if not begun:
         return []
-    listed = [_ms(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()]
+    listed = [ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()]
     return list(decided(begun, listed).values())
-
-
-def _ms(moment: datetime) -> int:
-    return from_datetime(moment) // 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cdc_platform.clock import format_ms, from_datetime, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime, us_of
 from cdc_platform.errors import NotFound
 from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Phase, Switch
@@ -22,7 +22,7 @@ def switches(lake: Lake) -> list[Switch]:
     return sorted(found, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
 
 
-def find(lake: Lake, name: str | int) -> Switch:
+def find(lake: Lake, name: str | Milliseconds) -> Switch:
     """The switch to the generation with this UUID, or with this timestamp (ms) once it is committed.
 
     Raises:
@@ -31,14 +31,14 @@ def find(lake: Lake, name: str | int) -> Switch:
     for switch in switches(lake):
         if name in (switch.generation_id, switch.time_ms):
             return switch
-    shown = format_ms(name) if isinstance(name, int) else name
+    shown = name if isinstance(name, str) else format_ms(name)
     raise NotFound(f"there is no switch to generation {shown}; list them with: cdc-platform switch show")
 
 
-def promises(lake: Lake, generation_id: str) -> dict[str, int]:
+def promises(lake: Lake, generation_id: str) -> dict[str, Milliseconds]:
     """Where the leases end (ms) that participants have promised, by host_id; whether or not they have answered."""
     rows = lake.read(SWITCH_PROMISES, ["host_id", "lease_end"], [("generation_id", "=", generation_id)]).to_pylist()
-    return {row["host_id"]: _ms(row["lease_end"]) for row in rows}
+    return {row["host_id"]: ms_from_datetime(row["lease_end"]) for row in rows}
 
 
 def undecided(lake: Lake, known: Sequence[Switch] | None = None) -> list[Undecided]:
@@ -49,7 +49,7 @@ def undecided(lake: Lake, known: Sequence[Switch] | None = None) -> list[Undecid
     waiting = [switch for switch in (switches(lake) if known is None else known) if not switch.is_decided]
     ends = {switch.generation_id: promises(lake, switch.generation_id).values() for switch in waiting}
     return [
-        Undecided(switch.generation_id, switch.prepared_at_ms * 1000, min(ends[switch.generation_id]) * 1000)
+        Undecided(switch.generation_id, us_of(switch.prepared_at_ms), us_of(min(ends[switch.generation_id])))
         for switch in waiting
         if ends[switch.generation_id]
     ]
@@ -71,12 +71,12 @@ def switch_of(row: dict[str, Any]) -> Switch:
         row["generation_id"],
         row["initiator"],
         tuple(row["participants"]),
-        _ms(row["prepared_at"]),
-        _ms(row["deadline"]),
+        ms_from_datetime(row["prepared_at"]),
+        ms_from_datetime(row["deadline"]),
         Phase(row["phase"]),
-        tuple((host, _ms(end)) for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True)),
-        None if row["time"] is None else _ms(row["time"]),
-        None if row["decided_at"] is None else _ms(row["decided_at"]),
+        tuple((host, ms_from_datetime(end)) for host, end in zip(row["acknowledged"], row["lease_ends"], strict=True)),
+        None if row["time"] is None else ms_from_datetime(row["time"]),
+        None if row["decided_at"] is None else ms_from_datetime(row["decided_at"]),
         row["decided_by"],
     )
 
@@ -89,14 +89,10 @@ def row_of(switch: Switch) -> dict[str, Any]:
         "initiator": switch.initiator,
         "participants": list(switch.participants),
         "acknowledged": [host for host, _ in switch.leases],
-        "lease_ends": [to_datetime(end * 1000) for _, end in switch.leases],
-        "prepared_at": to_datetime(switch.prepared_at_ms * 1000),
-        "deadline": to_datetime(switch.deadline_ms * 1000),
-        "time": None if switch.time_ms is None else to_datetime(switch.time_ms * 1000),
-        "decided_at": None if switch.decided_at_ms is None else to_datetime(switch.decided_at_ms * 1000),
+        "lease_ends": [ms_to_datetime(end) for _, end in switch.leases],
+        "prepared_at": ms_to_datetime(switch.prepared_at_ms),
+        "deadline": ms_to_datetime(switch.deadline_ms),
+        "time": None if switch.time_ms is None else ms_to_datetime(switch.time_ms),
+        "decided_at": None if switch.decided_at_ms is None else ms_to_datetime(switch.decided_at_ms),
         "decided_by": switch.decided_by,
     }
-
-
-def _ms(moment: Any) -> int:
-    return from_datetime(moment) // 1000

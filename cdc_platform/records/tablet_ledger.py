@@ -13,7 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.clock import (
+    Microseconds,
+    Milliseconds,
+    from_datetime,
+    ms_from_datetime,
+    ms_to_datetime,
+    to_datetime,
+    us_of,
+)
 from cdc_platform.errors import ConflictError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS
@@ -37,9 +45,9 @@ class Layout:
     number: int
     kind: str
     table_id: UUID
-    timestamp_ms: int | None
+    timestamp_ms: Milliseconds | None
     last_tokens: np.ndarray
-    decided_at_us: int
+    decided_at_us: Microseconds
 
     @property
     def full_name(self) -> str:
@@ -67,7 +75,7 @@ def layouts(lake: Lake, keyspace: str | None = None, table: str | None = None) -
             row["number"],
             row["kind"],
             UUID(row["table_id"]),
-            None if row["timestamp"] is None else from_datetime(row["timestamp"]) // 1000,
+            None if row["timestamp"] is None else ms_from_datetime(row["timestamp"]),
             ends[at].values.to_numpy(),
             from_datetime(row["decided_at"]),
         )
@@ -86,7 +94,7 @@ def newest_layout(lake: Lake, keyspace: str, table: str) -> Layout | None:
         return None
     newest = stream_sets(lake, keyspace, table)[-1]
     table_id = table_id_of(keyspace, table, 0)
-    return Layout(keyspace, table, 0, CREATED, table_id, newest.timestamp_ms, newest.tokens, times[0] * 1000)
+    return Layout(keyspace, table, 0, CREATED, table_id, newest.timestamp_ms, newest.tokens, us_of(times[0]))
 
 
 def table_id_of(keyspace: str, table: str, number: int) -> UUID:
@@ -167,7 +175,7 @@ def rows_of(changes: Sequence[Layout]) -> pa.Table:
             "number": layout.number,
             "kind": layout.kind,
             "table_id": str(layout.table_id),
-            "timestamp": None if layout.timestamp_ms is None else to_datetime(layout.timestamp_ms * 1000),
+            "timestamp": None if layout.timestamp_ms is None else ms_to_datetime(layout.timestamp_ms),
             "last_tokens": pa.array(layout.last_tokens),
             "decided_at": to_datetime(layout.decided_at_us),
         }

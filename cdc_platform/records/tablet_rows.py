@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Milliseconds, ms_of, ms_to_datetime
 from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, stream_ids
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -33,7 +33,7 @@ class TabletRows:
     ids: np.ndarray
     damaged: int
 
-    def of(self, time_ms: int, state: int) -> np.ndarray:
+    def of(self, time_ms: Milliseconds, state: int) -> np.ndarray:
         """The streams (uint8[k, 16], in no order) of one timestamp in one state."""
         return self.ids[(self.times_ms == time_ms) & (self.states == state)]
 
@@ -43,17 +43,17 @@ def of_table(keyspace: str, table: str) -> list[Filter]:
     return [("keyspace_name", "=", keyspace), ("table_name", "=", table)]
 
 
-def listed_sets(lake: Lake) -> set[tuple[tuple[str, str], int]]:
+def listed_sets(lake: Lake) -> set[tuple[tuple[str, str], Milliseconds]]:
     """Every stream set that readers see: ((keyspace, table), timestamp in ms)."""
     rows = lake.read(TABLET_TIMESTAMPS)
     names = zip(rows["keyspace_name"].to_pylist(), rows["table_name"].to_pylist(), strict=True)
-    return set(zip(names, _ms(rows["timestamp"]).tolist(), strict=True))
+    return set(zip(names, _ms_of_column(rows["timestamp"]).tolist(), strict=True))
 
 
-def listed_times(lake: Lake, keyspace: str, table: str) -> list[int]:
+def listed_times(lake: Lake, keyspace: str, table: str) -> list[Milliseconds]:
     """The timestamps (ms) of a table's stream sets, oldest first."""
     rows = lake.read(TABLET_TIMESTAMPS, ["timestamp"], of_table(keyspace, table))
-    return np.sort(_ms(rows["timestamp"])).tolist()
+    return np.sort(_ms_of_column(rows["timestamp"])).tolist()
 
 
 def tables_with_streams(lake: Lake, table_names: Sequence[str]) -> set[tuple[str, str]]:
@@ -67,12 +67,17 @@ def tables_with_streams(lake: Lake, table_names: Sequence[str]) -> set[tuple[str
 
 
 def stream_rows(
-    lake: Lake, keyspace: str, table: str, *, times_ms: Sequence[int] | None = None, states: Sequence[int] | None = None
+    lake: Lake,
+    keyspace: str,
+    table: str,
+    *,
+    times_ms: Sequence[Milliseconds] | None = None,
+    states: Sequence[int] | None = None,
 ) -> TabletRows:
     """The rows of a table's streams; those of some timestamps and states alone where they are named."""
     where = of_table(keyspace, table)
     if times_ms is not None:
-        where.append(("timestamp", "in", [to_datetime(time * 1000) for time in times_ms]))
+        where.append(("timestamp", "in", [ms_to_datetime(time) for time in times_ms]))
     if states is not None:
         where.append(("stream_state", "in", states))
     rows = lake.read(TABLET_STREAMS, ["timestamp", "stream_state", "stream_id"], where)
@@ -82,14 +87,14 @@ def stream_rows(
         rows = rows.filter(pa.array(whole))
     ids = rows["stream_id"].combine_chunks()
     ids = pa.concat_arrays(ids.chunks) if isinstance(ids, pa.ChunkedArray) else ids
-    return TabletRows(_ms(rows["timestamp"]), rows["stream_state"].to_numpy(), fixed_bytes(ids), damaged)
+    return TabletRows(_ms_of_column(rows["timestamp"]), rows["stream_state"].to_numpy(), fixed_bytes(ids), damaged)
 
 
-def rows_of_set(keyspace: str, table: str, time_ms: int, states: Sequence[tuple[int, np.ndarray]]) -> pa.Table:
+def rows_of_set(keyspace: str, table: str, time_ms: Milliseconds, states: Sequence[tuple[int, np.ndarray]]) -> pa.Table:
     """Rows of `cdc_streams` for one timestamp: `states` are (state, streams uint8[n, 16])."""
     counts = [len(ids) for _, ids in states]
     count = sum(counts)
-    when = pa.array([to_datetime(time_ms * 1000)], type=TABLET_STREAMS.schema.field("timestamp").type)
+    when = pa.array([ms_to_datetime(time_ms)], type=TABLET_STREAMS.schema.field("timestamp").type)
     return pa.table(
         {
             "keyspace_name": pa.repeat(keyspace, count),
@@ -101,12 +106,12 @@ def rows_of_set(keyspace: str, table: str, time_ms: int, states: Sequence[tuple[
     )
 
 
-def rows_of_times(keyspace: str, table: str, times_ms: Sequence[int]) -> pa.Table:
+def rows_of_times(keyspace: str, table: str, times_ms: Sequence[Milliseconds]) -> pa.Table:
     """Rows of `cdc_timestamps`."""
     columns = {"keyspace_name": keyspace, "table_name": table}
-    rows = [{**columns, "timestamp": to_datetime(time_ms * 1000)} for time_ms in times_ms]
+    rows = [{**columns, "timestamp": ms_to_datetime(time_ms)} for time_ms in times_ms]
     return pa.Table.from_pylist(rows, schema=TABLET_TIMESTAMPS.schema)
 
 
-def _ms(moments: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(moments.cast(pa.int64()), dtype=np.int64) // 1000
+def _ms_of_column(moments: pa.ChunkedArray) -> np.ndarray:
+    return ms_of(np.asarray(moments.cast(pa.int64()), dtype=np.int64))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
@@ -24,7 +24,7 @@ _READS = 5
 class ChangeOfSet:
     """A stream set and how it came out of the one before: uint8[n, 16] each, in ring order."""
 
-    timestamp_ms: int
+    timestamp_ms: Milliseconds
     current: np.ndarray
     closed: np.ndarray
     opened: np.ndarray
@@ -64,7 +64,7 @@ def changes(lake: Lake, keyspace: str, table: str) -> list[ChangeOfSet]:
     ]
 
 
-def _consistent(lake: Lake, keyspace: str, table: str, states: list[int]) -> tuple[list[int], TabletRows]:
+def _consistent(lake: Lake, keyspace: str, table: str, states: list[int]) -> tuple[list[Milliseconds], TabletRows]:
     """The timestamps of a table, oldest first, and their rows: read again where sets went while they were read."""
     for _ in range(_READS):
         times = tablet_rows.listed_times(lake, keyspace, table)

@@ -12,16 +12,17 @@ from typing import cast
 
 import click
 
+from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
 from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
 from cdc_platform.serving.gate import Application, Gate
 
 bind()
 
-STATEMENT_MS = 15_000
-POOL_SECONDS = 3600
+STATEMENT_MS = SECOND_MS * 15
+POOL_SECONDS = HOUR_SECONDS
 POOL_OVERFLOW = 20
-POLL_MS = 2000
+POLL_MS = SECOND_MS * 2
 """Dagster's own defaults: how long a database's statement may take, how long its connections are kept, how many more
 there may be, how often a page asks for news."""
 

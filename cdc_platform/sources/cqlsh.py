@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.ring import MAX_IGNORE_MSB, MAX_RANGES
 from cdc_platform.sources.cqlsh_tablets import (
@@ -67,8 +67,8 @@ class Exports:
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
-    streams: Mapping[int, RangeRows] = field(default_factory=dict)
-    timestamps: Mapping[int, int | None] = field(default_factory=dict)
+    streams: Mapping[Milliseconds, RangeRows] = field(default_factory=dict)
+    timestamps: Mapping[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
     tablets: TabletExports = field(default_factory=TabletExports)
 
@@ -111,7 +111,7 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
     """
     descriptions: _Partitions = {}
     streams: _Partitions = {}
-    timestamps: dict[int, int | None] = {}
+    timestamps: dict[Milliseconds, Milliseconds | None] = {}
     v1 = V1Exports()
     tablets = TabletFiles()
     for source, text in files:
@@ -128,7 +128,7 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
             collect_v1(v1, table, source, rows)
     return Exports(
         {id_: _description(id_, rows) for id_, rows in descriptions.items()},
-        {int(time_ms): _streams_of(int(time_ms), rows) for time_ms, rows in sorted(streams.items())},
+        {Milliseconds(time_ms): _streams_of(Milliseconds(time_ms), rows) for time_ms, rows in sorted(streams.items())},
         dict(sorted(timestamps.items())),
         v1,
         tablets.exports(),
@@ -252,7 +252,7 @@ def _collect(partitions: _Partitions, source: str, rows: Iterator[tuple[str, int
 
 
 def _collect_timestamps(
-    timestamps: dict[int, int | None], source: str, rows: Iterator[tuple[int, dict[str, str]]]
+    timestamps: dict[Milliseconds, Milliseconds | None], source: str, rows: Iterator[tuple[int, dict[str, str]]]
 ) -> None:
     seen: dict[int, int] = {}
     for line, values in rows:
@@ -280,6 +280,6 @@ def _description(id_: str, rows: dict[int, _Row]) -> RangeRows:
     return described_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs)
 
 
-def _streams_of(time_ms: int, rows: dict[int, _Row]) -> RangeRows:
+def _streams_of(time_ms: Milliseconds, rows: dict[int, _Row]) -> RangeRows:
     source = rows[min(rows)].source
     return published_rows(source, time_ms, {end: row.streams for end, row in rows.items()})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode
 from cdc_platform.generations.tablets import StreamDifference, apply, in_ring_order, tokens_of
@@ -39,7 +39,7 @@ class ExportedSet:
     """A stream set of a table, from `time_ms` on: uint8[n, 16] each, in ring order; `source` is the file."""
 
     source: str
-    time_ms: int
+    time_ms: Milliseconds
     current: np.ndarray
     closed: np.ndarray
     opened: np.ndarray
@@ -50,7 +50,7 @@ class TabletExports:
     """What export files hold of tablet-based tables: sets oldest first, and where each listed time (ms) stands."""
 
     sets: Mapping[Name, list[ExportedSet]] = field(default_factory=dict)
-    times: Mapping[Name, dict[int, str]] = field(default_factory=dict)
+    times: Mapping[Name, dict[Milliseconds, str]] = field(default_factory=dict)
 
 
 def tablet_table(source: str, columns: set[str]) -> str | None:
@@ -74,8 +74,8 @@ def tablet_table(source: str, columns: set[str]) -> str | None:
 class TabletFiles:
     """Rows of the files read so far, by table and time (ms): each stream in each state once, with its place."""
 
-    _streams: dict[Name, dict[int, dict[tuple[int, bytes], str]]] = field(default_factory=dict)
-    _times: dict[Name, dict[int, str]] = field(default_factory=dict)
+    _streams: dict[Name, dict[Milliseconds, dict[tuple[int, bytes], str]]] = field(default_factory=dict)
+    _times: dict[Name, dict[Milliseconds, str]] = field(default_factory=dict)
 
     def add(self, table: str, source: str, rows: _Rows) -> None:
         """Add a file's rows. A row may be in several files, and in one file once.
@@ -114,10 +114,10 @@ class TabletFiles:
             _refuse_twice(source, place, known, f"stream 0x{stream.hex()} in state {state}")
 
 
-def _keyed(source: str, rows: _Rows) -> Iterator[tuple[str, Name, int, dict[str, str]]]:
+def _keyed(source: str, rows: _Rows) -> Iterator[tuple[str, Name, Milliseconds, dict[str, str]]]:
     """Every row with its place and its key: the table and the time (ms)."""
     names: set[Name] = set()
-    times: dict[str, int] = {}
+    times: dict[str, Milliseconds] = {}
     for line, values in rows:
         place = f"{source}, line {line}"
         name = values["keyspace_name"], values["table_name"]
@@ -142,7 +142,7 @@ def _refuse_twice(source: str, place: str, known: str, what: str) -> None:
         raise InputError(f"{place}: {what} is there twice, first in {known.removeprefix(f'{source}, ')}")
 
 
-def stream_sets(name: Name, rows: Mapping[int, Mapping[tuple[int, bytes], str]]) -> Iterator[ExportedSet]:
+def stream_sets(name: Name, rows: Mapping[Milliseconds, Mapping[tuple[int, bytes], str]]) -> Iterator[ExportedSet]:
     """The sets of a table, oldest first, each held against the one before it.
 
     `rows`: by time (ms) the streams in their states (0 current, 1 closed, 2 opened), each with the place it is from.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
@@ -47,7 +47,7 @@ class V1Generation:
     """
 
     source: str
-    expired_ms: int | None
+    expired_ms: Milliseconds | None
     description: TopologyDescription | None = None
     streams: np.ndarray | None = None
 
@@ -59,7 +59,7 @@ class LocalRow:
     place: str
     host_id: str | None
     key: str
-    streams_timestamp_ms: int | None
+    streams_timestamp_ms: Milliseconds | None
     uuid: str | None
 
 
@@ -67,8 +67,8 @@ class LocalRow:
 class V1Exports:
     """What export files hold of the V1 tables, by time (ms), and of `cdc_local`."""
 
-    descriptions: dict[int, V1Generation] = field(default_factory=dict)
-    streams: dict[int, V1Generation] = field(default_factory=dict)
+    descriptions: dict[Milliseconds, V1Generation] = field(default_factory=dict)
+    streams: dict[Milliseconds, V1Generation] = field(default_factory=dict)
     local: list[LocalRow] = field(default_factory=list)
 
 

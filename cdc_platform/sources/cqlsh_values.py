@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from cdc_platform.clock import format_ms, parse_time_ms
+from cdc_platform.clock import Milliseconds, format_ms, parse_time_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
@@ -113,7 +113,7 @@ def read_uuid(place: str, text: str, name: str = "id") -> str:
     raise InputError(f"{place}: {name} {text!r} is no UUID")
 
 
-def read_time_ms(place: str, name: str, text: str) -> int:
+def read_time_ms(place: str, name: str, text: str) -> Milliseconds:
     """A time in ms. An export's time without a zone means UTC: so old servers print it."""
     try:
         time = parse_time_ms(text, zone_required=False)
@@ -124,7 +124,7 @@ def read_time_ms(place: str, name: str, text: str) -> int:
     return time
 
 
-def read_expired(place: str, values: Mapping[str, str]) -> int | None:
+def read_expired(place: str, values: Mapping[str, str]) -> Milliseconds | None:
     """The time (ms) of a column `expired` that may be null or left out."""
     return read_time_ms(place, "expired", values["expired"]) if values.get("expired") else None
 

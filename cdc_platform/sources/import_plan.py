@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.clock import (
+    Clock,
+    Milliseconds,
+    format_ms,
+    ms_from_datetime,
+    ms_to_datetime,
+    to_datetime,
+)
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import flat_streams, stream_lists
 from cdc_platform.lake.lake import Lake
@@ -39,9 +45,9 @@ class ImportPlan:
     """All that is to be written. `ids` are generations by time (ms), where equal streams tell them."""
 
     descriptions: dict[str, OrderedRows] = field(default_factory=dict)
-    streams: dict[int, OrderedRows] = field(default_factory=dict)
-    timestamps: dict[int, int | None] = field(default_factory=dict)
-    ids: dict[int, str] = field(default_factory=dict)
+    streams: dict[Milliseconds, OrderedRows] = field(default_factory=dict)
+    timestamps: dict[Milliseconds, Milliseconds | None] = field(default_factory=dict)
+    ids: dict[Milliseconds, str] = field(default_factory=dict)
     rows: list[tuple[Table, pa.Table]] = field(default_factory=list)
     marks: list[pa.Table] = field(default_factory=list)
     unmarked: list[tuple[Table, str, list[int]]] = field(default_factory=list)
@@ -79,7 +85,7 @@ def _check_times(lake: Lake, exports: Exports) -> None:
     """Readers rely on rows only after the timestamp, and on all rows from then on: an export has to keep to it."""
     if not exports.streams:
         return
-    listed = {_ms(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    listed = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
     for time in exports.streams:
         if time not in exports.timestamps and time not in listed:
             raise InputError(
@@ -94,8 +100,8 @@ def _check_times(lake: Lake, exports: Exports) -> None:
             )
 
 
-def _is_published(lake: Lake, time_ms: int) -> bool:
-    return lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", _time(time_ms))]).num_rows > 0
+def _is_published(lake: Lake, time_ms: Milliseconds) -> bool:
+    return lake.read(STREAMS_DESCRIPTIONS_V2, ["range_end"], [("time", "=", ms_to_datetime(time_ms))]).num_rows > 0
 
 
 def _plan_descriptions(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
@@ -128,10 +134,10 @@ def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ig
         else:
             ordered = put_back(rows, msbs_of_owners(rows, ring))
         columns = {
-            "time": pa.repeat(pa.scalar(_time(time), _TIME_TYPE), len(rows)),
+            "time": pa.repeat(pa.scalar(ms_to_datetime(time), _TIME_TYPE), len(rows)),
             "range_end": pa.array(rows.range_ends),
         }
-        existing = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", _time(time))])
+        existing = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", ms_to_datetime(time))])
         plan.streams[time] = ordered
         _plan_partition(plan, lake, STREAMS_DESCRIPTIONS_V2, format_ms(time), columns, ordered, existing)
 
@@ -215,9 +221,13 @@ def _content(row: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
 def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
     if not exports.timestamps:
         return
-    there = {_ms(row["time"]): row["expired"] for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()}
+    there = {ms_from_datetime(row["time"]): row["expired"] for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()}
     rows = [
-        {"key": "timestamps", "time": _time(time), "expired": there.get(time) if expired is None else _time(expired)}
+        {
+            "key": "timestamps",
+            "time": ms_to_datetime(time),
+            "expired": there.get(time) if expired is None else ms_to_datetime(expired),
+        }
         for time, expired in exports.timestamps.items()
     ]
     plan.rows.append((GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)))
@@ -235,7 +245,7 @@ def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
 
 def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -> None:
     """Enter which generation has which time, where equal streams tell it."""
-    ledger = {row["generation_id"]: _ms(row["time"]) for row in lake.read(GENERATIONS).to_pylist()}
+    ledger = {row["generation_id"]: ms_from_datetime(row["time"]) for row in lake.read(GENERATIONS).to_pylist()}
     by_time = {time: id_ for id_, time in ledger.items()}
     for time, id_ in plan.ids.items():
         if by_time.get(time, id_) != id_ or ledger.get(id_, time) != time:
@@ -255,11 +265,11 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -
         plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
 
 
-def _ledger_row(clock: Clock, time_ms: int, id_: str, rows: RangeRows) -> dict[str, object]:
+def _ledger_row(clock: Clock, time_ms: Milliseconds, id_: str, rows: RangeRows) -> dict[str, object]:
     now = to_datetime(clock.now_us())
     return {
         "generation_id": id_,
-        "time": _time(time_ms),
+        "time": ms_to_datetime(time_ms),
         "num_ranges": len(rows),
         "num_streams": len(rows.streams),
         "created_at": now,
@@ -279,11 +289,3 @@ def _mark_rows(table: Table, name: str, reasons: Mapping[int, str]) -> pa.Table:
         for end, reason in reasons.items()
     ]
     return pa.Table.from_pylist(rows, schema=UNORDERED_RANGES.schema)
-
-
-def _time(ms: int) -> datetime:
-    return to_datetime(ms * 1000)
-
-
-def _ms(moment: datetime) -> int:
-    return from_datetime(moment) // 1000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, format_us
+from cdc_platform.clock import Milliseconds, format_ms, format_us, us_of
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
 from cdc_platform.lake.lake import Lake
@@ -33,7 +33,7 @@ class ImportedSet:
     """One stream set of an import, and whether it was not in the lake before. Streams are counted."""
 
     table: str
-    time_ms: int
+    time_ms: Milliseconds
     streams: int
     closed: int
     opened: int
@@ -77,7 +77,7 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
     return rows, found, warnings
 
 
-def _check_times(name: Name, exports: TabletExports, listed: Sequence[int]) -> None:
+def _check_times(name: Name, exports: TabletExports, listed: Sequence[Milliseconds]) -> None:
     """A time that readers see has its streams, and streams have their time: in the export, or in the lake."""
     times = exports.times.get(name, {})
     sets = {each.time_ms: each for each in exports.sets.get(name, [])}
@@ -95,12 +95,14 @@ def _check_times(name: Name, exports: TabletExports, listed: Sequence[int]) -> N
             )
 
 
-def _is_older(time_ms: int, listed: Sequence[int]) -> bool:
+def _is_older(time_ms: Milliseconds, listed: Sequence[Milliseconds]) -> bool:
     """Whether a set lies before the oldest that the lake has: what was collected needs no streams."""
     return bool(listed) and time_ms < listed[0]
 
 
-def _new_sets(name: Name, kept: list[ExportedSet], listed: Sequence[int], there: TabletRows) -> list[ExportedSet]:
+def _new_sets(
+    name: Name, kept: list[ExportedSet], listed: Sequence[Milliseconds], there: TabletRows
+) -> list[ExportedSet]:
     """Those that the lake has not, all of which have to come after those that it has."""
     base, last = kept[0].time_ms, kept[-1].time_ms
     both = [time for time in listed if base <= time <= last]
@@ -142,7 +144,7 @@ def _rows_of(name: Name, new: Sequence[ExportedSet]) -> Rows:
     return rows
 
 
-def _ledger_rows(lake: Lake, name: Name, kept: Sequence[ExportedSet], times: Sequence[int]) -> Rows:
+def _ledger_rows(lake: Lake, name: Name, kept: Sequence[ExportedSet], times: Sequence[Milliseconds]) -> Rows:
     """Note the tablets of the sets that the ledger has not, so that changes made here go on from them.
 
     `times` (ms, ascending) are those of all sets that there will be. Where one of them has been left by another
@@ -165,14 +167,16 @@ def _ledger_rows(lake: Lake, name: Name, kept: Sequence[ExportedSet], times: Seq
             table_id,
             time,
             tokens_of(by_time[time].current),
-            time * 1000,
+            us_of(time),
         )
         for place, time in enumerate(missing)
     ]
     return [(TABLET_LAYOUTS, tablet_ledger.rows_of(layouts))]
 
 
-def _check_ledger(lake: Lake, name: Name, oldest: ExportedSet, known: Sequence[Layout], times: Sequence[int]) -> None:
+def _check_ledger(
+    lake: Lake, name: Name, oldest: ExportedSet, known: Sequence[Layout], times: Sequence[Milliseconds]
+) -> None:
     """Refuse sets of a log that was dropped, and those beside a change that was decided here."""
     dropped = [each.decided_at_us for each in known if each.kind == DROPPED]
     dropped += [
@@ -181,7 +185,7 @@ def _check_ledger(lake: Lake, name: Name, oldest: ExportedSet, known: Sequence[L
         if (change.keyspace_name, change.table_name) == name and change.what == cdc_tables.DROPPED
     ]
     where = f"{oldest.source}: {_shown(name)}"
-    if dropped and max(dropped) >= times[0] * 1000:
+    if dropped and max(dropped) >= us_of(times[0]):
         raise StateError(
             f"{where}: its log was dropped at {format_us(max(dropped))}, after its stream set of {format_ms(times[0])} "
             f"began: export the table as it is now, or {_ELSEWHERE}"

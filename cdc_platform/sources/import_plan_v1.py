@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, from_datetime, to_datetime
+from cdc_platform.clock import ONE_MS, Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.arrow import stream_ids
@@ -54,7 +54,7 @@ def plan_v1(lake: Lake, exports: V1Exports, ring: Ring, host_id: str | None) -> 
     return rows + local, _warnings(lake, exports) + warnings
 
 
-def described_streams(lake: Lake, exports: V1Exports, time_ms: int, rows: RangeRows) -> OrderedRows | None:
+def described_streams(lake: Lake, exports: V1Exports, time_ms: Milliseconds, rows: RangeRows) -> OrderedRows | None:
     """Published rows of a time in the shard order of its V1 description, where both have the same streams."""
     exported = exports.descriptions.get(time_ms)
     description = exported.description if exported else None
@@ -68,7 +68,7 @@ def described_streams(lake: Lake, exports: V1Exports, time_ms: int, rows: RangeR
     return OrderedRows(rows, np.asarray(streams), {}) if sorted_rows.has_same_streams(rows) else None
 
 
-def _description_row(lake: Lake, time_ms: int, each: V1Generation) -> Rows:
+def _description_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> Rows:
     assert each.description is not None
     existing = _existing(lake, GENERATION_DESCRIPTIONS, time_ms)
     if existing is not None:
@@ -84,39 +84,39 @@ def _description_row(lake: Lake, time_ms: int, each: V1Generation) -> Rows:
     return [(GENERATION_DESCRIPTIONS, _expiring(row, each.expired_ms))]
 
 
-def _streams_row(lake: Lake, time_ms: int, each: V1Generation) -> Rows:
+def _streams_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> Rows:
     assert each.streams is not None
     flat = stream_ids(each.streams)
     existing = _existing(lake, STREAMS_DESCRIPTIONS, time_ms)
     if existing is not None:
-        where = [("time", "=", to_datetime(time_ms * 1000))]
+        where = [("time", "=", ms_to_datetime(time_ms))]
         there = lake.read(STREAMS_DESCRIPTIONS, ["streams"], where)["streams"].combine_chunks().flatten()
         if sorted(there.to_pylist()) != flat.to_pylist():
             raise _contradiction(each, STREAMS_DESCRIPTIONS, time_ms)
         if each.expired_ms in (None, existing):
             return []
     cell = pa.ListArray.from_arrays(pa.array([0, len(flat)], pa.int32()), flat, type=STREAMS)
-    time = pa.array([to_datetime(time_ms * 1000)], TIMESTAMP)
+    time = pa.array([ms_to_datetime(time_ms)], TIMESTAMP)
     row = pa.table({"time": time, "streams": cell, "expired": pa.nulls(1, TIMESTAMP)}, STREAMS_DESCRIPTIONS.schema)
     return [(STREAMS_DESCRIPTIONS, _expiring(row, each.expired_ms))]
 
 
-def _existing(lake: Lake, table: Table, time_ms: int) -> int | None:
+def _existing(lake: Lake, table: Table, time_ms: Milliseconds) -> Milliseconds | None:
     """When (ms) the row of this time expired, -1 where it did not; None where there is no row. Reads no streams."""
-    found = lake.read(table, ["expired"], [("time", "=", to_datetime(time_ms * 1000))])["expired"].to_pylist()
+    found = lake.read(table, ["expired"], [("time", "=", ms_to_datetime(time_ms))])["expired"].to_pylist()
     if not found:
         return None
-    return -1 if found[0] is None else from_datetime(found[0]) // 1000
+    return -ONE_MS if found[0] is None else ms_from_datetime(found[0])
 
 
-def _expiring(row: pa.Table, expired_ms: int | None) -> pa.Table:
+def _expiring(row: pa.Table, expired_ms: Milliseconds | None) -> pa.Table:
     if expired_ms is None:
         return row
     place = row.schema.get_field_index("expired")
-    return row.set_column(place, row.schema.field(place), pa.array([to_datetime(expired_ms * 1000)], TIMESTAMP))
+    return row.set_column(place, row.schema.field(place), pa.array([ms_to_datetime(expired_ms)], TIMESTAMP))
 
 
-def _contradiction(each: V1Generation, table: Table, time_ms: int) -> InputError:
+def _contradiction(each: V1Generation, table: Table, time_ms: Milliseconds) -> InputError:
     return InputError(
         f"{each.source}: {table.name} of {format_ms(time_ms)} is otherwise in the lake, and a generation never "
         "changes; import it into another --home"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -66,8 +66,8 @@ class ImportedGeneration:
     """
 
     id: str | None
-    time_ms: int | None
-    expired_ms: int | None
+    time_ms: Milliseconds | None
+    expired_ms: Milliseconds | None
     ranges: int
     streams: int
     unordered_ranges: int
@@ -253,7 +253,7 @@ def _generations(plan: ImportPlan, v1: V1Exports) -> list[ImportedGeneration]:
     return timed + [_one(id_, None, None, plan.descriptions[id_]) for id_ in timeless]
 
 
-def _one_of_v1(time_ms: int, v1: V1Exports) -> ImportedGeneration:
+def _one_of_v1(time_ms: Milliseconds, v1: V1Exports) -> ImportedGeneration:
     """A V1 generation, which has no UUID; of one without a description the ranges are not known."""
     described, flat = v1.descriptions.get(time_ms), v1.streams.get(time_ms)
     expired = next((each.expired_ms for each in (described, flat) if each and each.expired_ms is not None), None)
@@ -265,7 +265,7 @@ def _one_of_v1(time_ms: int, v1: V1Exports) -> ImportedGeneration:
 
 
 def _one(
-    id_: str | None, time_ms: int | None, expired_ms: int | None, ordered: OrderedRows | None
+    id_: str | None, time_ms: Milliseconds | None, expired_ms: Milliseconds | None, ordered: OrderedRows | None
 ) -> ImportedGeneration:
     if ordered is None:
         return ImportedGeneration(id_, time_ms, expired_ms, 0, 0, 0)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
 from cdc_platform.ring import FIRST, LAST
@@ -49,7 +49,7 @@ class RangeRows:
         )
 
 
-def published_rows(source: str, time_ms: int, streams: Mapping[int, bytes]) -> RangeRows:
+def published_rows(source: str, time_ms: Milliseconds, streams: Mapping[int, bytes]) -> RangeRows:
     """The user-facing rows of a time (ms): by range end its streams, 16 bytes each, one after the other.
 
     Raises:

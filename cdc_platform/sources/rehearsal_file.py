@@ -13,6 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from cdc_platform.clock import DAY_SECONDS
 from cdc_platform.errors import InputError
 from cdc_platform.records.join_request import FEATURES
 from cdc_platform.records.node_fields import (
@@ -35,7 +36,7 @@ from cdc_platform.sources.json_files import parse_json, read_text
 
 MOST_STEPS = 10_000
 """Steps that one rehearsal may have, repeated ones counted."""
-_MOST_SECONDS = 100 * 366 * 86_400
+_MOST_SECONDS = 100 * 366 * DAY_SECONDS
 _SHARDS = AliasChoices("shard_count", "shards")
 
 

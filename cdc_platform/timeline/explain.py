@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cdc_platform.clock import format_ms, format_us, to_datetime
+from cdc_platform.clock import Microseconds, format_ms, format_us, ms_to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shard_orders
 from cdc_platform.lake.lake import Lake
@@ -45,8 +45,8 @@ class Explanation:
     """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp."""
 
     token: int
-    at_us: int
-    now_us: int
+    at_us: Microseconds
+    now_us: Microseconds
     policy: Policy
     generation: Generation | None
     place: Place | None
@@ -131,7 +131,7 @@ def _described_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[st
         raise NotFound(
             f"generation {format_ms(generation.time_ms)} is known by its timestamp alone; import its streams rows"
         )
-    return STREAMS_DESCRIPTIONS_V2, ("time", "=", to_datetime(generation.time_ms * 1000)), ends
+    return STREAMS_DESCRIPTIONS_V2, ("time", "=", ms_to_datetime(generation.time_ms)), ends
 
 
 def _owner(lake: Lake, generation: Generation, range_end: int) -> tuple[str | None, int | None]:

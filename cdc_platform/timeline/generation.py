@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.generations import GenerationId
 
 
@@ -47,17 +47,17 @@ class Generation:
     `described` holds the UUIDs, or for V1 the times, whose data is here; it is looked at when the state is asked for.
     """
 
-    time_ms: int
+    time_ms: Milliseconds
     id: str | None
     format: Literal["v1", "v2"] | None = None
-    expired_ms: int | None = None
+    expired_ms: Milliseconds | None = None
     published: bool = False
     published_v1: bool = False
     entered: bool = False
     committed: bool = False
     kept: GenerationId | None = None
-    removed_ms: int | None = None
-    described: Container[str | int] = field(default=(), compare=False, repr=False)
+    removed_ms: Milliseconds | None = None
+    described: Container[str | Milliseconds] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

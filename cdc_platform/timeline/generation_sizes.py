@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.clock import Milliseconds, ms_from_datetime, ms_to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.arrow import compute
@@ -20,7 +20,7 @@ from cdc_platform.timeline.timeline import Timeline
 class GenerationSize:
     """A generation that starts at `time_ms` (ms), and how large it is; 0 where only its time is known."""
 
-    time_ms: int
+    time_ms: Milliseconds
     num_ranges: int
     num_streams: int
     is_v1: bool
@@ -29,7 +29,7 @@ class GenerationSize:
 def generation_sizes(lake: Lake) -> list[GenerationSize]:
     """Of every known generation, oldest first. Rows are read only of one that the ledger does not have."""
     ledger = {
-        from_datetime(row["time"]) // 1000: (row["num_ranges"], row["num_streams"])
+        ms_from_datetime(row["time"]): (row["num_ranges"], row["num_streams"])
         for row in lake.read(GENERATIONS, ["time", "num_ranges", "num_streams"]).to_pylist()
     }
     return [
@@ -41,9 +41,9 @@ def generation_sizes(lake: Lake) -> list[GenerationSize]:
     ]
 
 
-def _counted(lake: Lake, time_ms: int) -> tuple[int, int]:
+def _counted(lake: Lake, time_ms: Milliseconds) -> tuple[int, int]:
     """Ranges and streams by what readers get, by the V1 description, or by the old table, which knows no ranges."""
-    where = [("time", "=", to_datetime(time_ms * 1000))]
+    where = [("time", "=", ms_to_datetime(time_ms))]
     published = lake.read(STREAMS_DESCRIPTIONS_V2, ["streams"], where)["streams"]
     if len(published):
         return len(published), _total(published)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.errors import StateError
 from cdc_platform.ring import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
@@ -86,12 +86,12 @@ class Period:
     for them says so.
     """
 
-    begin_us: int
+    begin_us: Microseconds
     name: str
     reader: StreamReader
     shown: bool = True
     removed: bool = False
-    end_us: int | None = None
+    end_us: Microseconds | None = None
 
     def streams(self) -> KnownStreams:
         """The streams that log rows of this time can have.
@@ -102,12 +102,12 @@ class Period:
         return self.reader.read()
 
 
-def generation_period(begin_us: int, reader: StreamReader, *, shown: bool, removed: bool) -> Period:
+def generation_period(begin_us: Microseconds, reader: StreamReader, *, shown: bool, removed: bool) -> Period:
     """The period of a generation that begins then (µs); where it ends the next one tells."""
     return Period(begin_us, f"the generation of {format_us(begin_us)}", reader, shown, removed)
 
 
-def set_period(begin_us: int, reader: StreamReader, *, removed: bool = False) -> Period:
+def set_period(begin_us: Microseconds, reader: StreamReader, *, removed: bool = False) -> Period:
     """The period of a stream set that begins then (µs): readers are told of all sets that there are."""
     return Period(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import WriteRefused
 from cdc_platform.generations import Decision, Policy, Verdict
 from cdc_platform.timeline.periods import Period
@@ -36,11 +37,11 @@ class StreamSource(Protocol):
         """Whether the log's rows lie in streams of generations, so that the policy counts and they hold these."""
         ...
 
-    def decide(self, write_ts_us: int, now_us: int) -> Decision:
+    def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> Decision:
         """The verdict on a write of this timestamp (µs) by a coordinator whose clock shows `now_us`."""
         ...
 
-    def stream_of(self, write_ts_us: int, token: int, now_us: int) -> bytes:
+    def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """The stream ID (16 bytes) of a write of a token.
 
         Raises:
@@ -49,7 +50,7 @@ class StreamSource(Protocol):
         """
         ...
 
-    def explain(self, token: int, at_us: int, now_us: int, policy: Policy | None = None) -> Answer:
+    def explain(self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None) -> Answer:
         """Where a write of a token with timestamp `at_us` (µs) goes, accepted or not, and why not."""
         ...
 
@@ -68,7 +69,7 @@ class StreamSource(Protocol):
         """When which streams operate, oldest first."""
         ...
 
-    def is_complete(self, begin_us: int) -> bool:
+    def is_complete(self, begin_us: Microseconds) -> bool:
         """Whether the streams of the period that begins then (µs) are all there for readers."""
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cdc_platform.clock import Microseconds, ms_of
 from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
@@ -49,14 +50,14 @@ class StreamSources:
             self._read[name] = TabletStreams(self.lake, self.settings, *name)
         return self._read[name]
 
-    def give_tablets(self, keyspace: str, table: str, count: int, now_us: int) -> None:
+    def give_tablets(self, keyspace: str, table: str, count: int, now_us: Microseconds) -> None:
         """Give a table that is made now, and not in the lake, `count` tablets of one size, as from a leeway ago.
 
         A table of its name that has tablets in the lake has those.
         """
         if (keyspace, table) in self._with_tablets:
             return
-        time_ms = tablets.base_timestamp(now_us // 1000, self.settings.generation_leeway_ms)
+        time_ms = tablets.base_timestamp(ms_of(now_us), self.settings.generation_leeway_ms)
         table_id = tablet_ledger.table_id_of(keyspace, table, 0)
         ids = tablets.new_streams(table_id, time_ms, tablets.uniform_ends(count))
         sets = [StreamSet.of(time_ms, ids)]

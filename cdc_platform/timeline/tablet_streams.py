@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, format_us
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, format_us, us_of
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import Decision, Policy, Verdict, tablets
 from cdc_platform.generations.tablets import StreamSet
@@ -34,9 +34,9 @@ class TabletExplanation:
 
     table: str
     token: int
-    at_us: int
-    now_us: int
-    set_ms: int | None
+    at_us: Microseconds
+    now_us: Microseconds
+    set_ms: Milliseconds | None
     tablet: int | None
     range_start: int | None
     range_end: int | None
@@ -90,17 +90,19 @@ class TabletStreams:
         """No."""
         return False
 
-    def decide(self, write_ts_us: int, now_us: int) -> Decision:
+    def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> Decision:
         """See `StreamSource`."""
         times_ms = [each.timestamp_ms for each in self.sets]
-        return tablets.decide_write(times_ms, write_ts_us, now_us, leeway_us=self.settings.generation_leeway_ms * 1000)
+        return tablets.decide_write(times_ms, write_ts_us, now_us, leeway_us=us_of(self.settings.generation_leeway_ms))
 
-    def stream_of(self, write_ts_us: int, token: int, now_us: int) -> bytes:
+    def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """See `StreamSource`."""
         assert_accepted(self.decide(write_ts_us, now_us))
         return tablets.streams_for(self.sets, [write_ts_us], [token])[0][0].tobytes()
 
-    def explain(self, token: int, at_us: int, now_us: int, policy: Policy | None = None) -> TabletExplanation:
+    def explain(
+        self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None
+    ) -> TabletExplanation:
         """See `StreamSource`.
 
         Raises:
@@ -128,12 +130,12 @@ class TabletStreams:
     def periods(self) -> list[Period]:
         """See `StreamSource`: the sets that there are; what was before them, back to the creation, was removed."""
         try:
-            found = [set_period(each.timestamp_ms * 1000, _SetStreams(each)) for each in self.sets]
+            found = [set_period(us_of(each.timestamp_ms), _SetStreams(each)) for each in self.sets]
         except StateError as error:
             times = tablet_rows.listed_times(self.lake, self.keyspace, self.table)
-            return one_after_another(set_period(time * 1000, Unreadable(str(error))) for time in times)
+            return one_after_another(set_period(us_of(time), Unreadable(str(error))) for time in times)
         created = [
-            each.timestamp_ms * 1000
+            us_of(each.timestamp_ms)
             for each in tablet_ledger.layouts(self.lake, self.keyspace, self.table)
             if each.kind == tablet_ledger.CREATED and each.timestamp_ms is not None
         ]
@@ -142,7 +144,7 @@ class TabletStreams:
             found.insert(0, set_period(created[-1], gone, removed=True))
         return one_after_another(found)
 
-    def is_complete(self, begin_us: int) -> bool:
+    def is_complete(self, begin_us: Microseconds) -> bool:
         """See `StreamSource`: a set comes with its streams."""
         return True
 

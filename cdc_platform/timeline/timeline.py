@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_from_datetime, ms_of, us_of
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import GenerationId, operating_index
 from cdc_platform.generations.metadata import Undecided
@@ -47,7 +46,7 @@ class Timeline:
 
     generations: tuple[Generation, ...]
     undecided: tuple[Undecided, ...]
-    last_given_ms: int | None
+    last_given_ms: Milliseconds | None
 
     @classmethod
     def read(cls, lake: Lake) -> Timeline:
@@ -62,7 +61,7 @@ class Timeline:
         entries = ledger.entries(lake)
         cells, shown_v1 = _times(lake, GENERATION_DESCRIPTIONS), _times(lake, STREAMS_DESCRIPTIONS)
         listed = {
-            _ms(row["time"]): None if row["expired"] is None else _ms(row["expired"])
+            ms_from_datetime(row["time"]): None if row["expired"] is None else ms_from_datetime(row["expired"])
             for row in lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
         }
         gone = removals.decided(removals.noted(lake), listed)
@@ -89,18 +88,18 @@ class Timeline:
     @cached_property
     def times_us(self) -> Int64s:
         """When each of `generations` starts: µs, int64[n] ascending."""
-        return np.array([each.time_ms * 1000 for each in self.generations], dtype=np.int64)
+        return np.array([us_of(each.time_ms) for each in self.generations], dtype=np.int64)
 
-    def index_at(self, at_us: int) -> int:
+    def index_at(self, at_us: Microseconds) -> int:
         """The index in `generations` of the one that operates at a time (µs); -1 before the first."""
         return int(operating_index(self.times_us, at_us))
 
-    def operating(self, at_us: int) -> Generation | None:
+    def operating(self, at_us: Microseconds) -> Generation | None:
         """The generation that operates at a time (µs): the newest that has started by then, removed since or not."""
         index = self.index_at(at_us)
         return None if index < 0 else self.generations[index]
 
-    def find(self, name: str | int) -> Generation:
+    def find(self, name: str | Milliseconds) -> Generation:
         """The generation with this UUID (text) or this timestamp (ms).
 
         Raises:
@@ -110,10 +109,10 @@ class Timeline:
             if name in (each.id, each.time_ms):
                 return each
         self.assert_not_removed(name)
-        shown = format_ms(name) if isinstance(name, int) else name
+        shown = name if isinstance(name, str) else format_ms(name)
         raise NotFound(f"no generation {shown} is known; list them with: cdc-platform generations")
 
-    def find_published(self, name: str | int) -> Generation:
+    def find_published(self, name: str | Milliseconds) -> Generation:
         """The generation of this name, which readers have been shown.
 
         Raises:
@@ -126,7 +125,7 @@ class Timeline:
             )
         return found
 
-    def assert_not_removed(self, name: str | int) -> None:
+    def assert_not_removed(self, name: str | Milliseconds) -> None:
         """Refuse a generation, named by its UUID (text) or timestamp (ms), that is gone.
 
         Raises:
@@ -134,7 +133,7 @@ class Timeline:
         """
         for each in self.removed:
             if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
-                shown = format_ms(name) if isinstance(name, int) else name
+                shown = name if isinstance(name, str) else format_ms(name)
                 raise NotFound(f"generation {shown} {Removal(each.time_ms, each.id, each.expired_ms, each.removed_ms)}")
 
 
@@ -143,16 +142,16 @@ class _Told:
     """What each of the tables says, by time (ms), before it is put together."""
 
     known_switches: Iterable[Switch]
-    kept: Mapping[int, GenerationId]
+    kept: Mapping[Milliseconds, GenerationId]
     entries: Iterable[Entry]
-    cells: frozenset[int]
-    shown_v1: frozenset[int]
-    listed: Mapping[int, int | None]
-    gone: Mapping[int, Removal]
-    described: Container[str | int]
+    cells: frozenset[Milliseconds]
+    shown_v1: frozenset[Milliseconds]
+    listed: Mapping[Milliseconds, Milliseconds | None]
+    gone: Mapping[Milliseconds, Removal]
+    described: Container[str | Milliseconds]
 
     @cached_property
-    def entered(self) -> dict[int, Entry]:
+    def entered(self) -> dict[Milliseconds, Entry]:
         """The ledger's. A V1 generation has its time before its data: without the data no node knows it yet."""
         return {
             entry.time_ms: entry
@@ -161,7 +160,7 @@ class _Told:
         }
 
     @cached_property
-    def committed(self) -> dict[int, str]:
+    def committed(self) -> dict[Milliseconds, str]:
         """The UUIDs of those whose switch is committed and which the ledger does not have yet."""
         ids = {entry.generation_id for entry in self.entries}
         return {
@@ -170,12 +169,12 @@ class _Told:
             if switch.time_ms is not None and switch.generation_id not in ids
         }
 
-    def times(self) -> set[int]:
+    def times(self) -> set[Milliseconds]:
         """The times of all generations."""
         sources = (self.entered, self.committed, self.kept, self.cells, self.shown_v1, self.listed, self.gone)
         return set().union(*sources)
 
-    def of(self, time_ms: int) -> Generation:
+    def of(self, time_ms: Milliseconds) -> Generation:
         """Everything that is told of the generation of a time."""
         gone = self.gone.get(time_ms)
         if gone is not None:
@@ -197,7 +196,7 @@ class _Told:
             described=self.described,
         )
 
-    def _format(self, time_ms: int, entry: Entry | None, id_: str | None) -> Literal["v1", "v2"] | None:
+    def _format(self, time_ms: Milliseconds, entry: Entry | None, id_: str | None) -> Literal["v1", "v2"] | None:
         if (entry is not None and entry.format == "v2") or time_ms in self.committed:
             return "v2"
         if time_ms in self.cells:
@@ -210,7 +209,7 @@ class _Told:
 class _Described:
     """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one."""
 
-    def __init__(self, lake: Lake, cells: frozenset[int]) -> None:
+    def __init__(self, lake: Lake, cells: frozenset[Milliseconds]) -> None:
         self._lake = lake
         self._cells = cells
 
@@ -222,18 +221,14 @@ class _Described:
         return frozenset(part.key[0] for part in self._lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows)
 
 
-def _kept(lake: Lake) -> dict[int, GenerationId]:
+def _kept(lake: Lake) -> dict[Milliseconds, GenerationId]:
     """The IDs that nodes keep in `cdc_local`, by time (ms). A row without a time is as good as none."""
     # Of two names of one time the one with a UUID says more.
     ordered = sorted(cdc_local.kept_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or "")))
     return {each.time_ms: each for each in ordered}
 
 
-def _times(lake: Lake, table: Table) -> frozenset[int]:
+def _times(lake: Lake, table: Table) -> frozenset[Milliseconds]:
     """The times (ms) of a table's rows."""
     column = lake.read(table, ["time"])["time"]
-    return frozenset((np.asarray(column.cast(pa.int64()), dtype=np.int64) // 1000).tolist())
-
-
-def _ms(moment: datetime) -> int:
-    return from_datetime(moment) // 1000
+    return frozenset(ms_of(np.asarray(column.cast(pa.int64()), dtype=np.int64)).tolist())

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_of, us_of
 from cdc_platform.errors import NotFound, StateError, WriteRefused
 from cdc_platform.generations import Decision, GenerationId, Policy, TopologyDescription, decide, operating_index
 from cdc_platform.generations.metadata import Undecided, Verdict
@@ -63,19 +63,21 @@ class VnodeStreams:
         """Yes."""
         return True
 
-    def decide(self, write_ts_us: int, now_us: int) -> Decision:
+    def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> Decision:
         """See `StreamSource`."""
         row = self.timeline.index_at(write_ts_us)
         return self._decide(write_ts_us, now_us, self.settings.policy, row, row < 0 or self._is_described(row))
 
-    def stream_of(self, write_ts_us: int, token: int, now_us: int) -> bytes:
+    def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """See `StreamSource`."""
         assert_accepted(self.decide(write_ts_us, now_us))
         row = self.timeline.index_at(write_ts_us)
         description = self._description(row)
         return self._placed(row, token) if description is None else description.streams_of(token)[0].tobytes()
 
-    def explain(self, token: int, at_us: int, now_us: int, policy: Policy | None = None) -> Explanation:
+    def explain(
+        self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None
+    ) -> Explanation:
         """See `StreamSource`. Of the description it reads one row of streams alone.
 
         The generation and its stream are named for a refused write as well, where one operated at its timestamp.
@@ -106,7 +108,7 @@ class VnodeStreams:
         versions = tuple(self.lake.version(each) for each in names)
         return one_after_another(
             generation_period(
-                each.time_ms * 1000,
+                us_of(each.time_ms),
                 _reader(str(self.lake.root), each, versions),
                 shown=each.published,
                 removed=each.is_removed,
@@ -114,9 +116,9 @@ class VnodeStreams:
             for each in self.timeline.generations
         )
 
-    def is_complete(self, begin_us: int) -> bool:
+    def is_complete(self, begin_us: Microseconds) -> bool:
         """See `StreamSource`: as many streams rows are published as there are ranges, where that is known."""
-        generation = self.timeline.find(begin_us // 1000)
+        generation = self.timeline.find(ms_of(begin_us))
         published = descriptions.published_range_ends(self.lake, generation.time_ms)
         if published.size == 0 or generation.format != "v2" or generation.id is None:
             return published.size > 0
@@ -125,14 +127,16 @@ class VnodeStreams:
         except NotFound:
             return True
 
-    def _decide(self, write_ts_us: int, now_us: int, policy: Policy, row: int, is_known: bool) -> Decision:
+    def _decide(
+        self, write_ts_us: Microseconds, now_us: Microseconds, policy: Policy, row: int, is_known: bool
+    ) -> Decision:
         """The verdict where the generation at `row`, that of the write, can be read or cannot."""
         times = self.timeline.times_us.tolist()
         return decide(
             times,
             write_ts_us,
             now_us,
-            leeway_us=self.settings.generation_leeway_ms * 1000,
+            leeway_us=us_of(self.settings.generation_leeway_ms),
             policy=policy,
             retrieved=[number != row or is_known for number in range(len(times))],
             undecided=self.timeline.undecided,
@@ -199,7 +203,7 @@ def _assert_decided(times_us: Int64s, undecided: Sequence[Undecided], when_us: I
     first = min((switch.lease_end_us for switch in undecided), default=None)
     if first is None or not (when_us >= first).any():
         return
-    earliest = int(when_us[when_us >= first].min())
+    earliest = Microseconds(when_us[when_us >= first].min())
     # The coordinator that took it showed its time, at the earliest.
     decision = decide(times_us.tolist(), earliest, earliest, undecided=undecided)
     if decision.verdict is Verdict.UNDECIDED:
@@ -225,7 +229,7 @@ class _GenerationStreams:
     """
 
     root: str
-    time_ms: int
+    time_ms: Milliseconds
     generation_id: GenerationId | None
     versions: tuple[int | None, ...]
 
@@ -253,7 +257,7 @@ def _of_description(described: TopologyDescription, unordered: Bools) -> KnownSt
     )
 
 
-def _published(lake: Lake, time_ms: int) -> KnownStreams:
+def _published(lake: Lake, time_ms: Milliseconds) -> KnownStreams:
     """The streams of a generation that is known by its streams rows alone, which say nothing of shards."""
     rows = descriptions.published_rows(lake, time_ms).combine_chunks()
     counts, streams = flat_streams(rows["streams"])

@@ -18,6 +18,7 @@ from cassandra.util import Duration as DriverDuration
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cdc_platform.clock import DAY_NS
 from cdc_platform.cql import statements as s
 from cdc_platform.cql import times
 from cdc_platform.cql import types as t
@@ -70,7 +71,7 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "int": whole(32),
     "smallint": whole(16),
     "text": texts,
-    "time": st.integers(0, times.DAY_NS - 1),
+    "time": st.integers(0, DAY_NS - 1),
     "timestamp": st.integers(-(10**14), 10**14),
     "timeuuid": timeuuids,
     "tinyint": whole(8),

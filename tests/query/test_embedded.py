@@ -15,12 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 from support.files.bad_input import listing
 from support.read_logs import START_US, SWITCH_US, home_with_log, schema, times_of, write
 
-from cdc_platform.clock import Clock, format_us, to_datetime
+from cdc_platform.clock import HOUR_US, Clock, format_us, to_datetime
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.reading.hourly import HOUR_US, copy_hour
+from cdc_platform.log.reading.hourly import copy_hour
 from cdc_platform.query.embedded import answer
 from cdc_platform.query.names import At
 from cdc_platform.records import cdc_tables

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.clock import Clock, format_ms, ms_from_datetime
 from cdc_platform.invariants.findings import (
     EXPIRED_NOT_HELD,
     NODE_GENERATION_NOT_REMOVED,
@@ -43,7 +43,7 @@ def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
 
 def _not_half(lake: Lake, generations: Sequence[Generation]) -> Finding:
     """No generation that readers see lacks its streams, and of a removed one nothing is left."""
-    streams = {from_datetime(part.key[0]) // 1000 for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
+    streams = {ms_from_datetime(part.key[0]) for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
     bare = [each for each in generations if each.published and each.time_ms not in streams]
     left = removal.unfinished(lake)
     sample = ""

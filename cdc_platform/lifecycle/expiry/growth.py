@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.errors import StateError
 from cdc_platform.generations.expiry import NEVER, Margins, expires_at_us
 from cdc_platform.generations.sizes import rows_bytes
@@ -39,7 +39,7 @@ class GrowthStep:
     bytes_with_expiry: int
 
 
-def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: int) -> list[GrowthStep]:
+def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: Milliseconds) -> list[GrowthStep]:
     """What is kept after 0, 1, ... `nodes` more nodes, one every `every_ms`; the first joins now.
 
     The nodes to come are like those of the ring on average; tables keep their TTLs, readers and nodes keep up.
@@ -55,8 +55,8 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
     ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), later)
-    starts = now_us + (later - 1) * every_ms * 1000
-    times = np.concatenate([np.array(list(kept), dtype=np.int64) * 1000, starts])
+    starts = now_us + us_of((later - 1) * every_ms)
+    times = np.concatenate([us_of(np.array(list(kept), dtype=np.int64)), starts])
     counts = np.concatenate([np.array(list(kept.values()), dtype=np.int64), streams])
     order = np.argsort(times, kind="stable")
     moments = np.concatenate([[now_us], starts])
@@ -87,9 +87,9 @@ def _removed(lake: Lake, settings: Settings, times: np.ndarray, counts: np.ndarr
     """Streams (int64[m]) of the generations that may be removed by each moment."""
     if not cdc_tables.changes(lake):
         return np.zeros(len(moments), dtype=np.int64)
-    margins = Margins.of(settings.policy, settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000)
+    margins = Margins.of(settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms))
     logs = list(purge_plan.table_histories(lake).values())
     expires = expires_at_us(times, logs, margins)
-    removable = np.where(expires == NEVER, NEVER, np.minimum(expires, NEVER - 1) + settings.expiry_grace_ms * 1000)
+    removable = np.where(expires == NEVER, NEVER, np.minimum(expires, NEVER - 1) + us_of(settings.expiry_grace_ms))
     by_time = np.argsort(removable, kind="stable")
     return np.concatenate([[0], np.cumsum(counts[by_time])])[np.searchsorted(removable[by_time], moments, side="right")]

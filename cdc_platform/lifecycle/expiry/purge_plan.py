@@ -13,7 +13,17 @@ from enum import StrEnum
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, format_ms, format_us, from_datetime
+from cdc_platform.clock import (
+    Clock,
+    Microseconds,
+    Milliseconds,
+    format_ms,
+    format_us,
+    ms_from_datetime,
+    ms_not_before,
+    ms_of,
+    us_of,
+)
 from cdc_platform.generations.expiry import (
     NEVER,
     LogHistory,
@@ -43,7 +53,7 @@ UNPUBLISHED = "not published"
 UNKNOWN_TABLES = "no CDC-enabled table is known"
 MARGIN = "late writes"
 # The last moment of the year 9999, beyond which no time can be written down.
-_LAST_US = 253_402_300_799_999_999
+_LAST_US = Microseconds(253_402_300_799_999_999)
 
 
 class Action(StrEnum):
@@ -66,10 +76,10 @@ class PlannedGeneration:
     """
 
     id: str | None
-    time_ms: int
-    expired_ms: int | None
-    removable_ms: int | None
-    marked_ms: int | None
+    time_ms: Milliseconds
+    expired_ms: Milliseconds | None
+    removable_ms: Milliseconds | None
+    marked_ms: Milliseconds | None
     blocked_by: tuple[str, ...]
     reasons: tuple[str, ...]
     rows: int
@@ -98,7 +108,7 @@ class _Hold:
     reason: str
 
     def says(self, index: int) -> str:
-        until = int(self.until_us[index])
+        until = Microseconds(self.until_us[index])
         when = "" if until == NEVER else f" until {format_us(until)}"
         return f"{self.reason}{when}"
 
@@ -111,7 +121,7 @@ def plan(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration
     """
     generations = Timeline.read(lake).generations
     published = [each for each in generations if each.published or each.is_removed or each.published_v1]
-    times = np.array([each.time_ms * 1000 for each in published], dtype=np.int64)
+    times = np.array([us_of(each.time_ms) for each in published], dtype=np.int64)
     holds = _Holds(lake, times, settings)
     index = {each.time_ms: number for number, each in enumerate(published)}
     sizes = held_sizes(lake)
@@ -130,7 +140,7 @@ def held_sizes(lake: Lake) -> Mapping[object, Size]:
     for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS):
         for part in lake.slices(table):
             (value,) = part.key
-            key = from_datetime(value) // 1000 if table is STREAMS_DESCRIPTIONS_V2 else value
+            key = ms_from_datetime(value) if table is STREAMS_DESCRIPTIONS_V2 else value
             sizes[key] = sizes.get(key, Size()) + Size(part.rows, part.bytes)
     for table in (STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS):
         # These are not partitioned: of a file's bytes each row has its share.
@@ -160,7 +170,7 @@ class _Holds:
 
     def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings) -> None:
         margins = Margins.of(
-            settings.policy, settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000
+            settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
         )
         self.tables_known = bool(cdc_tables.changes(lake))
         self.expires_us = written_until_us(times_us, margins)
@@ -181,7 +191,7 @@ class _Holds:
         ]
         self.nodes = _pointing_nodes(lake)
 
-    def on(self, index: int, now_us: int) -> Iterable[tuple[str, str]]:
+    def on(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
         """What keeps the generation at `index` now: names, and why."""
         if not self.tables_known:
             yield UNKNOWN_TABLES, "no CDC-enabled table was ever told of; do so with: cdc-platform tables add"
@@ -189,7 +199,10 @@ class _Holds:
         for hold in held:
             yield hold.name, hold.says(index)
         if not held and self.expires_us[index] > now_us:
-            yield MARGIN, f"clocks that are off may write into it until {format_us(int(self.expires_us[index]))}"
+            yield (
+                MARGIN,
+                f"clocks that are off may write into it until {format_us(Microseconds(self.expires_us[index]))}",
+            )
         for hold in self.readers:
             if hold.until_us[index] > now_us:
                 yield hold.name, hold.says(index)
@@ -201,18 +214,18 @@ def _planned(
     current: int,
     holds: _Holds,
     sizes: Mapping[object, Size],
-    now_us: int,
+    now_us: Microseconds,
     settings: Settings,
 ) -> PlannedGeneration:
     told = index is not None and holds.tables_known
-    expired = _later(_ms(int(holds.expires_us[index])), generation.expired_ms) if told else None
+    expired = _later(_ms_unless_never(Microseconds(holds.expires_us[index])), generation.expired_ms) if told else None
     removable = None if expired is None else expired + settings.expiry_grace_ms
     blocks = list(_blocks(generation, index, current, holds, now_us))
-    if not blocks and expired is not None and expired * 1000 > now_us:
+    if not blocks and expired is not None and us_of(expired) > now_us:
         blocks.append((MARGIN, f"it was noted that it expires at {format_ms(expired)}, and that stays"))
     action = Action.KEEP
     if not blocks and expired is not None and removable is not None:
-        action = Action.REMOVE if removable * 1000 <= now_us else Action.MARK
+        action = Action.REMOVE if us_of(removable) <= now_us else Action.MARK
     size = size_of(generation, sizes)
     return PlannedGeneration(
         generation.id,
@@ -230,7 +243,7 @@ def _planned(
 
 
 def _blocks(
-    generation: Generation, index: int | None, current: int, holds: _Holds, now_us: int
+    generation: Generation, index: int | None, current: int, holds: _Holds, now_us: Microseconds
 ) -> Iterable[tuple[str, str]]:
     if index is None:
         yield UNPUBLISHED, "it is not published, so that its join may still be going on"
@@ -254,17 +267,17 @@ def _pointing_nodes(lake: Lake) -> dict[int, list[str]]:
     return {time: sorted(hosts) for time, hosts in found.items()}
 
 
-def _times(lake: Lake, table: Table) -> list[int]:
+def _times(lake: Lake, table: Table) -> list[Milliseconds]:
     """The times (ms) of a table's rows, ascending."""
     column = compute.unique(lake.read(table, ["time"])["time"])
-    return np.sort(np.asarray(column.cast(pa.int64()), dtype=np.int64) // 1000).tolist()
+    return np.sort(ms_of(np.asarray(column.cast(pa.int64()), dtype=np.int64))).tolist()
 
 
-def _later(one: int | None, other: int | None) -> int | None:
+def _later(one: Milliseconds | None, other: Milliseconds | None) -> Milliseconds | None:
     """The later of a computed and a noted time; where the computed one never comes, it never does."""
     return one if one is None or other is None else max(one, other)
 
 
-def _ms(us: int) -> int | None:
+def _ms_unless_never(us: Microseconds) -> Milliseconds | None:
     """µs as ms, rounded up; None for a time that never comes."""
-    return None if us > _LAST_US else -(-us // 1000)
+    return None if us > _LAST_US else ms_not_before(us)

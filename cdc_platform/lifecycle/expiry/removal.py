@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, from_datetime, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, format_ms, from_datetime, ms_to_datetime, to_datetime
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -203,9 +203,9 @@ def _present(lake: Lake, table: Table, column: str) -> set[Any]:
     return {to_datetime(from_datetime(value)) if isinstance(value, datetime) else value for value in values}
 
 
-def _at(ms: int | None) -> datetime:
+def _at(ms: Milliseconds | None) -> datetime:
     assert ms is not None
-    return to_datetime(ms * 1000)
+    return ms_to_datetime(ms)
 
 
 def _chunks(values: Sequence[_T]) -> Iterator[Sequence[_T]]:

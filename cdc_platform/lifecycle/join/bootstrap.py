@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import (
     GenerationId,
@@ -166,7 +166,7 @@ def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> No
         )
 
 
-def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
+def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give the inserted generation its timestamp (ms), as late as possible and once; keep its ID at the joining node.
 
     The ledger decides: whoever writes the generation's row first has chosen, everybody else takes that timestamp.
@@ -194,7 +194,7 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
     return chosen
 
 
-def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
+def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give a generation of the first format its timestamp (ms), once: it is the key that its data is inserted under.
 
     Raises:
@@ -212,7 +212,7 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
     return chosen
 
 
-def introduce_v1(lake: Lake, generation_id: str) -> int:
+def introduce_v1(lake: Lake, generation_id: str) -> Milliseconds:
     """Keep the ID of a generation of the first format at its node; answers with its timestamp (ms).
 
     The timestamp was chosen before the insert, and is refused without its data.
@@ -245,7 +245,7 @@ def admit(lake: Lake, generation_id: str) -> Node:
     return node
 
 
-def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> int:
+def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool) -> Milliseconds:
     return choose_generation_timestamp(
         clock.now_ms(),
         Timeline.read(lake).last_given_ms,
@@ -258,7 +258,7 @@ def _choose(lake: Lake, clock: Clock, settings: Settings, *, always_delay: bool)
 def _enter_ledger(
     lake: Lake,
     clock: Clock,
-    time_ms: int,
+    time_ms: Milliseconds,
     event: inbox.BootstrapEvent,
     num_ranges: int,
     num_streams: int,
@@ -266,7 +266,7 @@ def _enter_ledger(
 ) -> None:
     row = {
         "generation_id": event.generation_id,
-        "time": to_datetime(time_ms * 1000),
+        "time": ms_to_datetime(time_ms),
         "host_id": str(event.node.host_id),
         "event_id": event.event_id,
         "num_ranges": num_ranges,

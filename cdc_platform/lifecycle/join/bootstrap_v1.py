@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import TopologyDescription, layout_of
 from cdc_platform.lake.arrow import flat_streams
@@ -36,7 +36,7 @@ def describe(workers: Workers, lake: Lake, generation_id: str) -> Described:
     return replace(described, warning=warning)
 
 
-def insert_description(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> int:
+def insert_description(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Choose the timestamp (ms) of a described generation and insert it as the one row of that time; answers with it.
 
     Started again it takes the timestamp that was chosen. The time that the insert takes is lost for telling the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.clock import format_ms, ms_to_datetime
 from cdc_platform.invariants import (
     ACROSS_INVARIANTS,
     DESCRIPTION_INVARIANTS,
@@ -93,7 +93,7 @@ def _inserted_v1(joining: Joining) -> Slices:
 
 def _published(joining: Joining) -> Slices:
     time_ms = ledger.introduced_at_ms(joining.lake, joining.generation_id)
-    return [] if time_ms is None else [(STREAMS_DESCRIPTIONS_V2, [("time", "=", to_datetime(time_ms * 1000))])]
+    return [] if time_ms is None else [(STREAMS_DESCRIPTIONS_V2, [("time", "=", ms_to_datetime(time_ms))])]
 
 
 _DESCRIPTION = Audit((*DESCRIPTION_INVARIANTS, *ACROSS_INVARIANTS), _description, _described)

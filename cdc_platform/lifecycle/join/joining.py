@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lake.volume import Workers
@@ -18,7 +18,7 @@ class Joined:
     """A finished join: the generation with its timestamp (ms), and how large it is."""
 
     generation_id: str
-    time_ms: int
+    time_ms: Milliseconds
     num_ranges: int
     num_streams: int
 

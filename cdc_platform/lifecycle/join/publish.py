@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, ms_to_datetime, to_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake import frames
@@ -45,7 +45,7 @@ def publish_streams(workers: Workers, lake: Lake, generation_id: str) -> int | N
     if publish_v1.is_listed(lake, time_ms) and np.array_equal(published, expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
-    time = to_datetime(time_ms * 1000)
+    time = ms_to_datetime(time_ms)
     inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
     rows = inserted.map(lambda batch: _published(batch, time))
     version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})

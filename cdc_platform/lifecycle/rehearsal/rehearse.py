@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cdc_platform.clock import Milliseconds, ms_of_seconds, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations import GenerationId, choose_generation_timestamp, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
@@ -53,7 +54,7 @@ class Effect:
     number: int
     kind: str
     subject: str
-    at_ms: int
+    at_ms: Milliseconds
     nodes: int
     tokens: int
     made: Made | None
@@ -61,7 +62,7 @@ class Effect:
     excess_ranges: int
     excess_streams: int
     colocated: Colocation | None
-    risk_ms: int
+    risk_ms: Milliseconds
     risk_share: float
     kept: dict[str, int]
 
@@ -75,7 +76,7 @@ class Rehearsal:
     ring: Ring
     operating: Operating | None
     kept: list[KeptGeneration]
-    now_ms: int
+    now_ms: Milliseconds
     added: int = 0
     made: int = field(default=0)
 
@@ -123,7 +124,7 @@ class Rehearsal:
         self.ring = self.ring.join(node)
         at_risk = 0.0 if before is None else 1 - colocation(before.layout, self.ring).vnode
         made = self._make(event_id)
-        risk_ms = made.id.time_ms - begun if before is not None else 0
+        risk_ms = made.id.time_ms - begun if before is not None else Milliseconds(0)
         self.now_ms = max(self.now_ms, made.id.time_ms)
         return self._effect(step.number, "add", node.address, begun, made=made, risk_ms=risk_ms, risk_share=at_risk)
 
@@ -154,7 +155,7 @@ class Rehearsal:
 
     def _wait(self, step: Step, change: Wait) -> Effect:
         begun = self.now_ms
-        self.now_ms += change.seconds * 1000
+        self.now_ms += ms_of_seconds(change.seconds)
         return self._effect(step.number, "wait", f"{change.seconds} s", begun)
 
     def _findings(self) -> list[Damage]:
@@ -196,11 +197,11 @@ class Rehearsal:
         number: int,
         kind: str,
         subject: str,
-        at_ms: int,
+        at_ms: Milliseconds,
         *,
         made: Made | None = None,
         findings: tuple[Damage, ...] = (),
-        risk_ms: int = 0,
+        risk_ms: Milliseconds = Milliseconds(0),
         risk_share: float = 0.0,
     ) -> Effect:
         self._remove_expired()
@@ -230,10 +231,10 @@ class Rehearsal:
         settings = self.settings
         if self.logs is None or not self.kept:
             return
-        leeway_us, skew_us = settings.generation_leeway_ms * 1000, settings.expiry_skew_margin_ms * 1000
-        times = np.array([each.time_ms * 1000 for each in self.kept], dtype=np.int64)
+        leeway_us, skew_us = us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
+        times = np.array([us_of(each.time_ms) for each in self.kept], dtype=np.int64)
         expires = expires_at_us(times, self.logs, Margins.of(settings.policy, leeway_us, skew_us))
-        stays = expires > (self.now_ms - settings.expiry_grace_ms) * 1000
+        stays = expires > us_of(self.now_ms - settings.expiry_grace_ms)
         self.kept = [each for each, stay in zip(self.kept, stays.tolist(), strict=True) if stay]
 
     def _node(self, name: str) -> Node:

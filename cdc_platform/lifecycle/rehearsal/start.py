@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cdc_platform.clock import Microseconds, Milliseconds, us_of_seconds
 from cdc_platform.generations import GenerationId, RingLayout, layout_of
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.colocation import Streams
@@ -47,7 +48,7 @@ class Operating:
 class KeptGeneration:
     """A generation whose rows are in the tables: when it starts (ms), its size, whether it is of the first format."""
 
-    time_ms: int
+    time_ms: Milliseconds
     num_ranges: int
     num_streams: int
     is_v1: bool
@@ -71,11 +72,11 @@ class Start:
     ring: Ring
     operating: Operating | None
     kept: tuple[KeptGeneration, ...]
-    now_ms: int
+    now_ms: Milliseconds
     logs: tuple[LogHistory, ...] | None = None
 
 
-def from_lake(lake: Lake, now_ms: int) -> Start:
+def from_lake(lake: Lake, now_ms: Milliseconds) -> Start:
     """The ring as it stands, its newest generation, all that are kept, and the logs with their TTLs.
 
     Raises:
@@ -97,11 +98,14 @@ def from_lake(lake: Lake, now_ms: int) -> Start:
 
 def with_ttls(start: Start, ttl_seconds: Sequence[int]) -> Start:
     """The same start with other logs: one for each TTL, as old as time; 0: its rows never expire."""
-    logs = (log_history([Change(0, 0, enabled=True, ttl_us=ttl * 1_000_000)]) for ttl in ttl_seconds)
+    logs = (
+        log_history([Change(Microseconds(0), Microseconds(0), enabled=True, ttl_us=us_of_seconds(ttl))])
+        for ttl in ttl_seconds
+    )
     return replace(start, logs=tuple(log for log in logs if log is not None))
 
 
-def from_ring(ring: Ring, now_ms: int) -> Start:
+def from_ring(ring: Ring, now_ms: Milliseconds) -> Start:
     """A start of which only the ring is known: its generation is taken to be the one that it would get now."""
     if not ring.nodes:
         return Start(ring, None, (), now_ms)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, to_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import switch as rules
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
@@ -35,7 +35,7 @@ def times_of(settings: Settings) -> SwitchTimes:
 
 def switched_at_ms(
     lake: Lake, clock: Clock, settings: Settings, generation_id: str, initiator: str, participants: Collection[str]
-) -> int | None:
+) -> Milliseconds | None:
     """Switch to an inserted generation in two phases and answer with its timestamp (ms).
 
     None where generations are not switched in two phases: the setting is off, and this one has not been begun.
@@ -146,22 +146,22 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
     )
 
 
-def _newest_ms(lake: Lake) -> int | None:
+def _newest_ms(lake: Lake) -> Milliseconds | None:
     return Timeline.read(lake).last_given_ms
 
 
-def _answered(switch: Switch, leases: dict[str, int], times: SwitchTimes, clock: Clock) -> Switch:
+def _answered(switch: Switch, leases: dict[str, Milliseconds], times: SwitchTimes, clock: Clock) -> Switch:
     for host, lease_end in leases.items():
         switch = rules.acknowledge(switch, host, lease_end, times, clock.now_ms())
     return switch
 
 
-def _promise(lake: Lake, clock: Clock, switch: Switch, promised: dict[str, int]) -> None:
+def _promise(lake: Lake, clock: Clock, switch: Switch, promised: dict[str, Milliseconds]) -> None:
     rows = [
         {
             "generation_id": switch.generation_id,
             "host_id": host,
-            "lease_end": to_datetime(lease_end * 1000),
+            "lease_end": ms_to_datetime(lease_end),
             "promised_at": to_datetime(clock.now_us()),
         }
         for host, lease_end in promised.items()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Microseconds, format_ms
 from cdc_platform.cql.schema import DEFAULT_TTL
 from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
@@ -341,9 +341,9 @@ def _last_ttl(lake: Lake, keyspace: str, table: str) -> int:
     return said[-1].ttl_seconds if said else DEFAULT_TTL
 
 
-def _last_said_us(lake: Lake, keyspace: str, table: str) -> int:
+def _last_said_us(lake: Lake, keyspace: str, table: str) -> Microseconds:
     """When (µs) something was last said of the table: a new log is noted after the drop of the one before it."""
-    return max((change.changed_at_us for change in _said(lake, keyspace, table)), default=0)
+    return max((change.changed_at_us for change in _said(lake, keyspace, table)), default=Microseconds(0))
 
 
 def _said(lake: Lake, keyspace: str, table: str) -> list[cdc_tables.TableChange]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_us, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_us, ms_to_datetime, us_of
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import tablets
 from cdc_platform.generations.expiry import Margins, held_until_us
@@ -33,7 +33,7 @@ class HeldBack:
     """The sets (ms, oldest first) that could go but for a consumer that has not read them to their end."""
 
     consumer: Consumer
-    sets_ms: tuple[int, ...]
+    sets_ms: tuple[Milliseconds, ...]
 
     def __str__(self) -> str:
         count = len(self.sets_ms)
@@ -54,9 +54,9 @@ class Collection:
     keyspace: str
     table: str
     ttl_seconds: int
-    base_ms: int
-    removed_ms: tuple[int, ...]
-    at_risk_ms: tuple[int, ...]
+    base_ms: Milliseconds
+    removed_ms: tuple[Milliseconds, ...]
+    at_risk_ms: tuple[Milliseconds, ...]
     held_back: tuple[HeldBack, ...] = ()
 
     @property
@@ -89,7 +89,7 @@ def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
     """
     found = plan(lake, clock, keyspace, table)
     where = of_table(keyspace, table)
-    base = to_datetime(found.base_ms * 1000)
+    base = ms_to_datetime(found.base_ms)
     _open_whole(lake, keyspace, table, found.base_ms)
     if found.removed_ms:
         lake.delete(TABLET_TIMESTAMPS, [*where, ("timestamp", "<", base)])
@@ -109,7 +109,7 @@ def due(lake: Lake, clock: Clock) -> list[Collection]:
     Reads no streams.
     """
     known = {(table.keyspace_name, table.table_name): table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
-    times: dict[_Name, list[int]] = {}
+    times: dict[_Name, list[Milliseconds]] = {}
     for name, time in sorted(tablet_rows.listed_sets(lake)):
         times.setdefault(name, []).append(time)
     now_ms = clock.now_ms()
@@ -124,7 +124,12 @@ def due(lake: Lake, clock: Clock) -> list[Collection]:
 
 
 def _collection(
-    lake: Lake, name: _Name, times: list[int], ttl_seconds: int, readers: Sequence[Consumer], now_ms: int
+    lake: Lake,
+    name: _Name,
+    times: list[Milliseconds],
+    ttl_seconds: int,
+    readers: Sequence[Consumer],
+    now_ms: Milliseconds,
 ) -> Collection:
     """The collection of a table whose sets start at `times` (ms, ascending) and whose consumers are `readers`."""
     by_ttl = tablets.base_index_after_gc(times, now_ms, ttl_seconds)
@@ -139,7 +144,7 @@ def _collection(
     return Collection(*name, ttl_seconds, times[base], tuple(times[:base]), at_risk, tuple(held_back))
 
 
-def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:
+def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: Milliseconds) -> None:
     """Open the whole set of a base whose difference was partial: whoever starts to read there knows no set before it.
 
     It goes first, because it is true at once: what is opened again was there already.
@@ -151,11 +156,15 @@ def _open_whole(lake: Lake, keyspace: str, table: str, base_ms: int) -> None:
         lake.merge(TABLET_STREAMS, missing, update=False)
 
 
-def _at_risk(lake: Lake, name: _Name, times_ms: list[int], removed: int, now_ms: int) -> tuple[int, ...]:
+def _at_risk(
+    lake: Lake, name: _Name, times_ms: list[Milliseconds], removed: int, now_ms: Milliseconds
+) -> tuple[Milliseconds, ...]:
     """Of the first `removed` sets (ms) those in which a row can be still, by the TTLs that rows were written with."""
     history = cdc_tables.histories(lake).get(name) if removed else None
     if history is None:
         return ()
     # The tablet of a row is that of its timestamp, whatever clock it comes from.
-    held = held_until_us(np.array(times_ms, dtype=np.int64) * 1000, history, Margins(0, 0, 0))
-    return tuple(time for time, until in zip(times_ms[:removed], held.tolist(), strict=False) if until > now_ms * 1000)
+    held = held_until_us(
+        us_of(np.array(times_ms, dtype=np.int64)), history, Margins(Microseconds(0), Microseconds(0), Microseconds(0))
+    )
+    return tuple(time for time, until in zip(times_ms[:removed], held.tolist(), strict=False) if until > us_of(now_ms))

@@ -17,7 +17,14 @@ import numpy as np
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms, from_datetime
+from cdc_platform.clock import (
+    Clock,
+    Milliseconds,
+    format_ms,
+    ms_from_datetime,
+    ms_of_seconds,
+    seconds_of_ms,
+)
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
@@ -41,7 +48,7 @@ _TRIED_AGAIN = (Unavailable, StoreFailure, ConflictError)
 class RewriteDecision:
     """What becomes of a V1 generation, named by its time (ms), and why."""
 
-    time_ms: int
+    time_ms: Milliseconds
     action: Action
     reason: str
 
@@ -78,7 +85,7 @@ def is_absent(lake: Lake) -> bool:
 def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
     """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
     times = _times(lake, STREAMS_DESCRIPTIONS)
-    logs = [LogLife(table.ttl_seconds * 1000, table.created_at_ms) for table in _enabled(lake)]
+    logs = [LogLife(ms_of_seconds(table.ttl_seconds), table.created_at_ms) for table in _enabled(lake)]
     now_ms = clock.now_ms()
     creation, margin = settings.use_creation_time, settings.clock_margin_ms
     live = may_hold_rows(times, logs, now_ms, use_creation_time=creation, clock_margin_ms=margin)
@@ -190,7 +197,7 @@ class _Run:
         failpoints.reached(failpoints.AFTER_REWRITTEN_TIMESTAMP)
         return decision
 
-    def mark(self, hosts: tuple[str, ...], newest_ms: int | None) -> tuple[str, ...]:
+    def mark(self, hosts: tuple[str, ...], newest_ms: Milliseconds | None) -> tuple[str, ...]:
         """Write the marker of each node; a marker that is there stays."""
         if self.dry_run:
             return ()
@@ -212,7 +219,7 @@ class _Run:
         for attempt in Retrying(
             retry=retry_if_exception_type(_TRIED_AGAIN),
             stop=stop_after_attempt(self.settings.rewrite_attempts),
-            wait=wait_fixed(self.settings.rewrite_retry_ms / 1000),
+            wait=wait_fixed(seconds_of_ms(self.settings.rewrite_retry_ms)),
             sleep=self.sleep,
             before_sleep=again,
             reraise=True,
@@ -223,7 +230,12 @@ class _Run:
 
 
 def _decision(
-    time_ms: int, end_ms: int | None, is_live: bool, oldest: int | None, listed: Collection[int], there: Collection[int]
+    time_ms: Milliseconds,
+    end_ms: Milliseconds | None,
+    is_live: bool,
+    oldest: Milliseconds | None,
+    listed: Collection[Milliseconds],
+    there: Collection[Milliseconds],
 ) -> RewriteDecision:
     since = "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
     if not is_live:
@@ -240,7 +252,7 @@ def _decision(
     return RewriteDecision(time_ms, "rewrite", reason)
 
 
-def _missing(time_ms: int) -> RewriteDecision:
+def _missing(time_ms: Milliseconds) -> RewriteDecision:
     reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
     return RewriteDecision(
         time_ms, "missing-data", f"{reason}; import that table and run: cdc-platform rewrite --again"
@@ -267,4 +279,4 @@ def _enabled(lake: Lake) -> list[cdc_tables.CdcTable]:
 def _times(lake: Lake, table: Table) -> np.ndarray:
     """The times (ms, int64[n], ascending) in a table, of which no other column is read."""
     moments = lake.read(table, ["time"])["time"].to_pylist()
-    return np.unique(np.array([from_datetime(moment) // 1000 for moment in moments], dtype=np.int64))
+    return np.unique(np.array([ms_from_datetime(moment) for moment in moments], dtype=np.int64))

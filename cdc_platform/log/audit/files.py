@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import from_datetime
+from cdc_platform.clock import MILLISECOND_US, Microseconds, from_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.timeuuid import VERSION, ticks_of
 from cdc_platform.cql.types import GREGORIAN
@@ -30,7 +30,7 @@ from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)
 # Writers cut the bounds that they note off at milliseconds, some the upper one too.
-_ROUNDED_US = 1000
+_ROUNDED_US = MILLISECOND_US
 _NIBBLES = np.full(256, 255, dtype=np.uint8)
 for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
     _NIBBLES[list(_digits)] = np.arange(16)
@@ -47,8 +47,8 @@ class LogPart:
     """
 
     paths: tuple[str, ...]
-    from_us: int | None
-    before_us: int | None
+    from_us: Microseconds | None
+    before_us: Microseconds | None
 
 
 def log_parts(lake: Lake, schema: TableSchema, rows_a_part: int) -> list[LogPart]:

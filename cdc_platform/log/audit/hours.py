@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_platform.clock import format_us, from_datetime, to_datetime
+from cdc_platform.clock import HOUR_US, ONE_US, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG, Finding
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.reading.hourly import HOUR_US, keys_of, logs, within
+from cdc_platform.log.reading.hourly import keys_of, logs, within
 from cdc_platform.log.reading.reader import BY_HOUR, ROWS_AT_ONCE, sink_table
 
 
-def audit_hours(lake: Lake, hour_us: int | None = None) -> list[Finding]:
+def audit_hours(lake: Lake, hour_us: Microseconds | None = None) -> list[Finding]:
     """Compare hours that are noted, all or this one (µs), with the log, key by key; nothing where none is noted.
 
     Counts hours of tables. A table that is no longer known is left out, and so are rows of a log that was dropped.
     """
     where: list[Filter] = [] if hour_us is None else [("hour", "=", to_datetime(hour_us))]
-    noted: dict[str, dict[int, int]] = {}
+    noted: dict[str, dict[Microseconds, int]] = {}
     for row in lake.read(CONSUMED_HOURS, filters=where).to_pylist():
         hours = noted.setdefault(f"{row['keyspace_name']}.{row['table_name']}", {})
         hours[from_datetime(row["hour"])] = row["rows"]
@@ -35,12 +35,12 @@ def audit_hours(lake: Lake, hour_us: int | None = None) -> list[Finding]:
     ]
 
 
-def _judged(lake: Lake, schema: TableSchema, rows: dict[int, int]) -> Iterator[tuple[str, str]]:
+def _judged(lake: Lake, schema: TableSchema, rows: dict[Microseconds, int]) -> Iterator[tuple[str, str]]:
     """What is wrong with each hour (start, µs, and its rows), in words; hours without a gap are looked at together."""
     hours = sorted(rows)
     while hours:
         together, count = 1, rows[hours[0]]
-        while together < len(hours) and hours[together] == hours[0] + together * HOUR_US and count <= ROWS_AT_ONCE:
+        while together < len(hours) and hours[together] == hours[0] + HOUR_US * together and count <= ROWS_AT_ONCE:
             count += rows[hours[together]]
             together += 1
         if together > 1 and not any(_compared(lake, schema, hours[0], together)):
@@ -50,10 +50,10 @@ def _judged(lake: Lake, schema: TableSchema, rows: dict[int, int]) -> Iterator[t
         hours = hours[together:]
 
 
-def _compared(lake: Lake, schema: TableSchema, hour_us: int, hours: int = 1) -> tuple[str, str]:
+def _compared(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours: int = 1) -> tuple[str, str]:
     """What is wrong with hours that follow each other: rows that are not the log's, and rows that are there twice."""
     log, sink = log_table(schema), sink_table(schema, BY_HOUR)
-    keys, inside = list(log.keys), within(hour_us - 1, hour_us + hours * HOUR_US - 1)
+    keys, inside = list(log.keys), within(hour_us - ONE_US, hour_us + HOUR_US * hours - ONE_US)
     order = [(name, "ascending") for name in keys]
     wanted, found = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
     if found.equals(wanted) and found.group_by(keys).aggregate([]).num_rows == found.num_rows:

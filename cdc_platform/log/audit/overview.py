@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.generations import operating_index
 from cdc_platform.lake.lake import Lake
@@ -36,8 +37,8 @@ class Overview:
 
     rows: int
     bytes: int
-    newest_us: int | None
-    by_period: dict[int | None, int]
+    newest_us: Microseconds | None
+    by_period: dict[Microseconds | None, int]
     by_operation: dict[str, int]
 
 

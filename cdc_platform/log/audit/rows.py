@@ -11,7 +11,7 @@ from uuid import UUID
 
 import numpy as np
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.errors import PlatformError
 from cdc_platform.generations import decode, operating_index
 from cdc_platform.invariants.findings import (
@@ -92,16 +92,16 @@ def _in_bounds(rows: LogRows, periods: Sequence[Period], chosen: Int64s) -> Tall
     def explain(row: int) -> str:
         if not rows.timed[row]:
             return "cdc$time is no timeuuid"
-        return f"nothing operates at {format_us(int(rows.times_us[row]))}; {begin}"
+        return f"nothing operates at {format_us(Microseconds(rows.times_us[row]))}; {begin}"
 
     return _tally(LOG_TIME_IN_BOUNDS, rows, len(rows), chosen < 0, explain)
 
 
 def _timestamps(rows: LogRows) -> Tally:
     def explain(row: int) -> str:
-        at = int(rows.written_us[row])
+        at = Microseconds(rows.written_us[row])
         shown = "null" if at == NO_TIME else format_us(at)
-        return f"cdc$timestamp is {shown}, the time in cdc$time {format_us(int(rows.times_us[row]))}"
+        return f"cdc$timestamp is {shown}, the time in cdc$time {format_us(Microseconds(rows.times_us[row]))}"
 
     wrong = rows.timed & (rows.written_us != rows.times_us)
     return _tally(LOG_TIMESTAMP_IS_TIME, rows, int(rows.timed.sum()), wrong, explain)

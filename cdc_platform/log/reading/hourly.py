@@ -14,7 +14,16 @@ from itertools import islice
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_us, from_datetime, parse_time_us, to_datetime
+from cdc_platform.clock import (
+    HOUR_US,
+    ONE_US,
+    Clock,
+    Microseconds,
+    format_us,
+    from_datetime,
+    parse_time_us,
+    to_datetime,
+)
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
@@ -38,7 +47,6 @@ from cdc_platform.log.reading.windows import Window
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
 
-HOUR_US = 3_600_000_000
 FIRST_HOUR = "2025-01-01T00:00:00Z"
 """No hour before this one is copied."""
 _FIRST_US = parse_time_us(FIRST_HOUR)
@@ -52,7 +60,7 @@ class CopiedHour:
     table: str
     sink: str
     operations: dict[int, int]
-    sets_us: tuple[int, ...]
+    sets_us: tuple[Microseconds, ...]
 
     @property
     def rows(self) -> int:
@@ -82,7 +90,7 @@ def logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSchema]:
     return schemas
 
 
-def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us: int) -> list[CopiedHour]:
+def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us: Microseconds) -> list[CopiedHour]:
     """Make the sinks of these tables hold the hour from `hour_us` (µs) on as the logs do now, and note it.
 
     Everything is checked for all of them before anything is written. An hour that is there already, whole or in part,
@@ -93,7 +101,7 @@ def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us:
             complete, no generation is known, or the sink has rows that the log has not.
         ConflictError: another process writes to the same sink.
     """
-    readable_us = hour_us + HOUR_US - 1 + SAFETY_US
+    readable_us = hour_us + HOUR_US - ONE_US + SAFETY_US
     if clock.now_us() < readable_us:
         raise StateError(
             f"the hour from {format_us(hour_us)} cannot be read before {format_us(readable_us)}: until then rows of it"
@@ -103,20 +111,20 @@ def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us:
     return [_copied(lake, clock, schema, windows, hour_us) for schema, windows in planned]
 
 
-def due_hours(lake: Lake, clock: Clock, most: int) -> list[int]:
+def due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
     """The first hours (start, µs), at most `most`, that can be read and are not whole in the sink of some table."""
-    found: set[int] = set()
+    found: set[Microseconds] = set()
     for schema in logs(lake):
         found.update(islice(_due(lake, clock, schema), most))
     return sorted(found)[:most]
 
 
-def _windows(lake: Lake, schema: TableSchema, hour_us: int) -> list[Window]:
+def _windows(lake: Lake, schema: TableSchema, hour_us: Microseconds) -> list[Window]:
     """The hour cut at the generations; it begins where the consumer does, if that is inside of it."""
     sets = stream_sets(lake, schema)
     if not sets.seen:
         raise StateError(f"no generation is known in which {schema.full_name} could have rows; publish one first")
-    after, last = hour_us - 1, hour_us + HOUR_US - 1
+    after, last = hour_us - ONE_US, hour_us + HOUR_US - ONE_US
     if sets.awaited is not None and sets.awaited <= last:
         raise StateError(
             f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
@@ -128,7 +136,7 @@ def _windows(lake: Lake, schema: TableSchema, hour_us: int) -> list[Window]:
     return list(whole_windows(lake, schema, after, last))
 
 
-def _copied(lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: int) -> CopiedHour:
+def _copied(lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds) -> CopiedHour:
     name = (schema.keyspace, schema.name)
     consumer = consumers.register(lake, clock, BY_HOUR, *name, position_us=_position(lake, schema))
     sink = lake.widen(sink_table(schema, BY_HOUR))
@@ -170,8 +178,9 @@ def _put(lake: Lake, sink: Table, rows: pa.Table, piece: Window) -> None:
     lost = set(keys_of(stored)).difference(keys_of(wanted))
     if lost:
         raise StateError(
-            f"{sink.full_name} has {len(lost)} rows from {format_us(piece.after_us + 1)} to {format_us(piece.until_us)}"
-            " that the log has no longer; they stay, and the hour is as it was: move them away to copy it anew"
+            f"{sink.full_name} has {len(lost)} rows from {format_us(piece.after_us + ONE_US)} to"
+            f" {format_us(piece.until_us)} that the log has no longer; they stay, and the hour is as it was: move them"
+            " away to copy it anew"
         )
     failpoints.reached(failpoints.BEFORE_SINK)
     if not lake.replace_once(sink, wanted, inside, version):
@@ -196,12 +205,12 @@ def keys_of(rows: pa.Table) -> Iterator[_Key]:
     return zip(*(rows[name].to_pylist() for name in ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")), strict=True)
 
 
-def within(after_us: int, until_us: int) -> list[Filter]:
+def within(after_us: Microseconds, until_us: Microseconds) -> list[Filter]:
     """The filters of the rows with `after_us` < timestamp <= `until_us` (µs)."""
     return [(WRITTEN_AT, ">", to_datetime(after_us)), (WRITTEN_AT, "<=", to_datetime(until_us))]
 
 
-def _position(lake: Lake, schema: TableSchema) -> int:
+def _position(lake: Lake, schema: TableSchema) -> Microseconds:
     """Where the consumer is; before it is registered, just before the first row that its log can have."""
     try:
         return consumers.find(lake, BY_HOUR, schema.keyspace, schema.name).position_us
@@ -209,10 +218,10 @@ def _position(lake: Lake, schema: TableSchema) -> int:
         lows = [from_datetime(low) for low, _, _ in lake.file_bounds(log_table(schema), WRITTEN_AT)]
         # Rows can be older than their table: a write says itself when it was.
         first_row = min([schema.created_at_us, *lows])
-        return max(min(stream_sets(lake, schema).seen, default=1), _FIRST_US, first_row) - 1
+        return max(min(stream_sets(lake, schema).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
 
 
-def _noted(lake: Lake, schema: TableSchema) -> set[int]:
+def _noted(lake: Lake, schema: TableSchema) -> set[Microseconds]:
     """The hours (start, µs) of a table that are whole."""
     where: list[Filter] = [("keyspace_name", "=", schema.keyspace), ("table_name", "=", schema.name)]
     return {from_datetime(hour) for hour in lake.read(CONSUMED_HOURS, ["hour"], where)["hour"].to_pylist()}
@@ -221,8 +230,8 @@ def _noted(lake: Lake, schema: TableSchema) -> set[int]:
 def _follow(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -> None:
     """Move the consumer behind the hours that are whole, up to the first that is not: what it holds is not removed."""
     noted, position = _noted(lake, schema), consumer.position_us
-    while _hour_of(position + 1) in noted:
-        position = _hour_of(position + 1) + HOUR_US - 1
+    while _hour_of(position + ONE_US) in noted:
+        position = _hour_of(position + ONE_US) + HOUR_US - ONE_US
     if position == consumer.position_us:
         return
     sets = stream_sets(lake, schema)
@@ -237,19 +246,19 @@ def _follow(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -
     )
 
 
-def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[int]:
+def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds]:
     sets = stream_sets(lake, schema)
     if not sets.seen:
         return
     readable_us = clock.now_us() - SAFETY_US
     if sets.awaited is not None:
-        readable_us = min(readable_us, sets.awaited - 1)
-    noted, hour = _noted(lake, schema), _hour_of(_position(lake, schema) + 1)
-    while hour + HOUR_US - 1 <= readable_us:
+        readable_us = min(readable_us, sets.awaited - ONE_US)
+    noted, hour = _noted(lake, schema), _hour_of(_position(lake, schema) + ONE_US)
+    while hour + HOUR_US - ONE_US <= readable_us:
         if hour not in noted:
             yield hour
         hour += HOUR_US
 
 
-def _hour_of(moment_us: int) -> int:
+def _hour_of(moment_us: Microseconds) -> Microseconds:
     return moment_us - moment_us % HOUR_US

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_us, from_datetime, to_datetime
+from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
@@ -28,7 +28,7 @@ from cdc_platform.timeline import StreamSource, StreamSources
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SAFETY_US = 30_000_000
+SAFETY_US = SECOND_US * 30
 """How far behind the clock a reader stays: what is younger may still be on its way."""
 ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
@@ -57,7 +57,13 @@ def sets_of(source: StreamSource) -> Sets:
 
 
 def read_changes(
-    spark: SparkSession, lake: Lake, schema: TableSchema, since_us: int, until_us: int, *, now_us: int
+    spark: SparkSession,
+    lake: Lake,
+    schema: TableSchema,
+    since_us: Microseconds,
+    until_us: Microseconds,
+    *,
+    now_us: Microseconds,
 ) -> DataFrame:
     """The log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
 
@@ -80,7 +86,9 @@ def read_changes(
     return rows.where(inside).orderBy(*(f"`{name}`" for name in _ORDER))
 
 
-def whole_windows(lake: Lake, schema: TableSchema, after_us: int, horizon_us: int) -> Iterator[Window]:
+def whole_windows(
+    lake: Lake, schema: TableSchema, after_us: Microseconds, horizon_us: Microseconds
+) -> Iterator[Window]:
     """The windows from a position to a horizon, each of a whole generation; none is left out."""
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     sets, position, number = sets_of(source), after_us, 0
@@ -121,7 +129,7 @@ def sink_table(schema: TableSchema, name: str) -> Table:
 
 
 def consume(
-    lake: Lake, clock: Clock, schema: TableSchema, name: str, *, until_us: int | None = None
+    lake: Lake, clock: Clock, schema: TableSchema, name: str, *, until_us: Microseconds | None = None
 ) -> tuple[Consumer, int]:
     """Copy what a consumer has not read yet into its table; answers with where it is now and how many rows came.
 
@@ -141,8 +149,8 @@ def consume(
     if name == BY_HOUR:
         raise InputError(f"{name!r} is the consumer that copies logs hour by hour; give this one another name")
     log_of(lake, schema)
-    first = min(stream_sets(lake, schema).seen, default=1)
-    consumer = consumers.register(lake, clock, name, schema.keyspace, schema.name, position_us=first - 1)
+    first = min(stream_sets(lake, schema).seen, default=ONE_US)
+    consumer = consumers.register(lake, clock, name, schema.keyspace, schema.name, position_us=first - ONE_US)
     consumer = _caught_up(lake, clock, schema, sink, consumer)
     count = 0
     horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
@@ -171,7 +179,7 @@ def _last_number(consumer: Consumer) -> int | None:
     return consumer.window_number or None
 
 
-def longest(lake: Lake, schema: TableSchema, after_us: int) -> int | None:
+def longest(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microseconds | None:
     """How long (µs) a window may be for the rows of its files to fit into memory; None for as long as it likes."""
     bounds = lake.file_bounds(log_table(schema), WRITTEN_AT)
     ahead = sorted((from_datetime(high), rows) for _, high, rows in bounds if from_datetime(high) > after_us)
@@ -201,7 +209,7 @@ def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consu
         )
     sets = stream_sets(lake, schema)
     begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
-    return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, until))
+    return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, Microseconds(until)))
 
 
 def _moved(lake: Lake, clock: Clock, consumer: Consumer, window: Window) -> Consumer:
@@ -223,7 +231,7 @@ def _position_of(name: str) -> str:
 def _assert_not_lost(sets: Sets, consumer: Consumer) -> None:
     first = min((*sets.seen, *sets.removed), default=None)
     begun = consumer.set_timestamp_us
-    if begun is not None and first is not None and begun < first and consumer.position_us + 1 < first:
+    if begun is not None and first is not None and begun < first and consumer.position_us + ONE_US < first:
         raise StateError(
             f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(begun)},"
             f" which is gone; what it has not read before {format_us(first)} is lost: forget it and register it anew"

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import ONE_US, Microseconds, format_us
 from cdc_platform.errors import StateError
 
 
@@ -18,9 +18,9 @@ class Window:
     """The rows with `after_us` < timestamp <= `until_us`, all in the generation or set that began at `set_us`."""
 
     number: int
-    set_us: int
-    after_us: int
-    until_us: int
+    set_us: Microseconds
+    after_us: Microseconds
+    until_us: Microseconds
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,18 @@ class Sets:
     they have not been shown and will be, None where there is none.
     """
 
-    seen: Sequence[int]
-    removed: Collection[int] = ()
-    awaited: int | None = None
+    seen: Sequence[Microseconds]
+    removed: Collection[Microseconds] = ()
+    awaited: Microseconds | None = None
 
 
 def next_window(
-    sets: Sets, position_us: int, windows: int, horizon_us: int, *, longest_us: int | None = None
+    sets: Sets,
+    position_us: Microseconds,
+    windows: int,
+    horizon_us: Microseconds,
+    *,
+    longest_us: Microseconds | None = None,
 ) -> Window | None:
     """The window after `position_us` (everything at or before it is read) in number `windows` + 1; None for none yet.
 
@@ -51,16 +56,16 @@ def next_window(
     if not begins:
         return None
     if sets.awaited is not None:
-        horizon_us = min(horizon_us, sets.awaited - 1)
-    after = max(position_us, begins[0] - 1)
-    place = bisect_right(begins, after + 1) - 1
-    end = begins[place + 1] - 1 if place + 1 < len(begins) else horizon_us
+        horizon_us = min(horizon_us, sets.awaited - ONE_US)
+    after = max(position_us, begins[0] - ONE_US)
+    place = bisect_right(begins, after + ONE_US) - 1
+    end = begins[place + 1] - ONE_US if place + 1 < len(begins) else horizon_us
     until = min(end, horizon_us, end if longest_us is None else after + longest_us)
     if until <= after:
         return None
     if begins[place] not in set(sets.seen):
         raise StateError(
-            f"the rows from {format_us(after + 1)} to {format_us(end)} were in the generation of"
+            f"the rows from {format_us(after + ONE_US)} to {format_us(end)} were in the generation of"
             f" {format_us(begins[place])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
             " forget the consumer and register it anew behind them"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.cql.types import Value
@@ -33,7 +34,7 @@ _LATER_ROLES = ("value", "deleted", "deleted_elements")
 """What a log lacks of a column that the base table got later."""
 
 
-def replayed(schema: TableSchema, changes: DataFrame, *, now_us: int | None = None) -> DataFrame:
+def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | None = None) -> DataFrame:
     """The rows of `SELECT *` of the base table that the rows of its log, in any order, amount to: see `replay`.
 
     Columns are those of `selected_schema`. Cells with a TTL are gone if they have expired by `now_us` (µs); None:
@@ -91,7 +92,7 @@ def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.A
 
 
 def base_rows(
-    schema: TableSchema, batches: Iterable[pa.RecordBatch], now_us: int | None = None
+    schema: TableSchema, batches: Iterable[pa.RecordBatch], now_us: Microseconds | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the base table (`selected_schema`) that log rows amount to which come in the order of their `KEY`.
 
@@ -116,7 +117,9 @@ def base_rows(
         yield from _replayed(schema, held, now_us)
 
 
-def _replayed(schema: TableSchema, batches: list[pa.RecordBatch], now_us: int | None) -> Iterator[pa.RecordBatch]:
+def _replayed(
+    schema: TableSchema, batches: list[pa.RecordBatch], now_us: Microseconds | None
+) -> Iterator[pa.RecordBatch]:
     """The rows of whole base partitions, in the order of their keys."""
     states = replay(schema, table_rows(schema, pa.Table.from_batches(batches)))
     rows = [row for key in sorted(states) for row in Partition(states[key], now_us).selected()]

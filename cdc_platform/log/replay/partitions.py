@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
 from cdc_platform.cql.schema import Column, TableSchema
@@ -108,7 +109,7 @@ def _key(columns: Sequence[Column], row: LogRow) -> Key:
     return tuple(values[: values.index(None)] if None in values else values)
 
 
-def _upsert(empty: Mutation, row: LogRow, timestamp: int, key: Key) -> Mutation:
+def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: Key) -> Mutation:
     schema = empty.schema
     static = len(key) < len(schema.clustering_key)
     ttl = row.get("cdc$ttl") or 0
@@ -123,7 +124,7 @@ def _upsert(empty: Mutation, row: LogRow, timestamp: int, key: Key) -> Mutation:
     return replace(empty, rows={key: RowChange(marker, changes)})
 
 
-def _change(column: Column, row: LogRow, timestamp: int, ttl: int) -> ColumnChange | None:
+def _change(column: Column, row: LogRow, timestamp: Microseconds, ttl: int) -> ColumnChange | None:
     """What a log row says of a column; None if nothing."""
     value = row.get(column.name)
     deleted = bool(row.get(f"cdc$deleted_{column.name}"))
@@ -135,7 +136,7 @@ def _change(column: Column, row: LogRow, timestamp: int, ttl: int) -> ColumnChan
     elements = {key: Cell(timestamp, inner, ttl) for key, inner in _elements(column, value)}
     elements |= {key: Cell(timestamp, dead=True) for key in dead}
     # The log shows the tombstone of a collection one microsecond late.
-    return CollectionChange(timestamp - 1 if deleted else None, elements) if deleted or elements else None
+    return CollectionChange(timestamp - ONE_US if deleted else None, elements) if deleted or elements else None
 
 
 def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Value]]:
@@ -149,7 +150,7 @@ def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Valu
     return iter(value)
 
 
-def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: int) -> Iterator[RangeTombstone]:
+def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: Microseconds) -> Iterator[RangeTombstone]:
     """The range tombstones of the rows of a batch: an end belongs to the start right before it, if there is one."""
     start: Bound | None = None
     begun = False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import Clock, Microseconds, from_datetime, ms_of, to_datetime
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
@@ -52,7 +52,7 @@ class _Noted:
 
     number: int
     text: str
-    at_us: int
+    at_us: Microseconds
     definitions: str
     log_versions: dict[str, int]
 
@@ -183,7 +183,7 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
     """Note that a table was dropped, unless that, and perhaps its making anew, is noted already."""
     with suppress(NotFound):
         known = cdc_tables.find(lake, schema.keyspace, schema.name)
-        if known.created_at_ms == schema.created_at_us // 1000:
+        if known.created_at_ms == ms_of(schema.created_at_us):
             changes.drop(lake, clock, schema.keyspace, schema.name)
 
 
@@ -197,7 +197,7 @@ def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema
         if not cdc.enabled:
             return
         cdc_tables.add(
-            lake, clock, keyspace, name, ttl_seconds=cdc.ttl, created_at_ms=schema.created_at_us // 1000, ddl=ddl
+            lake, clock, keyspace, name, ttl_seconds=cdc.ttl, created_at_ms=ms_of(schema.created_at_us), ddl=ddl
         )
     cdc_tables.alter(lake, clock, keyspace, name, ttl_seconds=cdc.ttl, enabled=cdc.enabled, ddl=ddl)
     count = catalog.keyspace(keyspace).tablets

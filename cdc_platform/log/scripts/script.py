@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.base_table import BaseTable, json_row
 from cdc_platform.cql.binding import Binder
@@ -103,7 +103,7 @@ def rehearse(text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
 class Script:
     """One run of a script: the tables as they stand between its statements, at a clock that shows `now_us` (µs)."""
 
-    def __init__(self, lake: Lake, settings: Settings, now_us: int, kept: Kept | None = None) -> None:
+    def __init__(self, lake: Lake, settings: Settings, now_us: Microseconds, kept: Kept | None = None) -> None:
         """`kept` are the tables that earlier scripts have left in the lake; None: the script starts with none."""
         self._kept = kept or Kept(Catalog(), _no_rows)
         self._catalog = self._kept.catalog
@@ -111,7 +111,7 @@ class Script:
         self._unread = {schema.full_name: schema for schema in self._catalog.tables()}
         self._sources = StreamSources(lake, settings)
         self._now_us = now_us
-        self._ticks = 0
+        self._ticks = Microseconds(0)
         self._statements = 0
         self._bases: dict[str, BaseTable] = {}
         self._logs: dict[str, list[Row]] = {}
@@ -193,7 +193,7 @@ class Script:
     def _write(self, number: int, body: s.Write | s.Batch) -> list[dict[str, object]]:
         moment = Moment(self._now_us + self._ticks)
         if not _has_timestamps(body):
-            self._ticks += 1
+            self._ticks += ONE_US
         mutations = Binder(self._catalog, moment, self._read).bind(body)
         logged = [self._log_rows(number, mutation) for mutation in mutations]
         for mutation, rows in zip(mutations, logged, strict=True):
