@@ -24,7 +24,7 @@ from support.homes.v1_tables import nodes, old_cluster, published, times
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
 from cdc_platform.records import inbox
 from cdc_platform.sources.bootstrap_file import JoinRequest
@@ -145,7 +145,7 @@ def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
     marks = [row["time"] for row in serving.lake.read(GENERATION_TIMESTAMPS).to_pylist()]
     assert sorted(set(done) - set(marks)) == []
     assert len(marks) == len(set(marks))
-    await_true(lambda: all(published(serving.lake, each) for each in made), 120, "the rewrite")
+    await_true(lambda: all(published(serving.lake, Milliseconds(each)) for each in made), 120, "the rewrite")
     serving.stop()
     assert serving.processes() == {}
     assert list(serving.temporary.iterdir()) == []

@@ -18,7 +18,7 @@ import pytest
 from support.command_line import run
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, from_datetime, parse_time_us
+from cdc_platform.clock import Clock, ms_from_datetime, parse_time_us
 from cdc_platform.commands import demo_life
 from cdc_platform.commands.demo import SNAPSHOTS, demo_joins
 from cdc_platform.home import open_home
@@ -118,7 +118,7 @@ def test_log_rows_lie_in_two_generations(home: Path) -> None:
         streams = {stream.tobytes() for stream in descriptions.read_description(lake, generation.id).streams}
         inside = [row for row in rows if row["cdc$stream_id"] in streams]
         assert sorted(row["cdc$operation"] for row in inside) == operations
-        after = {from_datetime(row["cdc$timestamp"]) // 1000 >= second.time_ms for row in inside}
+        after = {ms_from_datetime(row["cdc$timestamp"]) >= second.time_ms for row in inside}
         assert after == {generation is second}
     assert len(rows) == 7
 
@@ -149,7 +149,7 @@ def test_the_old_cluster_is_rewritten_and_expires(home: Path) -> None:
     assert [lake.read(table, ["time"]).num_rows for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)] == [1, 1]
     published = lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()
     (old,) = lake.read(STREAMS_DESCRIPTIONS, ["streams"])["streams"].to_pylist()
-    assert {from_datetime(row["time"]) // 1000 for row in published} == {left.time_ms}
+    assert {ms_from_datetime(row["time"]) for row in published} == {left.time_ms}
     assert sorted(stream for row in published for stream in row["streams"]) == old
     assert len(published) == 768
 

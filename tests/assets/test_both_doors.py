@@ -19,7 +19,7 @@ from support.worlds.invariant_seeds import Owners, Row, generation_rows, with_lo
 from support.worlds.rehearsal import Rehearsal
 
 from assets.partitions import NAME
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, ms_to_datetime
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.home import open_home
@@ -66,7 +66,7 @@ def of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
         if table is STREAMS_DESCRIPTIONS_V2:
             time_ms = ledger.introduced_at_ms(lake, generation_id)
             assert time_ms is not None
-            key = to_datetime(time_ms * 1000)
+            key = ms_to_datetime(time_ms)
         rows = sorted(lake.read(table, filters=[(KEY[table], "=", key)]).to_pylist(), key=lambda row: row["range_end"])
         made = change(rows) or rows
         data = table.schema.empty_table().from_pylist([row | {KEY[table]: key} for row in made], schema=table.schema)

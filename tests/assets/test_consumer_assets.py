@@ -32,7 +32,7 @@ from support.worlds.rehearsal import QUIET
 
 from assets.log.hours import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_us, parse_time_us, to_datetime
+from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, parse_time_us, to_datetime
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.errors import ConflictError, InputError, StateError
@@ -54,7 +54,7 @@ from cdc_platform.settings import Settings
 HOUR = 3_600_000_000
 NOON, ONE, TWO, THREE = (parse_time_us(f"2026-01-31T{hour}:00:00Z") for hour in (12, 13, 14, 15))
 TIMES = [START_US, START_US + 1, ONE - 1, ONE, SWITCH_US - 1, SWITCH_US, TWO - 1, TWO, THREE - 1, THREE]
-READABLE_US = THREE + 30_000_000
+READABLE_US = THREE + Microseconds(30_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +74,17 @@ def lake(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lak
     return Lake(tmp_path / "home" / "lake")
 
 
-def stand(now_us: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def stand(now_us: Microseconds, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the clock of the assets."""
     monkeypatch.setenv(CLOCK_VARIABLE, format_us(now_us))
 
 
-def partition(hour_us: int) -> str:
+def partition(hour_us: Microseconds) -> str:
     """The hour's name in Dagster."""
     return f"{to_datetime(hour_us):%Y-%m-%d-%H:%M}"
 
 
-def copy(hour_us: int, tables: Sequence[str] | None = None) -> ExecuteInProcessResult:
+def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteInProcessResult:
     """Materialise an hour, with its checks."""
     config = {"ops": {"platform__consumed_hours": {"config": {"tables": list(tables)}}}} if tables else {}
     with DagsterInstance.ephemeral() as instance:
@@ -144,7 +144,7 @@ def test_an_hour_has_its_rows_over_a_switch(lake: Lake) -> None:
 def test_the_order_of_hours_does_not_matter(lake: Lake, order: tuple[int, ...]) -> None:
     """A backfill in any order, hours twice: the same rows, and a position behind the last of them."""
     for hour in order:
-        assert copy(hour).success
+        assert copy(Microseconds(hour)).success
     log = lake.read(log_table(schema(lake)), filters=[("cdc$timestamp", "<", to_datetime(THREE))])
     assert times_of(log) == TIMES[:-1]
     assert sink(lake).sort_by("cdc$time").equals(log.sort_by("cdc$time"))
@@ -155,7 +155,7 @@ def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch
     """Hours behind one that is missing are there, but hold no less: the first generation is not removed."""
 
     def holds() -> bool:
-        plan = purge_plan.plan(lake, Clock(READABLE_US + 10**13), Settings())
+        plan = purge_plan.plan(lake, Clock(Microseconds(READABLE_US + 10**13)), Settings())
         return any("hourly" in reason for reason in plan[0].reasons)
 
     assert copy(TWO).success
@@ -181,7 +181,7 @@ def test_late_rows_are_found_and_come_with_the_next_materialisation(lake: Lake) 
     """A write that says that it is old: the check of its hour fails until the hour is materialised again."""
     assert copy(NOON).success
     assert copy(ONE).success
-    write(lake, [ONE + 5, ONE + 6])
+    write(lake, [Microseconds(ONE + 5), Microseconds(ONE + 6)])
     assert {line.invariant: line.violations for line in audit_hours(lake)} == {
         HOURS_HOLD_THE_LOG: 1,
         HOURS_HOLD_ROWS_ONCE: 0,
@@ -220,9 +220,9 @@ def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake) -> N
     cdc_tables.drop(lake, Clock(TWO), "ks", "t")
     assert audit_hours(lake) == []
     shutil.rmtree(lake.path(table))
-    cdc_tables.add(lake, Clock(TWO + 1), "ks", "t", ttl_seconds=60, ddl=ddl("v"))
+    cdc_tables.add(lake, Clock(Microseconds(TWO + 1)), "ks", "t", ttl_seconds=60, ddl=ddl("v"))
     lake.ensure(table)
-    write(lake, [TWO + 5_000])
+    write(lake, [Microseconds(TWO + 5_000)])
     assert [line.violations for line in audit_hours(lake)] == [0, 0]
     assert checked(copy(TWO)) == GOOD
     assert times_of(sink(lake)) == [*TIMES[:3], TWO + 5_000]
@@ -231,13 +231,13 @@ def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake) -> N
 def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     """An hour over a split; the first set is held for hours that are missing, and where it is gone they are refused."""
     lake = Lake(tmp_path / "lake")
-    created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
+    created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     changes.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=60)
     changes.split(lake, split, Settings(), "ks", "t", 4)
     cdc_tables.alter(lake, split, "ks", "t", ddl=ddl("v"))
     lake.ensure(log_table(schema(lake)))
-    write(lake, [SWITCH_US - 1, SWITCH_US])
-    later = Clock(READABLE_US + 100 * HOUR)
+    write(lake, [SWITCH_US - ONE_US, SWITCH_US])
+    later = Clock(Microseconds(READABLE_US + 100 * HOUR))
     [copied] = hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert (copied.rows, len(copied.sets_us)) == (2, 2)
     found = garbage.collect(lake, later, "ks", "t")
@@ -248,15 +248,15 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     consumers.register(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
     with pytest.raises(StateError, match="which has been removed"):
         hourly.copy_hour(lake, later, [schema(lake)], ONE)
-    assert times_of(sink(lake)) == [SWITCH_US - 1, SWITCH_US]
+    assert times_of(sink(lake)) == [SWITCH_US - ONE_US, SWITCH_US]
 
 
 def test_an_hour_that_is_not_over_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its last microsecond is behind the safety window; nothing is written before."""
-    stand(READABLE_US - 2, monkeypatch)
+    stand(Microseconds(READABLE_US - 2), monkeypatch)
     assert "cannot be read before 2026-01-31T15:00:29.999999Z" in refusal(copy(TWO))
     assert not lake.exists(CONSUMERS)
-    stand(READABLE_US - 1, monkeypatch)
+    stand(Microseconds(READABLE_US - 1), monkeypatch)
     assert copy(TWO).success
     assert times_of(sink(lake)) == [TWO, THREE - 1]
 
@@ -280,7 +280,7 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     # Long after, and with rows that expired, the first generation is removed for real.
     later = READABLE_US + 400 * 24 * HOUR
     for now_us in (later, later + 2 * HOUR):
-        removal.expire(lake, Clock(now_us), Settings())
+        removal.expire(lake, Clock(Microseconds(now_us)), Settings())
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1
     assert "which has been removed" in refusal(copy(NOON))
     consumers.forget(lake, "hourly", "ks", "t")
@@ -333,14 +333,14 @@ def test_of_two_writers_one_is_run_again(lake: Lake, monkeypatch: pytest.MonkeyP
 def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many files at once as fit; again with other parts the hour is the same."""
     for part in range(3):
-        write(lake, [ONE + 1000 * part + 10, ONE + 1000 * part + 20])
+        write(lake, [Microseconds(ONE + 1000 * part + 10), Microseconds(ONE + 1000 * part + 20)])
     monkeypatch.setattr(reader, "ROWS_AT_ONCE", 1)
     assert checked(copy(ONE)) == GOOD
     version = lake.version(reader.sink_table(schema(lake), "hourly"))
     assert version is not None
     assert version > 2
     monkeypatch.setattr(reader, "ROWS_AT_ONCE", 4)
-    write(lake, [ONE + 15])
+    write(lake, [Microseconds(ONE + 15)])
     assert checked(copy(ONE)) == GOOD
     assert len(times_of(sink(lake))) == 11
 
@@ -354,18 +354,18 @@ def test_columns_that_come_and_go(lake: Lake) -> None:
     table = log_table(schema(lake))
     assert lake.columns(reader.sink_table(schema(lake), "hourly"))[-2:] == ["w", "cdc$deleted_w"]
     assert sorted(lake.columns(table)) == sorted(table.schema.names)
-    late = rows_of_widened_log(lake, [NOON + 20 * 60_000_000])
+    late = rows_of_widened_log(lake, [Microseconds(NOON + 20 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
     assert [value for value in sink(lake)["w"].to_pylist() if value is not None] == late
     cdc_tables.alter(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
-    rows_of_widened_log(lake, [NOON + 21 * 60_000_000])
+    rows_of_widened_log(lake, [Microseconds(NOON + 21 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
     whole = lake.widen(reader.sink_table(schema(lake), "hourly"))
     kept = [row["v"] for row in lake.read(whole).to_pylist() if row["v"] is not None]
     assert sorted(kept) == sorted(when // 1_000_000 % 3600 for when in TIMES[:3])
 
 
-def rows_of_widened_log(lake: Lake, times_us: list[int]) -> list[int]:
+def rows_of_widened_log(lake: Lake, times_us: list[Microseconds]) -> list[int]:
     """Append rows with `w` to a log whose columns are in an order of their own; answers with the values."""
     known = schema(lake)
     typed = [{"operation": 2, "timestamp": when, "p": 7, "k": 7, "w": when % 1000 + 5} for when in times_us]
@@ -379,13 +379,13 @@ def rows_of_widened_log(lake: Lake, times_us: list[int]) -> list[int]:
 def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
     """Each table has its sink and its position; one that is not named is asked for again."""
     add_table(lake, "u")
-    write(lake, [START_US + 7], table="u")
+    write(lake, [Microseconds(START_US + 7)], table="u")
     assert copy(NOON, ["ks.u"]).success
     assert not lake.exists(reader.sink_table(schema(lake), "hourly"))
     assert hourly.due_hours(lake, Clock(READABLE_US), 2) == [NOON, ONE]
     assert checked(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
-    assert times_of(sink(lake, "u")) == [START_US + 7]
+    assert times_of(sink(lake, "u")) == [Microseconds(START_US + 7)]
     assert position(lake, "u") == ONE - 1
 
 
@@ -431,7 +431,7 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
     """Off by default; the oldest hours first, none that is copied or under way, and no more than a few at once."""
     assert hourly_logs.default_status is DefaultScheduleStatus.STOPPED
 
-    def asked(now_us: int, running: int | None = None) -> list[str | None] | str:
+    def asked(now_us: Microseconds, running: Microseconds | None = None) -> list[str | None] | str:
         with DagsterInstance.ephemeral() as instance:
             if running is not None:
                 tags = {"dagster/partition": partition(running)}
@@ -444,11 +444,11 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
         assert len({each.run_key for each in found}) == len(found)
         return [each.partition_key for each in found]
 
-    assert asked(READABLE_US - 2) == [partition(NOON), partition(ONE)]
+    assert asked(Microseconds(READABLE_US - 2)) == [partition(NOON), partition(ONE)]
     assert asked(READABLE_US) == [partition(NOON), partition(ONE), partition(TWO)]
     assert asked(READABLE_US, running=ONE) == [partition(NOON), partition(TWO)]
-    late = asked(READABLE_US + 100 * HOUR)
-    assert late == [partition(NOON + place * HOUR) for place in range(MOST_REQUESTS)]
+    late = asked(Microseconds(READABLE_US + 100 * HOUR))
+    assert late == [partition(Microseconds(NOON + place * HOUR)) for place in range(MOST_REQUESTS)]
     for hour in (NOON, TWO):
         assert copy(hour).success
     assert asked(READABLE_US) == [partition(ONE)]
@@ -469,11 +469,15 @@ def test_any_rows_and_any_hours(template: Path, rows: list[int], hours: list[int
         lake = Lake(Path(folder) / "home" / "lake")
         written, expected = list(TIMES), dict[int, list[int]]()
         for place, hour in enumerate(hours):
-            part = [START_US + 2 + each for each in rows[place :: len(hours)] if START_US + 2 + each not in written]
+            part = [
+                Microseconds(START_US + 2 + each)
+                for each in rows[place :: len(hours)]
+                if START_US + 2 + each not in written
+            ]
             if part:
                 write(lake, part)
                 written += part
-            hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], hour)
+            hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], Microseconds(hour))
             expected[hour] = [when for when in written if hour <= when < hour + HOUR]
         assert times_of(sink(lake)) == sorted(when for several in expected.values() for when in several)
         whole = [NOON + place * HOUR for place in range(3)]

@@ -42,6 +42,7 @@ from assets.expiry import (
     scheduled_plan,
     scheduled_removal,
 )
+from cdc_platform.clock import Milliseconds
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
@@ -57,7 +58,7 @@ from cdc_platform.lifecycle.expiry import purge_plan, removal
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
 
-EXPIRED_MS = TIMES_MS[1] + SKEW_MS + 1000
+EXPIRED_MS = Milliseconds(TIMES_MS[1] + SKEW_MS + Milliseconds(1000))
 """When the first generation has expired; nothing else has."""
 FINE = dict.fromkeys(["expired_not_held", "none_half_removed", "node_generation_not_removed"], True)
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -77,7 +78,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     return lake
 
 
-def stand(ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def stand(ms: Milliseconds, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the clock of the assets."""
     monkeypatch.setenv(CLOCK_VARIABLE, iso(ms))
 
@@ -189,7 +190,9 @@ def test_what_is_half_removed_or_named_after_it_fails_the_checks(lake: Lake, mon
     assert verdicts(executed(PLAN_JOB))["none_half_removed"] is False
 
 
-def asked(schedule: Callable[..., RunRequest | SkipReason], lake: Lake, now_ms: int) -> RunRequest | SkipReason:
+def asked(
+    schedule: Callable[..., RunRequest | SkipReason], lake: Lake, now_ms: Milliseconds
+) -> RunRequest | SkipReason:
     """What a schedule asks for at noon."""
     with DagsterInstance.ephemeral() as instance:
         return schedule(lake, at(now_ms), Settings(), instance, NOON)
@@ -228,7 +231,7 @@ def test_the_vacuum_runs_once_a_day_until_the_files_are_gone(lake: Lake) -> None
     now = at(EXPIRED_MS + GRACE_MS)
     assert "vacuum" in (removal_due(lake, now, Settings(), at_midnight) or "")
     assert removal_due(lake, now, Settings(), at_noon) is None
-    later = at(EXPIRED_MS + GRACE_MS + 9 * DAY_MS)
+    later = at(Milliseconds(EXPIRED_MS + GRACE_MS + 9 * DAY_MS))
     removal.expire(lake, later, Settings())
     assert "vacuum" in (removal_due(lake, later, Settings(), at_midnight) or "")
-    assert removal_due(lake, at(START_MS + 60 * DAY_MS), Settings(), at_midnight) is None
+    assert removal_due(lake, at(Milliseconds(START_MS + 60 * DAY_MS)), Settings(), at_midnight) is None

@@ -11,7 +11,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 
 from assets.runs import MOST_ATTEMPTS
 from assets.switch import SWITCH_JOB, next_step, unfinished_switches
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.generations.switch import Phase
@@ -36,12 +36,12 @@ def left(rehearsal: Rehearsal) -> str:
 
 def at(seconds: int) -> Clock:
     """So many seconds after the preparation."""
-    return Clock((NOON_MS + seconds * 1000) * 1000)
+    return Clock(us_of(Milliseconds(NOON_MS + seconds * 1000)))
 
 
 def drive(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, seconds: int) -> ExecuteInProcessResult:
     """Run the job."""
-    monkeypatch.setenv(CLOCK_VARIABLE, format_ms(NOON_MS + seconds * 1000))
+    monkeypatch.setenv(CLOCK_VARIABLE, format_ms(Milliseconds(NOON_MS + seconds * 1000)))
     return defs.resolve_job_def(SWITCH_JOB).execute_in_process(
         run_config=QUIET, instance=rehearsal.instance, raise_on_error=False
     )

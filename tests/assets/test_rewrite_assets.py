@@ -29,7 +29,7 @@ from assets.upgrade import (
     scheduled_rewrite,
     v1_leftovers,
 )
-from cdc_platform.clock import Clock, format_ms, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_to_datetime, us_of
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.lake.lake import Lake
@@ -41,8 +41,8 @@ from cdc_platform.settings import Settings
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
-NOW_MS = START_MS + 5 * HOUR_MS
-NOW = Clock(NOW_MS * 1000)
+NOW_MS = Milliseconds(START_MS + 5 * HOUR_MS)
+NOW = Clock(us_of(NOW_MS))
 HOSTS = {str(node.host_id) for node in nodes(3)}
 NOON, ONE = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, 13, tzinfo=UTC)
 
@@ -136,17 +136,17 @@ def test_the_sensor_asks_while_its_conditions_hold(rehearsal: Rehearsal) -> None
     assert "dont_rewrite_streams" in skipped(tick(lake, instance, dont_rewrite_streams=True))
     # Somebody publishes all of them: nothing is left, though no node is marked.
     for time_ms, each in made.items():
-        publish_v1.publish_streams(lake, time_ms, each)
-        publish_v1.publish_timestamp(lake, time_ms)
+        publish_v1.publish_streams(lake, Milliseconds(time_ms), each)
+        publish_v1.publish_timestamp(lake, Milliseconds(time_ms))
     quiet = tick(lake, instance)
     assert "every live V1 generation" in skipped(quiet)
     assert "nothing has changed" in skipped(tick(lake, instance, quiet.cursor))
     # One more is left, and another state is another run; then a node after the other is marked.
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(times(2)[0] * 1000))])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(times(2)[0])))])
     again = tick(lake, instance, quiet.cursor)
     assert again.run_requests[0].run_key != asked.run_requests[0].run_key
     rewrite(lake, NOW, Settings(), sorted(HOSTS)[:2])
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(times(2)[0] * 1000))])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(times(2)[0])))])
     assert len(tick(lake, instance).run_requests) == 1
     rewrite(lake, NOW, Settings(), again=True)
     assert "no node of the ring is unmarked" in skipped(tick(lake, instance))
@@ -198,7 +198,7 @@ def test_both_are_wired_to_home_and_clock(rehearsal: Rehearsal, tmp_path: Path) 
     """What Dagster calls is what was tested: same home, same clock."""
     old_cluster(rehearsal.lake, times(1))
     resources = {"home": HomeResource(), "clock": ClockResource()}
-    moment = to_datetime(NOW_MS * 1000)
+    moment = ms_to_datetime(NOW_MS)
     (tmp_path / "dagster").mkdir()
     with DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         asked: Any = v1_leftovers(build_sensor_context(instance=instance, resources=resources))

@@ -13,7 +13,7 @@ from assets.partitions import TABLES_NAME
 from assets.runs import MOST_ATTEMPTS
 from assets.tablets.sets import TABLETS_JOB
 from assets.tablets.upkeep import GC_JOB, next_changes, next_collections
-from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.clock import Clock, parse_time_us, us_of
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.generations.tablets import uniform_ends
@@ -201,7 +201,7 @@ def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: p
         assert requests(quiet) == []
         assert "2 stream sets are held back by consumer audit of ks.t, which has read up to" in str(quiet.skip_reason)
     consumers.advance(
-        lake, clock(LATER), reader, position_us=second * 1000, set_timestamp_us=second * 1000, expected_window=0
+        lake, clock(LATER), reader, position_us=us_of(second), set_timestamp_us=us_of(second), expected_window=0
     )
     assert requests(next_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {second}/1")]
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)

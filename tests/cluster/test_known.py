@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection, credentials, parse_contact
 from cdc_platform.cluster.generations import settled
@@ -77,7 +77,7 @@ def test_times_that_were_seen_never_go_back(tmp_path: Path) -> None:
     """A look that took in no generation does not forget the newest that was seen."""
     home = open_home(tmp_path)
     cluster = known.add(home, "prod", Connection(contacts=("a:1",)))
-    known.remember(cluster, Identity(cluster_name="p", host_ids=(), newest_ms=5))
+    known.remember(cluster, Identity(cluster_name="p", host_ids=(), newest_ms=Milliseconds(5)))
     known.remember(known.find(home, "prod"), Identity(cluster_name="p", host_ids=()))
     identity = known.find(home, "prod").identity
     assert identity is not None

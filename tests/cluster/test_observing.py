@@ -13,7 +13,7 @@ from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.versions import VERSIONS
 from support.standin.world import OBSERVER, time_uuid
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import Observation, observe
@@ -27,7 +27,7 @@ from cdc_platform.records import cdc_tables, generation_data, ring
 
 pytestmark = pytest.mark.cassandra
 
-SECOND_MS = FIRST_MS + 3_600_000
+SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 SECOND = time_uuid(SECOND_MS)
 
 
@@ -111,16 +111,16 @@ def test_the_first_format_comes_with_its_descriptions(standin: StandIn, cluster:
     """4.3 has V1 tables alone: its generation is known by its time, and its streams keep the order of shards."""
     standin.proxy.version = VERSIONS["4.3"]
     of_old = description(uuid.UUID(int=43))
-    standin.world.first_format(FIRST_MS - 1000, of_old)
+    standin.world.first_format(Milliseconds(FIRST_MS - 1000), of_old)
     assert look(cluster).incomplete == []
-    assert generation_data.description_of(lake_of(cluster), GenerationId(FIRST_MS - 1000)).equals(of_old)
+    assert generation_data.description_of(lake_of(cluster), GenerationId(Milliseconds(FIRST_MS - 1000))).equals(of_old)
     assert look(cluster).imported.rows_written == 0
 
 
 def test_both_formats_stand_beside_each_other_after_an_upgrade(standin: StandIn, cluster: KnownCluster) -> None:
     """4.4 has both: published rows without an internal table get their order from the shards of their owners."""
     standin.proxy.version = VERSIONS["4.4"]
-    standin.world.first_format(FIRST_MS - 1000, description(uuid.UUID(int=43)))
+    standin.world.first_format(Milliseconds(FIRST_MS - 1000), description(uuid.UUID(int=43)))
     seen = look(cluster)
     assert [(each.time_ms, each.unordered_ranges) for each in seen.imported.generations] == [
         (FIRST_MS, 0),

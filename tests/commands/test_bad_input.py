@@ -26,9 +26,10 @@ from support.files.export_files import (
     v2_csv,
 )
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.program import program
 
-NEW_MS = LATER_MS + 86_400_000
+NEW_MS = LATER_MS + Milliseconds(86_400_000)
 NODE: dict[str, Any] = {
     "host_id": "44444444-4444-4444-8444-444444444444",
     "address": "127.0.0.4",

@@ -8,8 +8,10 @@ import pytest
 from support.command_line import Cli, run
 from support.files.bad_input import Case, argument, assert_one_line, assert_refused, given, listing
 
+from cdc_platform.clock import Microseconds
+
 NOW = "2026-02-02T00:00:00Z"
-NOW_US = 1_769_990_400_000_000
+NOW_US = Microseconds(1_769_990_400_000_000)
 CALL = ("--clock", NOW, "log", "{dir}/script.cql")
 TABLE = """CREATE TYPE ks.ut (a int, b text);
 CREATE TABLE ks.t (pk int, ck1 int, ck2 int, v int, s int static, m map<int, text>, l list<int>, n set<int>, u ut,

@@ -20,7 +20,9 @@ from support.files.export_files import (
     v1_streams_csv,
 )
 
-NEW_MS = LATER_MS + 86_400_000
+from cdc_platform.clock import Milliseconds
+
+NEW_MS = LATER_MS + Milliseconds(86_400_000)
 AT = cql_time(NEW_MS)
 BLOB = "0x7fb9f781956cea08c651295720000001"
 TWO = "0x7fc0000000000000c298b9f168000001"

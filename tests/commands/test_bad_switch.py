@@ -10,7 +10,7 @@ from support.command_line import run
 from support.files.bad_input import Case, argument, assert_refused
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.switch import register
@@ -18,7 +18,7 @@ from cdc_platform.records import inbox
 
 HOSTS = [host(number) for number in (1, 2, 3)]
 UNKNOWN = host(99)
-IN_TIME, LATE = format_ms(NOON_MS + 1_000), format_ms(NOON_MS + 30_000)
+IN_TIME, LATE = format_ms(Milliseconds(NOON_MS + 1_000)), format_ms(Milliseconds(NOON_MS + 30_000))
 # Which switch a case is about: {waiting} lacks two answers, {aborted} is what its name says.
 CASES = [
     argument("a generation that is neither", "is neither a generation's UUID nor its time", "switch", "show", "newest"),
@@ -72,7 +72,7 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     ring_of(lake, (1, 2))
     aborted = inserted(lake, 4)
     register.prepare(lake, NOON, TWO_PHASE, aborted, host(4), [*HOSTS[:2], host(4)])
-    register.abort(lake, Clock((NOON_MS + 30_000) * 1000), aborted, "a test")
+    register.abort(lake, Clock(us_of(Milliseconds(NOON_MS + 30_000))), aborted, "a test")
     waiting = inserted(lake, 3)
     register.prepare(lake, NOON, TWO_PHASE, waiting, HOSTS[2], HOSTS)
     register.acknowledge(lake, NOON, TWO_PHASE, waiting, HOSTS[:1])

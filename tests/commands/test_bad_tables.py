@@ -9,6 +9,7 @@ from support.command_line import run
 from support.files.bad_input import Case, argument, assert_refused, listing
 from support.homes.expiring import START_MS, at, import_generations
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import consumers
 
@@ -80,7 +81,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--created-at", "2025-12-01T00:00:00Z"),
     )
     assert added.exit_code == 0, added.stderr
-    consumers.register(Lake(home / "lake"), at(START_MS), "audit", "shop", "orders", position_us=0)
+    consumers.register(Lake(home / "lake"), at(START_MS), "audit", "shop", "orders", position_us=Microseconds(0))
     return home
 
 

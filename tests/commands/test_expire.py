@@ -14,11 +14,12 @@ from support.command_line import Answer, run
 from support.files.export_files import NODES
 from support.homes.expiring import DAY_MS, IDS, SKEW_MS, START_MS, TIMES_MS, at, import_generations, iso
 
+from cdc_platform.clock import Milliseconds, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import consumers
 from cdc_platform.timeline import Timeline
 
-LATER = iso(START_MS + 60 * DAY_MS)
+LATER = iso(Milliseconds(START_MS + 60 * DAY_MS))
 
 
 @pytest.fixture
@@ -68,8 +69,12 @@ def test_the_purge_plan_has_the_shape_that_scripts_rely_on(home: Path) -> None:
     ] * 4
     first, newest = plan[0], plan[-1]
     gone = TIMES_MS[1] + SKEW_MS + 3_600_000
-    assert (first["id"], first["time"], first["blocked_by"]) == (IDS[0], iso(TIMES_MS[0]), [])
-    assert (first["expired"], first["removable_at"], first["action"]) == (iso(gone), iso(gone + 3_600_000), "remove")
+    assert (first["id"], first["time"], first["blocked_by"]) == (IDS[0], iso(Milliseconds(TIMES_MS[0])), [])
+    assert (first["expired"], first["removable_at"], first["action"]) == (
+        iso(Milliseconds(gone)),
+        iso(Milliseconds(gone + 3_600_000)),
+        "remove",
+    )
     assert isinstance(first["rows"], int)
     assert isinstance(first["bytes"], int)
     assert (newest["expired"], newest["removable_at"], newest["blocked_by"]) == (None, None, ["operates"])
@@ -79,7 +84,9 @@ def test_the_purge_plan_has_the_shape_that_scripts_rely_on(home: Path) -> None:
 
 def test_expire_does_what_the_plan_says(home: Path) -> None:
     """What may go is gone, and what a table holds is named; the next plan does not have it any more."""
-    held = run("--home", home, "--clock", iso(TIMES_MS[2]), "tables", "alter", "shop.orders", "--ttl", "0")
+    held = run(
+        "--home", home, "--clock", iso(Milliseconds(TIMES_MS[2])), "tables", "alter", "shop.orders", "--ttl", "0"
+    )
     assert held.exit_code == 0
     assert [each["action"] for each in expire(home, "--json").json] == ["remove", "keep", "keep", "keep"]
     assert [each["id"] for each in run("--home", home, "generations", "--json").json] == list(reversed(IDS[1:]))
@@ -88,14 +95,14 @@ def test_expire_does_what_the_plan_says(home: Path) -> None:
     assert plan[0]["expired"] is None
     told = expire(home).stdout
     assert "marked 0 generations, removed 0" in told
-    answer = run("--home", home, "streams", iso(TIMES_MS[0]))
+    answer = run("--home", home, "streams", iso(Milliseconds(TIMES_MS[0])))
     assert (answer.exit_code, "was removed at" in answer.stderr) == (2, True)
 
 
 def test_consumers_are_listed_and_forgotten(home: Path) -> None:
     """One that never comes back holds generations until it is taken out."""
     lake = Lake(home / "lake")
-    consumers.register(lake, at(START_MS), "audit", "shop", "orders", position_us=START_MS * 1000)
+    consumers.register(lake, at(START_MS), "audit", "shop", "orders", position_us=us_of(START_MS))
     assert run("--home", home, "consumers", "--json").json == [
         {
             "name": "audit",

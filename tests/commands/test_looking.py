@@ -24,6 +24,8 @@ from support.files.export_files import (
 )
 from support.oracles import oracle
 
+from cdc_platform.clock import us_of
+
 BETWEEN = "2026-02-01T00:00:00Z"
 AFTER = "2026-02-02T00:00:00Z"
 OWNERS = {token: (node.shard_count, node.ignore_msb) for node in NODES for token in node.tokens}
@@ -154,7 +156,7 @@ def test_the_policy_can_be_chosen(cli: Cli) -> None:
 
 def test_a_timestamp_may_be_in_microseconds(cli: Cli) -> None:
     """USING TIMESTAMP counts µs since 1970, and so may --at."""
-    micros = str(TIME_MS * 1000 + 1)
+    micros = str(us_of(TIME_MS) + 1)
     assert cli("--clock", BETWEEN, "explain", "--token", "1", "--at", micros, "--json").json["at"] == (
         iso_time(TIME_MS).replace("384Z", "384001Z")
     )

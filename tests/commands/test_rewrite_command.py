@@ -23,14 +23,15 @@ from support.files.export_files import (
 )
 from support.oracles import oracle
 
+from cdc_platform.clock import Milliseconds, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.timeline import StreamSources
 
-HOUR_MS = 3_600_000
-OLD_MS = TIME_MS - 48 * HOUR_MS
+HOUR_MS = Milliseconds(3_600_000)
+OLD_MS = Milliseconds(TIME_MS - 48 * HOUR_MS)
 HOST, OTHER_HOST = (str(node.host_id) for node in NODES)
 ONE, OTHER = generation(), generation(OTHER_ID)
-NOW = iso_time(TIME_MS + 25 * HOUR_MS)
+NOW = iso_time(Milliseconds(TIME_MS + 25 * HOUR_MS))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_the_steps_are_told_with_verbose(home: Path, caplog: pytest.LogCaptureFi
 def test_settings_reach_the_rule(home: Path) -> None:
     """`use_creation_time` leaves out what was superseded before the log was created."""
     (home / "settings.toml").write_text("use_creation_time = true\nclock_margin_ms = 10000\n", encoding="utf-8")
-    far = iso_time(TIME_MS + 1000 * HOUR_MS)
+    far = iso_time(Milliseconds(TIME_MS + 1000 * HOUR_MS))
     answer = run("--home", home, "--clock", far, "rewrite", "--dry-run", "--json")
     assert [action for _, action in listed(answer)] == ["skip-too-old", "skip-too-old", "missing-data"]
     (home / "settings.toml").write_text("dont_rewrite_streams = true\n", encoding="utf-8")
@@ -168,7 +169,7 @@ def test_v1_and_v2_are_compared_and_written_to_alike(home: Path) -> None:
     keys = [bytes([number, 0, 0, 7]) for number in range(20)]
     times = [(OLD_MS, ONE), (TIME_MS, OTHER)]
     for time_ms, made in times:
-        given = streams_of(pa.array(keys, pa.binary()), pa.array([time_ms * 1000 + 5] * len(keys)))
+        given = streams_of(pa.array(keys, pa.binary()), pa.array([us_of(time_ms) + 5] * len(keys)))
         tokens = [oracle.token_of(key) for key in keys]
         expected = [bytes(stream) for stream in made.streams_of(tokens)]
         assert given.to_pylist() == expected

@@ -16,6 +16,7 @@ import pytest
 from support.command_line import run
 from support.files.export_files import ID, TIME_MS, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
@@ -92,7 +93,7 @@ def test_check_says_no(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (1, "")
     failed = {line["invariant"]: line for line in result.json if not line["passed"]}
     assert failed["timestamp_complete"]["violations"] == 1
-    assert iso_time(TIME_MS + 1000) in failed["timestamp_complete"]["sample"]
+    assert iso_time(Milliseconds(TIME_MS + 1000)) in failed["timestamp_complete"]["sample"]
 
 
 def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from support.files.bad_input import argument, assert_refused, listing
 from support.files.export_files import ID, LATER_MS, SNAPSHOT, TIME_MS, iso_time
 from support.homes.imported import home_with_generations
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_tables
 
@@ -85,7 +85,7 @@ def test_parquet_is_written_outside_the_home(cli: Cli, seeded_home: Path, tmp_pa
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"2 rows in {file}\n", "")
     written: Any = pq.read_table(file)
     assert written.schema.names == ["time", "n", "n_2"]
-    assert [when.timestamp() * 1000 for when in written["time"].to_pylist()] == [TIME_MS, LATER_MS]
+    assert [us_of(when.timestamp()) for when in written["time"].to_pylist()] == [TIME_MS, LATER_MS]
     assert [path.name for path in tmp_path.iterdir()] == ["times.parquet"]
     assert listing(seeded_home) == before
 
@@ -182,5 +182,5 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = home_with_generations(tmp_path_factory.mktemp("shop"), {ID: TIME_MS}, ring=json.dumps(SNAPSHOT))
     ddl = "CREATE TABLE shop.carts (p int, v int, PRIMARY KEY (p)) WITH cdc = {'enabled': 'true'};"
     lake = Lake(home / "lake")
-    cdc_tables.add(lake, Clock(TIME_MS * 1000), "shop", "carts", ttl_seconds=0, ddl=ddl)
+    cdc_tables.add(lake, Clock(us_of(TIME_MS)), "shop", "carts", ttl_seconds=0, ddl=ddl)
     return home

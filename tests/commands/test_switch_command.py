@@ -8,7 +8,7 @@ import pytest
 from support.command_line import Answer, run
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATIONS
@@ -36,7 +36,7 @@ def generation_id(home: Path) -> str:
 
 def at(home: Path, seconds: int, *args: str) -> Answer:
     """The program, so many seconds after the preparation."""
-    return run("--home", home, "--clock", format_ms(NOON_MS + seconds * 1000), *args)
+    return run("--home", home, "--clock", format_ms(Milliseconds(NOON_MS + seconds * 1000)), *args)
 
 
 def test_a_home_without_switches_shows_none(home: Path) -> None:
@@ -53,12 +53,12 @@ def test_a_switch_by_hand_from_answers_to_commit(home: Path, generation_id: str)
         assert answer.exit_code == 0, answer.stderr
         assert answer.json["acknowledged"][-1] == {
             "host_id": node,
-            "lease_end": format_ms(NOON_MS + 65_000 + seconds * 1000),
+            "lease_end": format_ms(Milliseconds(NOON_MS + 65_000 + seconds * 1000)),
         }
         assert answer.json["missing"] == HOSTS[seconds + 1 :]
     done = at(home, 5, "switch", "commit", generation_id, "--json").json
-    assert (done["phase"], done["time"]) == ("committed", format_ms(NOON_MS + 72_000))
-    assert (done["decided_at"], done["decided_by"]) == (format_ms(NOON_MS + 5_000), "cdc-platform switch")
+    assert (done["phase"], done["time"]) == ("committed", format_ms(Milliseconds(NOON_MS + 72_000)))
+    assert (done["decided_at"], done["decided_by"]) == (format_ms(Milliseconds(NOON_MS + 5_000)), "cdc-platform switch")
     assert Lake(home / "lake").read(GENERATIONS)["generation_id"].to_pylist() == [generation_id]
     assert at(home, 9, "switch", "show", done["time"], "--json").json == done
     [listed] = at(home, 9, "switch", "show", "--json").json

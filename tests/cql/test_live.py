@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
@@ -30,21 +31,33 @@ SCHEMA = TableSchema(
 
 def test_a_cell_expires_its_ttl_after_its_timestamp() -> None:
     """The last microsecond in which it is there, and the first in which it is not; without TTL it stays."""
-    state = Mutation(SCHEMA, (0,), rows={(1,): RowChange(None, {"v": Cell(7, 3, 5)}), (2,): RowChange(Marker(7, 5))})
-    assert list(Partition(state, 7 + 5 * SECOND - 1).keys()) == [(2,), (1,)]
-    assert list(Partition(state, 7 + 5 * SECOND).keys()) == []
+    state = Mutation(
+        SCHEMA,
+        (0,),
+        rows={(1,): RowChange(None, {"v": Cell(Microseconds(7), 3, 5)}), (2,): RowChange(Marker(Microseconds(7), 5))},
+    )
+    assert list(Partition(state, Microseconds(7 + 5 * SECOND - 1)).keys()) == [(2,), (1,)]
+    assert list(Partition(state, Microseconds(7 + 5 * SECOND)).keys()) == []
     assert list(Partition(state).keys()) == [(2,), (1,)]
-    for_ever = Mutation(SCHEMA, (0,), rows={(1,): RowChange(Marker(7))})
-    assert Partition(for_ever, 2**62).has_row((1,))
+    for_ever = Mutation(SCHEMA, (0,), rows={(1,): RowChange(Marker(Microseconds(7)))})
+    assert Partition(for_ever, Microseconds(2**62)).has_row((1,))
 
 
 def test_values_are_those_of_the_log_and_lists_those_of_a_select() -> None:
     """Elements in the order of their keys (timeuuids by signed bytes), missing fields null, dead ones left out."""
     cells = {
-        "l": CollectionChange(None, {LATER: Cell(7, 2), FIRST: Cell(7, 1)}),
-        "m": CollectionChange(6, {2: Cell(7, 20), 1: Cell(7, 10), 3: Cell(7, dead=True), 4: Cell(6, 40)}),
-        "e": CollectionChange(None, {2: Cell(7), -1: Cell(7)}),
-        "u": CollectionChange(None, {1: Cell(7, 5)}),
+        "l": CollectionChange(None, {LATER: Cell(Microseconds(7), 2), FIRST: Cell(Microseconds(7), 1)}),
+        "m": CollectionChange(
+            Microseconds(6),
+            {
+                2: Cell(Microseconds(7), 20),
+                1: Cell(Microseconds(7), 10),
+                3: Cell(Microseconds(7), dead=True),
+                4: Cell(Microseconds(6), 40),
+            },
+        ),
+        "e": CollectionChange(None, {2: Cell(Microseconds(7)), -1: Cell(Microseconds(7))}),
+        "u": CollectionChange(None, {1: Cell(Microseconds(7), 5)}),
     }
     alive = Partition(Mutation(SCHEMA, (0,), rows={(1,): RowChange(None, cells)}))
     shared = {"m": ((1, 10), (2, 20)), "e": (-1, 2), "u": (None, 5)}
@@ -56,11 +69,11 @@ def test_values_are_those_of_the_log_and_lists_those_of_a_select() -> None:
 
 def test_static_columns_are_in_every_row_or_stand_alone() -> None:
     """As the document on basic operations shows it; a static row without a value is no row."""
-    static = {"s": Cell(7, 4)}
+    static = {"s": Cell(Microseconds(7), 4)}
     rows = {
-        (1,): RowChange(Marker(7)),
-        (2,): RowChange(None, {"v": Cell(7, 3)}),
-        (3,): RowChange(None, {"v": Cell(7, dead=True)}),
+        (1,): RowChange(Marker(Microseconds(7))),
+        (2,): RowChange(None, {"v": Cell(Microseconds(7), 3)}),
+        (3,): RowChange(None, {"v": Cell(Microseconds(7), dead=True)}),
     }
     nothing = dict.fromkeys(("v", "l", "m", "e", "u"))
     assert Partition(Mutation(SCHEMA, (0,), static=static, rows=rows)).selected() == [
@@ -68,15 +81,17 @@ def test_static_columns_are_in_every_row_or_stand_alone() -> None:
         {"p": 0, "k": 1, "s": 4, **nothing},
     ]
     assert Partition(Mutation(SCHEMA, (0,), static=static)).selected() == [{"p": 0, "k": None, "s": 4, **nothing}]
-    assert Partition(Mutation(SCHEMA, (0,), static={"s": Cell(7, dead=True)})).selected() == []
+    assert Partition(Mutation(SCHEMA, (0,), static={"s": Cell(Microseconds(7), dead=True)})).selected() == []
 
 
 def test_deletions_take_what_is_not_newer() -> None:
     """Row, range and partition; a static row outlives all but the partition."""
-    rows = {(key,): RowChange(Marker(7), {"v": Cell(8, 3)}) for key in range(4)}
-    gone = [RangeTombstone(Bound((2,), True), Bound((1,), False), 8)]
-    state = Mutation(SCHEMA, (0,), None, {(3,): 8, (0,): 7}, gone, {"s": Cell(8, 1)}, rows)
+    rows = {(key,): RowChange(Marker(Microseconds(7)), {"v": Cell(Microseconds(8), 3)}) for key in range(4)}
+    gone = [RangeTombstone(Bound((2,), True), Bound((1,), False), Microseconds(8))]
+    state = Mutation(
+        SCHEMA, (0,), None, {(3,): Microseconds(8), (0,): Microseconds(7)}, gone, {"s": Cell(Microseconds(8), 1)}, rows
+    )
     assert list(Partition(state).keys()) == [(1,), (0,)]
     assert [Partition(state).deleted_at((key,)) for key in range(4)] == [7, None, 8, 8]
-    whole = Mutation(SCHEMA, (0,), 8, static={"s": Cell(8, 1)}, rows=rows)
+    whole = Mutation(SCHEMA, (0,), Microseconds(8), static={"s": Cell(Microseconds(8), 1)}, rows=rows)
     assert Partition(whole).selected() == []

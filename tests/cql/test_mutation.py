@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from support.histories.log_histories import histories
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, MapType
@@ -30,18 +31,18 @@ def _row(marker: Marker | None = None, **cells: Cell | CollectionChange) -> Muta
 @pytest.mark.parametrize(
     ("winner", "loser"),
     [
-        (Cell(8, 1), Cell(7, 2)),
-        (Cell(8, dead=True), Cell(7, 2)),
-        (Cell(8, 2), Cell(7, dead=True)),
-        (Cell(7, dead=True), Cell(7, 2)),
-        (Cell(7, 2), Cell(7, 1)),
-        (Cell(7, -1), Cell(7, 1)),
-        (Cell(7, 2, 5), Cell(7, 2)),
-        (Cell(7, 2, 9), Cell(7, 2, 5)),
-        (Cell(7, 2, 5), Cell(7, 3)),
-        (Cell(7, 2, 9), Cell(7, 3, 5)),
-        (Cell(7, 3, 5), Cell(7, 2, 5)),
-        (Cell(7, dead=True), Cell(7, 3, 5)),
+        (Cell(Microseconds(8), 1), Cell(Microseconds(7), 2)),
+        (Cell(Microseconds(8), dead=True), Cell(Microseconds(7), 2)),
+        (Cell(Microseconds(8), 2), Cell(Microseconds(7), dead=True)),
+        (Cell(Microseconds(7), dead=True), Cell(Microseconds(7), 2)),
+        (Cell(Microseconds(7), 2), Cell(Microseconds(7), 1)),
+        (Cell(Microseconds(7), -1), Cell(Microseconds(7), 1)),
+        (Cell(Microseconds(7), 2, 5), Cell(Microseconds(7), 2)),
+        (Cell(Microseconds(7), 2, 9), Cell(Microseconds(7), 2, 5)),
+        (Cell(Microseconds(7), 2, 5), Cell(Microseconds(7), 3)),
+        (Cell(Microseconds(7), 2, 9), Cell(Microseconds(7), 3, 5)),
+        (Cell(Microseconds(7), 3, 5), Cell(Microseconds(7), 2, 5)),
+        (Cell(Microseconds(7), dead=True), Cell(Microseconds(7), 3, 5)),
     ],
 )
 def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
@@ -56,22 +57,39 @@ def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
 
 def test_a_collection_tombstone_takes_the_elements_it_covers() -> None:
     """`DELETE m` and `m = m + {1: 1, 2: 2}`: what is as old as the tombstone is gone, what is newer stays."""
-    deletion = _row(m=CollectionChange(7))
-    added = _row(m=CollectionChange(None, {1: Cell(7, 1), 2: Cell(8, 2)}))
+    deletion = _row(m=CollectionChange(Microseconds(7)))
+    added = _row(m=CollectionChange(None, {1: Cell(Microseconds(7), 1), 2: Cell(Microseconds(8), 2)}))
     for pair in ((deletion, added), (added, deletion)):
-        assert merge(pair).rows[(0,)].cells["m"] == CollectionChange(7, {2: Cell(8, 2)})
+        assert merge(pair).rows[(0,)].cells["m"] == CollectionChange(Microseconds(7), {2: Cell(Microseconds(8), 2)})
 
 
 def test_a_row_tombstone_leaves_the_cells() -> None:
     """The log tells of both, and their order is the reader's to apply."""
-    merged = merge([_row(Marker(7), v=Cell(7, 1)), Mutation(SCHEMA, (0,), row_tombstones={(0,): 9})])
-    assert merged == Mutation(SCHEMA, (0,), None, {(0,): 9}, (), {}, {(0,): RowChange(Marker(7), {"v": Cell(7, 1)})})
+    merged = merge(
+        [
+            _row(Marker(Microseconds(7)), v=Cell(Microseconds(7), 1)),
+            Mutation(SCHEMA, (0,), row_tombstones={(0,): Microseconds(9)}),
+        ]
+    )
+    assert merged == Mutation(
+        SCHEMA,
+        (0,),
+        None,
+        {(0,): Microseconds(9)},
+        (),
+        {},
+        {(0,): RowChange(Marker(Microseconds(7)), {"v": Cell(Microseconds(7), 1)})},
+    )
 
 
 def test_the_later_marker_stays() -> None:
     """Two inserts of one row leave one marker, at one time the one that lives longer."""
-    assert merge([_row(Marker(8)), _row(Marker(7, 5))]).rows[(0,)].marker == Marker(8)
-    assert merge([_row(Marker(7)), _row(Marker(7, 5))]).rows[(0,)].marker == Marker(7, 5)
+    assert merge([_row(Marker(Microseconds(8))), _row(Marker(Microseconds(7), 5))]).rows[(0,)].marker == Marker(
+        Microseconds(8)
+    )
+    assert merge([_row(Marker(Microseconds(7))), _row(Marker(Microseconds(7), 5))]).rows[(0,)].marker == Marker(
+        Microseconds(7), 5
+    )
 
 
 @given(histories())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.oracles.log_model import ModelPartition
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Mutation, merge
 from cdc_platform.cql.ranges import Bound, RangeIndex, RangeTombstone, normal_form
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
@@ -97,17 +98,20 @@ def _told(schema: TableSchema, *ranges: RangeTombstone) -> list[tuple[Any, ...]]
 )
 def test_a_range_is_one_row_a_bound_that_is_given(start: Bound | None, end: Bound | None, rows: list) -> None:
     """Operations 5 to 8; a side that follows from equal columns alone has no row; an open tuple relation tells both."""
-    assert _told(_schema(False, False, False), RangeTombstone(start, end, 7)) == rows
+    assert _told(_schema(False, False, False), RangeTombstone(start, end, Microseconds(7))) == rows
 
 
 def test_an_open_end_before_an_open_start_is_told() -> None:
     """`k0 = 0 AND k1 > 3` and `k0 = 5 AND k1 < 2` in one batch would else read as one range."""
-    first = RangeTombstone(Bound((0, 3), False), Bound((0,), True), 7)
-    second = RangeTombstone(Bound((5,), True), Bound((5, 2), False), 7)
+    first = RangeTombstone(Bound((0, 3), False), Bound((0,), True), Microseconds(7))
+    second = RangeTombstone(Bound((5,), True), Bound((5, 2), False), Microseconds(7))
     assert _told(_schema(False, False), first, second) == [(6, 0, 3), (7, 0, None), (8, 5, 2)]
 
 
 def test_bounds_are_in_clustering_order() -> None:
     """With a descending column the start is the larger value."""
-    assert _told(_schema(True), RangeTombstone(Bound((5,), True), Bound((1,), False), 7)) == [(5, 5), (8, 1)]
-    assert _told(_schema(True), RangeTombstone(Bound((1,), True), Bound((5,), False), 7)) == []
+    assert _told(_schema(True), RangeTombstone(Bound((5,), True), Bound((1,), False), Microseconds(7))) == [
+        (5, 5),
+        (8, 1),
+    ]
+    assert _told(_schema(True), RangeTombstone(Bound((1,), True), Bound((5,), False), Microseconds(7))) == []

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.timeuuid import (
     FIRST_US,
     LAST_US,
@@ -36,11 +37,11 @@ def test_the_time_is_that_of_the_vectors(vector: dict) -> None:
     given_uuid = UUID(vector["timeuuid"])
     us = int(vector["micros"])
     assert timeuuid_us(given_uuid) == us
-    assert timeuuid(us, given_uuid.int & (2**64 - 1)) == given_uuid
+    assert timeuuid(Microseconds(us), given_uuid.int & (2**64 - 1)) == given_uuid
 
 
 @given(times, lows, st.integers(0, 9))
-def test_any_time_goes_in_and_comes_out(us: int, low: int, steps: int) -> None:
+def test_any_time_goes_in_and_comes_out(us: Microseconds, low: int, steps: int) -> None:
     """Python's own reading of the 60-bit time agrees, and steps of 100 ns stay within the microsecond."""
     made = timeuuid(us, low, steps)
     assert made.bytes[6] >> 4 == 1
@@ -60,14 +61,16 @@ def test_many_at_once_are_as_one(given_times: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("us", [FIRST_US - 1, LAST_US + 1, -(2**63), 2**63 - 1])
-def test_a_time_that_no_timeuuid_has_is_refused(us: int) -> None:
+def test_a_time_that_no_timeuuid_has_is_refused(us: Microseconds) -> None:
     """Not wrapped around, not cut off."""
     with pytest.raises(InputError, match=str(us)):
         timeuuid(us, 0)
 
 
 @given(times, times, lows, lows)
-def test_the_order_is_time_first_then_signed_bytes(us: int, other: int, low: int, other_low: int) -> None:
+def test_the_order_is_time_first_then_signed_bytes(
+    us: Microseconds, other: Microseconds, low: int, other_low: int
+) -> None:
     """The least and the greatest of a time enclose all of that time, and nothing of another."""
     made, also = timeuuid(us, low), timeuuid(other, other_low)
     assert timeuuid_order(earliest(us)) <= timeuuid_order(made) <= timeuuid_order(latest(us))
@@ -79,9 +82,9 @@ def test_the_order_is_time_first_then_signed_bytes(us: int, other: int, low: int
 
 def test_a_log_time_is_a_function_of_what_is_logged() -> None:
     """Same identity, same bytes; parts that only look the same when put together differ; the variant is RFC 4122's."""
-    one = log_time(1_606_390_225_588_947, b"ks", b"t")
-    assert one == log_time(1_606_390_225_588_947, b"ks", b"t")
+    one = log_time(Microseconds(1_606_390_225_588_947), b"ks", b"t")
+    assert one == log_time(Microseconds(1_606_390_225_588_947), b"ks", b"t")
     assert one == UUID("c72c7c3e-2fda-11eb-" + str(one)[19:])
-    assert one != log_time(1_606_390_225_588_947, b"k", b"st")
+    assert one != log_time(Microseconds(1_606_390_225_588_947), b"k", b"st")
     assert one.variant == RFC_4122
     assert one.version == 1

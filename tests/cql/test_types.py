@@ -18,7 +18,7 @@ from cassandra.util import Duration as DriverDuration
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cdc_platform.clock import DAY_NS
+from cdc_platform.clock import DAY_NS, Microseconds, Milliseconds
 from cdc_platform.cql import statements as s
 from cdc_platform.cql import times
 from cdc_platform.cql import types as t
@@ -26,7 +26,7 @@ from cdc_platform.cql.literals import Moment, value_of
 from cdc_platform.cql.parser import parse
 from cdc_platform.errors import InputError
 
-MOMENT = Moment(0)
+MOMENT = Moment(Microseconds(0))
 PROTOCOL = 4
 
 
@@ -235,7 +235,7 @@ def test_durations_are_the_bytes_that_the_driver_writes(value: Any) -> None:
 
 
 @given(whole(32), SCALARS["time"], SCALARS["timestamp"])
-def test_times_are_integers(days: int, nanoseconds: int, ms: int) -> None:
+def test_times_are_integers(days: int, nanoseconds: int, ms: Milliseconds) -> None:
     """A date is unsigned with 1970 in the middle; a time and a timestamp are signed, of 64 bits."""
     assert t.DATE.to_bytes(days) == struct.pack(">I", days + 2**31)
     assert t.TIME.to_bytes(nanoseconds) == struct.pack(">q", nanoseconds)
@@ -352,7 +352,7 @@ def test_days_of_the_calendar(day: date) -> None:
 
 
 @given(SCALARS["timestamp"], SCALARS["time"])
-def test_times_are_read_as_they_are_shown(ms: int, nanoseconds: int) -> None:
+def test_times_are_read_as_they_are_shown(ms: Milliseconds, nanoseconds: int) -> None:
     """Timestamps of any year, times of day to the nanosecond."""
     assert times.parse_timestamp(times.timestamp_text(ms)) == ms
     assert times.parse_time(times.time_text(nanoseconds)) == nanoseconds

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import InputError
 from cdc_platform.generations.expiry import (
     NEVER,
@@ -24,7 +25,7 @@ from cdc_platform.generations.expiry import (
 )
 from cdc_platform.generations.metadata import Policy
 
-STRICT = Margins(ahead_us=5, late_us=0, skew_us=2)
+STRICT = Margins(ahead_us=Microseconds(5), late_us=Microseconds(0), skew_us=Microseconds(2))
 TIMES = [100, 200, 300]
 
 
@@ -34,9 +35,9 @@ def expiry(*tables: list[Change], times: list[int] = TIMES, margins: Margins = S
     return expires_at_us(times, logs, margins).tolist()
 
 
-def added(at: int, ttl: int, created: int | None = None) -> Change:
+def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Change:
     """A table that is told of, with CDC on."""
-    return Change(at, at if created is None else created, True, ttl)
+    return Change(at, Microseconds(at) if created is None else Microseconds(created), True, ttl)
 
 
 @pytest.mark.parametrize(
@@ -44,32 +45,102 @@ def added(at: int, ttl: int, created: int | None = None) -> Change:
     [
         ([], [202, 302, NEVER]),
         # T(k+1) + skew + TTL; the newest generation never.
-        ([added(0, 1000)], [1202, 1302, NEVER]),
+        ([added(Microseconds(0), Microseconds(1000))], [1202, 1302, NEVER]),
         # Told late of a log that was there: its TTL counts from its creation.
-        ([added(500, 1000, created=50)], [1202, 1302, NEVER]),
+        ([added(Microseconds(500), Microseconds(1000), created=50)], [1202, 1302, NEVER]),
         # ttl 0 at any time while k operated.
-        ([added(0, 0)], [NEVER, NEVER, NEVER]),
-        ([added(0, 0), Change(150, 0, True, 10)], [NEVER, 312, NEVER]),
-        ([added(0, 10), Change(250, 0, True, 0)], [212, NEVER, NEVER]),
+        ([added(Microseconds(0), Microseconds(0))], [NEVER, NEVER, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(0)),
+                Change(Microseconds(150), Microseconds(0), True, Microseconds(10)),
+            ],
+            [NEVER, 312, NEVER],
+        ),
+        (
+            [
+                added(Microseconds(0), Microseconds(10)),
+                Change(Microseconds(250), Microseconds(0), True, Microseconds(0)),
+            ],
+            [212, NEVER, NEVER],
+        ),
         # Lowering shortens nothing that is written.
-        ([added(0, 1000), Change(150, 0, True, 10)], [1202, 312, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(150), Microseconds(0), True, Microseconds(10)),
+            ],
+            [1202, 312, NEVER],
+        ),
         # Raising counts from the change on.
-        ([added(0, 10), Change(250, 0, True, 1000)], [212, 1302, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(10)),
+                Change(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
+            ],
+            [212, 1302, NEVER],
+        ),
         # A spell between two changes counts too.
-        ([added(0, 10), Change(120, 0, True, 500), Change(130, 0, True, 10)], [702, 312, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(10)),
+                Change(Microseconds(120), Microseconds(0), True, Microseconds(500)),
+                Change(Microseconds(130), Microseconds(0), True, Microseconds(10)),
+            ],
+            [702, 312, NEVER],
+        ),
         # Created after T(k+1), or at it: no row of k.
-        ([added(200, 1000)], [202, 1302, NEVER]),
-        ([added(201, 1000)], [202, 1302, NEVER]),
-        ([added(199, 1000)], [1202, 1302, NEVER]),
+        ([added(Microseconds(200), Microseconds(1000))], [202, 1302, NEVER]),
+        ([added(Microseconds(201), Microseconds(1000))], [202, 1302, NEVER]),
+        ([added(Microseconds(199), Microseconds(1000))], [1202, 1302, NEVER]),
         # While CDC is off no rows are written.
-        ([added(0, 1000), Change(50, 0, False, 1000)], [202, 302, NEVER]),
-        ([added(0, 1000), Change(150, 0, False, 1000)], [1202, 302, NEVER]),
-        ([added(0, 10), Change(50, 0, False, 1000), Change(250, 0, True, 1000)], [202, 1302, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
+            ],
+            [202, 302, NEVER],
+        ),
+        (
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(150), Microseconds(0), False, Microseconds(1000)),
+            ],
+            [1202, 302, NEVER],
+        ),
+        (
+            [
+                added(Microseconds(0), Microseconds(10)),
+                Change(Microseconds(50), Microseconds(0), False, Microseconds(1000)),
+                Change(Microseconds(250), Microseconds(0), True, Microseconds(1000)),
+            ],
+            [202, 1302, NEVER],
+        ),
         # A dropped log lets go, and a new one of the same name holds from its creation.
-        ([added(0, 0), Change(400, 0, True, 0, dropped=True)], [202, 302, NEVER]),
-        ([added(0, 0), Change(250, 0, True, 0, dropped=True), added(260, 10)], [202, 312, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(0)),
+                Change(Microseconds(400), Microseconds(0), True, Microseconds(0), dropped=True),
+            ],
+            [202, 302, NEVER],
+        ),
+        (
+            [
+                added(Microseconds(0), Microseconds(0)),
+                Change(Microseconds(250), Microseconds(0), True, Microseconds(0), dropped=True),
+                added(Microseconds(260), Microseconds(10)),
+            ],
+            [202, 312, NEVER],
+        ),
         # Put back with its old creation it has lost nothing.
-        ([added(0, 1000), Change(150, 0, True, 1000, dropped=True), added(400, 10, created=0)], [1202, 312, NEVER]),
+        (
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(150), Microseconds(0), True, Microseconds(1000), dropped=True),
+                added(Microseconds(400), Microseconds(10), created=0),
+            ],
+            [1202, 312, NEVER],
+        ),
     ],
 )
 def test_worked_examples(said: list[Change], expected: list[int]) -> None:
@@ -79,36 +150,60 @@ def test_worked_examples(said: list[Change], expected: list[int]) -> None:
 
 def test_the_table_that_holds_longest_decides() -> None:
     """Each generation waits for the last of its tables."""
-    assert expiry([added(0, 10)], [added(150, 500)], [added(250, 900)]) == [702, 1202, NEVER]
-    assert expiry([added(0, 10)], [added(0, 0)]) == [NEVER, NEVER, NEVER]
+    assert expiry(
+        [added(Microseconds(0), Microseconds(10))],
+        [added(Microseconds(150), Microseconds(500))],
+        [added(Microseconds(250), Microseconds(900))],
+    ) == [702, 1202, NEVER]
+    assert expiry([added(Microseconds(0), Microseconds(10))], [added(Microseconds(0), Microseconds(0))]) == [
+        NEVER,
+        NEVER,
+        NEVER,
+    ]
 
 
 def test_writes_to_the_generation_before_are_waited_for() -> None:
     """Only `recent-past` takes them, a leeway long; a table that comes in that time holds the generation before."""
-    margins = Margins.of("recent-past", 5, 2)
-    assert (margins.late_us, Margins.of("strict", 5, 2).late_us) == (5, 0)
-    assert expiry([added(0, 1000)], margins=margins) == [1207, 1307, NEVER]
-    assert expiry([added(204, 1000)], margins=margins)[0] == 1207
-    assert expiry([added(205, 1000)], margins=margins)[0] == 207
+    margins = Margins.of("recent-past", Microseconds(5), Microseconds(2))
+    assert (margins.late_us, Margins.of("strict", Microseconds(5), Microseconds(2)).late_us) == (5, 0)
+    assert expiry([added(Microseconds(0), Microseconds(1000))], margins=margins) == [1207, 1307, NEVER]
+    assert expiry([added(Microseconds(204), Microseconds(1000))], margins=margins)[0] == 1207
+    assert expiry([added(Microseconds(205), Microseconds(1000))], margins=margins)[0] == 207
 
 
 def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
     """A row of k can be written a leeway before T(k), and then has the TTL of that moment."""
-    assert expiry([added(0, 1000), Change(94, 0, True, 10)])[0] == 1202
-    assert expiry([added(0, 1000), Change(93, 0, True, 10)])[0] == 212
+    assert (
+        expiry(
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(94), Microseconds(0), True, Microseconds(10)),
+            ]
+        )[0]
+        == 1202
+    )
+    assert (
+        expiry(
+            [
+                added(Microseconds(0), Microseconds(1000)),
+                Change(Microseconds(93), Microseconds(0), True, Microseconds(10)),
+            ]
+        )[0]
+        == 212
+    )
 
 
 @pytest.mark.parametrize("times", [[], [100]])
 def test_without_a_successor_nothing_expires(times: list[int]) -> None:
     """However short the TTLs are."""
-    assert expiry([added(0, 1)], times=times) == [NEVER] * len(times)
+    assert expiry([added(Microseconds(0), Microseconds(1))], times=times) == [NEVER] * len(times)
     assert written_until_us(times, STRICT).tolist() == [NEVER] * len(times)
     assert unread(times, NEVER).tolist() == [True] * len(times)
 
 
 def test_a_reader_holds_what_it_has_not_read() -> None:
     """It is done with k when it has reached T(k+1), and never with the newest."""
-    assert [unread(TIMES, position).tolist() for position in (0, 199, 200, 299, 300)] == [
+    assert [unread(TIMES, Microseconds(position)).tolist() for position in (0, 199, 200, 299, 300)] == [
         [True, True, True],
         [True, True, True],
         [False, True, True],
@@ -120,13 +215,16 @@ def test_a_reader_holds_what_it_has_not_read() -> None:
 def test_changes_out_of_order_are_refused() -> None:
     """Which TTL is in force follows from the order alone."""
     with pytest.raises(InputError, match="grow in time"):
-        log_history([added(10, 1), added(10, 2)])
+        log_history([added(Microseconds(10), Microseconds(1)), added(Microseconds(10), Microseconds(2))])
 
 
 def test_ten_thousand_generations_take_no_time_per_generation() -> None:
     """All generations are one array: fifty tables of ten changes each are five hundred passes."""
     times = np.arange(10_000, dtype=np.int64) * 1_000_000
-    said = [Change(at, 0, True, 1 + at % 7) for at in range(0, 10_000_000_000, 1_000_000_000)]
+    said = [
+        Change(Microseconds(at), Microseconds(0), True, Microseconds(1 + at % 7))
+        for at in range(0, 10_000_000_000, 1_000_000_000)
+    ]
     log = log_history(said)
     assert log is not None
     found = expires_at_us(times, [log] * 50, STRICT)
@@ -178,14 +276,19 @@ def lives(draw: st.DrawFn) -> tuple[list[int], list[Change]]:
     for at in moments:
         ttl = draw(st.sampled_from([0, 1, 3, 20, 150]))
         if not said or said[-1].dropped:
-            said.append(Change(at, at, draw(st.integers(0, 3)) > 0, ttl))
+            said.append(Change(Microseconds(at), Microseconds(at), draw(st.integers(0, 3)) > 0, Microseconds(ttl)))
         else:
             dropped = draw(st.integers(0, 5)) == 0
-            said.append(Change(at, said[-1].created_us, draw(st.integers(0, 3)) > 0, ttl, dropped))
+            said.append(
+                Change(Microseconds(at), said[-1].created_us, draw(st.integers(0, 3)) > 0, Microseconds(ttl), dropped)
+            )
     return times, said
 
 
-AHEAD = ([50, 100, 130], [added(0, 150), Change(96, 0, True, 1)])
+AHEAD = (
+    [50, 100, 130],
+    [added(Microseconds(0), Microseconds(150)), Change(Microseconds(96), Microseconds(0), True, Microseconds(1))],
+)
 
 
 @settings(max_examples=100)
@@ -198,7 +301,7 @@ AHEAD = ([50, 100, 130], [added(0, 150), Change(96, 0, True, 1)])
     skew=st.integers(0, 6),
 )
 def test_no_row_outlives_its_generation(
-    life: tuple[list[int], list[Change]], policy: Policy, leeway: int, skew: int
+    life: tuple[list[int], list[Change]], policy: Policy, leeway: Microseconds, skew: Microseconds
 ) -> None:
     """Whatever is written, by clocks that are off, around any change: it is gone when its generation has expired."""
     times, said = life
@@ -222,7 +325,7 @@ def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[C
     times, said = life
     assume(not said[-1].dropped)
     created = said[-1].created_us
-    found = expiry(said, times=times, margins=Margins(0, 0, 0))
+    found = expiry(said, times=times, margins=Margins(Microseconds(0), Microseconds(0), Microseconds(0)))
     for k, (begin, end) in enumerate(pairwise(times)):
         standing = [[c for c in said if c.at_us <= moment][-1:] for moment in range(max(begin, created), end)]
         ttls = [change.ttl_us for [change] in filter(None, standing) if change.enabled]
@@ -237,6 +340,6 @@ def test_what_holds_nothing_is_not_named(life: tuple[list[int], list[Change]], p
     log = log_history(said)
     assume(log is not None)
     assert log is not None
-    margins = Margins.of(policy, 5, 2)
+    margins = Margins.of(policy, Microseconds(5), Microseconds(2))
     held = held_until_us(times, log, margins)
     assert ((held == 0) | (held >= written_until_us(times, margins))).all()

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.generations import GenerationId, parse_generation_id
 
 
 @given(st.integers(0, 2**63 - 1), st.none() | st.uuids())
-def test_ids_survive_their_text(time_ms: int, uuid: UUID | None) -> None:
+def test_ids_survive_their_text(time_ms: Milliseconds, uuid: UUID | None) -> None:
     """What is gossiped is what is learned."""
     known = GenerationId(time_ms, uuid)
     assert parse_generation_id(known.gossip_text) == known
@@ -22,10 +23,10 @@ def test_ids_survive_their_text(time_ms: int, uuid: UUID | None) -> None:
 def test_formats() -> None:
     """V1 is a timestamp alone; V2 spells both, the UUID in lower case."""
     uuid = UUID("AB0D4E8C-0000-4000-8000-00000000000A")
-    assert [GenerationId(5).gossip_text, GenerationId(5).format] == ["5", "v1"]
-    assert GenerationId(5, uuid).gossip_text == "v2;5;ab0d4e8c-0000-4000-8000-00000000000a"
-    assert GenerationId(5, uuid).format == "v2"
-    assert str(GenerationId(1_600_000_000_000, uuid)).endswith("(2020-09-13T12:26:40.000Z)")
+    assert [GenerationId(Milliseconds(5)).gossip_text, GenerationId(Milliseconds(5)).format] == ["5", "v1"]
+    assert GenerationId(Milliseconds(5), uuid).gossip_text == "v2;5;ab0d4e8c-0000-4000-8000-00000000000a"
+    assert GenerationId(Milliseconds(5), uuid).format == "v2"
+    assert str(GenerationId(Milliseconds(1_600_000_000_000), uuid)).endswith("(2020-09-13T12:26:40.000Z)")
 
 
 def test_the_empty_text_is_no_generation() -> None:

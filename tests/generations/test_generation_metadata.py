@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.oracles import oracle
 
+from cdc_platform.clock import SECOND_US, Microseconds
 from cdc_platform.errors import InputError, WriteRefused
 from cdc_platform.generations import (
     Metadata,
@@ -26,8 +27,8 @@ from cdc_platform.generations import (
 )
 from cdc_platform.ring import range_starts
 
-S = 1_000_000
-NOW = 100 * S
+S = SECOND_US
+NOW = Microseconds(100 * S)
 POLICIES: list[Policy] = ["strict", "recent-past"]
 
 
@@ -62,26 +63,26 @@ def test_a_node_behaves_as_the_model(policy: Policy, plan: list[tuple[str, int, 
     for action, ts, passed in plan:
         now += passed
         if action == "insert":
-            assert node.insert(ts, DESCRIPTION, now) == model.insert(ts, now)
+            assert node.insert(Microseconds(ts), DESCRIPTION, Microseconds(now)) == model.insert(ts, now)
         elif action == "prepare":
-            assert node.prepare(ts, now) == model.prepare(ts, now)
+            assert node.prepare(Microseconds(ts), Microseconds(now)) == model.prepare(ts, now)
         elif action == "known":
-            assert node.known_or_obsolete(ts, now) == model.known_or_obsolete(ts, now)
+            assert node.known_or_obsolete(Microseconds(ts), Microseconds(now)) == model.known_or_obsolete(ts, now)
         else:
             expected = model.lookup(ts, now)
             model.forget(now)
-            decision = node.decide(ts, now)
+            decision = node.decide(Microseconds(ts), Microseconds(now))
             assert (decision.verdict, decision.generation_us) == expected
             if action == "get":
-                assert answer(node, ts, now) == expected[0]
+                assert answer(node, Microseconds(ts), Microseconds(now)) == expected[0]
             else:
-                node.drop_unused(now)
+                node.drop_unused(Microseconds(now))
         assert node.times_us == tuple(sorted(model.read))
-        assert node.generation_used_at(ts) == model.used_at(ts)
-        assert node.streams_available(now) == (model.used_at(now) is not None)
+        assert node.generation_used_at(Microseconds(ts)) == model.used_at(ts)
+        assert node.streams_available(Microseconds(now)) == (model.used_at(now) is not None)
 
 
-def answer(node: Metadata, ts: int, now: int) -> str:
+def answer(node: Metadata, ts: Microseconds, now: Microseconds) -> str:
     """The verdict that a lookup ends with."""
     try:
         assert len(node.get_stream(ts, 7, now)) == 16
@@ -91,7 +92,9 @@ def answer(node: Metadata, ts: int, now: int) -> str:
 
 
 @given(st.lists(times, unique=True), times, times, st.sampled_from(POLICIES))
-def test_the_first_usable_time_is_usable(known: list[int], ts: int, now: int, policy: Policy) -> None:
+def test_the_first_usable_time_is_usable(
+    known: list[Microseconds], ts: Microseconds, now: Microseconds, policy: Policy
+) -> None:
     """A write at the time that is named is accepted, now or once that generation operates; none before it is."""
     known.sort()
     first = decide(known, ts, now, policy=policy).first_usable_us
@@ -100,16 +103,16 @@ def test_the_first_usable_time_is_usable(known: list[int], ts: int, now: int, po
         assert decide(known, first, max(now, first), policy=policy).verdict == "OK"
         for earlier in (first - 1, first - S, 0):
             if earlier < first:
-                assert decide(known, earlier, now, policy=policy).verdict != "OK"
+                assert decide(known, Microseconds(earlier), now, policy=policy).verdict != "OK"
 
 
 def test_the_strict_window_is_half_open() -> None:
     """[T, C + leeway): the documents' rule at both its ends, beside the later rule."""
-    gens = [50 * S, 98 * S]
+    gens = [S * 50, S * 98]
     asked = [98 * S - 1, 98 * S, 105 * S - 1, 105 * S, 105 * S + 1]
-    strict = [decide(gens, ts, NOW).verdict for ts in asked]
+    strict = [decide(gens, Microseconds(ts), NOW).verdict for ts in asked]
     assert strict == ["EARLIER", "OK", "OK", "FUTURE", "FUTURE"]
-    recent = [decide(gens, ts, NOW, policy="recent-past").verdict for ts in asked]
+    recent = [decide(gens, Microseconds(ts), NOW, policy="recent-past").verdict for ts in asked]
     assert recent == ["OK", "OK", "OK", "OK", "FUTURE"]
 
 
@@ -118,7 +121,7 @@ def test_a_write_before_the_first_generation() -> None:
     for policy in POLICIES:
         node = Metadata(policy=policy)
         assert "no generation is known" in node.decide(NOW, NOW).reason
-        node.insert(160 * S, DESCRIPTION, NOW)
+        node.insert(Microseconds(160 * S), DESCRIPTION, NOW)
         with pytest.raises(WriteRefused, match="could not find any CDC stream") as refused:
             node.get_stream(NOW, 7, NOW)
         assert refused.value.verdict == Verdict.NO_STREAM
@@ -137,9 +140,9 @@ def test_a_write_before_the_first_generation() -> None:
         ("strict", 102 * S, "NOT_RETRIEVED", "generation of 1970-01-01T00:01:42.000Z"),
     ],
 )
-def test_refusals_name_time_bound_and_mend(policy: Policy, ts: int, verdict: str, named: str) -> None:
+def test_refusals_name_time_bound_and_mend(policy: Policy, ts: Microseconds, verdict: str, named: str) -> None:
     """One line each, with the write, the clock or the generation, and what to do."""
-    known = {50 * S: DESCRIPTION, 98 * S: DESCRIPTION, 102 * S: None}
+    known = {S * 50: DESCRIPTION, S * 98: DESCRIPTION, S * 102: None}
     decision = Metadata.of(known, policy=policy).decide(ts, NOW)
     assert decision.verdict == verdict
     assert named in decision.reason
@@ -149,9 +152,9 @@ def test_refusals_name_time_bound_and_mend(policy: Policy, ts: int, verdict: str
 
 def test_explaining_the_past_forgets_nothing() -> None:
     """A history answers for any clock of the past and keeps every generation."""
-    history = Metadata.of({second * S: description(second) for second in (10, 50, 90)})
+    history = Metadata.of({Microseconds(second * S): description(second) for second in (10, 50, 90)})
     for ts, generation in ((10 * S, 10 * S), (49 * S, 10 * S), (50 * S, 50 * S), (200 * S, 90 * S)):
-        assert history.decide(ts, ts).generation_us == generation
+        assert history.decide(Microseconds(ts), Microseconds(ts)).generation_us == generation
     assert history.times_us == (10 * S, 50 * S, 90 * S)
 
 
@@ -159,9 +162,9 @@ def test_a_lookup_takes_the_stream_of_the_operating_generation() -> None:
     """Before, at and after a switch."""
     old, new = description(1), description(2)
     node = Metadata()
-    assert node.insert(50 * S, old, NOW)
-    assert node.insert(102 * S, new, NOW)
-    picked = [node.get_stream(ts, 7, NOW) for ts in (NOW, 102 * S - 1, 102 * S)]
+    assert node.insert(Microseconds(50 * S), old, NOW)
+    assert node.insert(Microseconds(102 * S), new, NOW)
+    picked = [node.get_stream(Microseconds(ts), 7, NOW) for ts in (NOW, 102 * S - 1, 102 * S)]
     assert picked == [bytes(d.streams_of([7])[0]) for d in (old, old, new)]
 
 
@@ -169,46 +172,46 @@ def test_generations_nobody_writes_to_are_forgotten() -> None:
     """A lookup and an insert drop what came before the generation that operated a leeway ago, and no more."""
     node = Metadata()
     for second in (10, 20, 90, 98):
-        node.insert(second * S, DESCRIPTION, 12 * S)
+        node.insert(Microseconds(second * S), DESCRIPTION, Microseconds(12 * S))
     node.get_stream(NOW, 7, NOW)
     assert node.times_us == (90 * S, 98 * S)
-    assert not node.insert(20 * S, DESCRIPTION, NOW)
-    node.insert(110 * S, DESCRIPTION, 104 * S)
+    assert not node.insert(Microseconds(20 * S), DESCRIPTION, NOW)
+    node.insert(Microseconds(110 * S), DESCRIPTION, Microseconds(104 * S))
     assert node.times_us == (98 * S, 110 * S)
 
 
 def test_a_prepared_generation_refuses_its_writes_until_it_is_read() -> None:
     """Availability is given up for safety; the description ends that."""
     node = Metadata()
-    node.insert(50 * S, DESCRIPTION, NOW)
-    assert node.prepare(99 * S, NOW)
-    assert node.prepare(99 * S, NOW)
+    node.insert(Microseconds(50 * S), DESCRIPTION, NOW)
+    assert node.prepare(Microseconds(99 * S), NOW)
+    assert node.prepare(Microseconds(99 * S), NOW)
     with pytest.raises(WriteRefused, match="could not be read"):
         node.get_stream(NOW, 7, NOW)
-    assert node.insert(99 * S, DESCRIPTION, NOW)
-    assert not node.prepare(99 * S, NOW)
+    assert node.insert(Microseconds(99 * S), DESCRIPTION, NOW)
+    assert not node.prepare(Microseconds(99 * S), NOW)
     node.get_stream(NOW, 7, NOW)
 
 
 def test_a_generation_is_obsolete_once_a_later_one_operated_a_leeway_ago() -> None:
     """To the microsecond; and one that is known has nothing more to learn."""
     node = Metadata()
-    node.insert(95 * S, DESCRIPTION, 90 * S)
-    assert not node.known_or_obsolete(94 * S, NOW - 1)
-    assert node.known_or_obsolete(94 * S, NOW)
-    assert node.known_or_obsolete(95 * S, 90 * S)
-    assert not node.known_or_obsolete(96 * S, NOW)
+    node.insert(Microseconds(95 * S), DESCRIPTION, Microseconds(90 * S))
+    assert not node.known_or_obsolete(Microseconds(94 * S), Microseconds(NOW - 1))
+    assert node.known_or_obsolete(Microseconds(94 * S), NOW)
+    assert node.known_or_obsolete(Microseconds(95 * S), Microseconds(90 * S))
+    assert not node.known_or_obsolete(Microseconds(96 * S), NOW)
 
 
 def test_learning_of_a_generation_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """When a write has already taken a stream of the generation before, someone has to know."""
     node = Metadata()
-    node.insert(50 * S, DESCRIPTION, NOW)
+    node.insert(Microseconds(50 * S), DESCRIPTION, NOW)
     node.get_stream(NOW, 7, NOW)
     with caplog.at_level(logging.ERROR):
-        node.prepare(NOW + S, NOW)
+        node.prepare(Microseconds(NOW + S), NOW)
         assert caplog.messages == []
-        node.prepare(99 * S, NOW)
+        node.prepare(Microseconds(99 * S), NOW)
     assert "1970-01-01T00:01:39.000Z" in caplog.text
 
 
@@ -220,7 +223,7 @@ def test_columns_of_times(gens: list[int], asked: list[int]) -> None:
 
 def test_streams_for_columns_of_writes() -> None:
     """Many writes over several generations at once, as one by one; none before the first generation."""
-    generations = {second * S: description(second) for second in (10, 20, 30)}
+    generations = {S * second: description(second) for second in (10, 20, 30)}
     history = Metadata.of(generations)
     draw = np.random.default_rng(3)
     ts, tokens = draw.integers(5 * S, 40 * S, 500), draw.integers(-300, 300, 500)
@@ -233,13 +236,15 @@ def test_streams_for_columns_of_writes() -> None:
             assert history.times_us[row] == history.generation_used_at(write)
             assert np.array_equal(stream, generations[history.times_us[row]].streams_of([token])[0])
     one, _ = history.streams_for(np.full(3, 25 * S), tokens[:3])
-    assert np.array_equal(one, generations[20 * S].streams_of(tokens[:3]))
+    assert np.array_equal(one, generations[S * 20].streams_of(tokens[:3]))
 
 
 def test_writes_of_a_generation_that_was_not_read_are_refused() -> None:
     """A column of writes is not answered in part."""
     with pytest.raises(InputError, match="00:00:20"):
-        Metadata.of({10 * S: DESCRIPTION, 20 * S: None}).streams_for([15 * S, 25 * S], [0, 0])
+        Metadata.of({Microseconds(10 * S): DESCRIPTION, Microseconds(20 * S): None}).streams_for(
+            [15 * S, 25 * S], [0, 0]
+        )
 
 
 def test_unknown_policies_are_refused() -> None:

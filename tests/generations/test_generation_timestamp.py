@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import StateError
 from cdc_platform.generations import choose_generation_timestamp, new_generation_timestamp, next_generation_timestamp
 
@@ -19,22 +20,22 @@ def test_timestamps_of_the_vectors(vectors: dict[str, Any]) -> None:
 
 def test_the_defaults_and_a_generation_without_delay() -> None:
     """65 seconds from now, or now."""
-    assert new_generation_timestamp(1_000) == 66_000
-    assert new_generation_timestamp(1_000, add_delay=False) == 1_000
+    assert new_generation_timestamp(Milliseconds(1_000)) == 66_000
+    assert new_generation_timestamp(Milliseconds(1_000), add_delay=False) == 1_000
 
 
 @pytest.mark.parametrize(
     ("candidate", "last", "chosen"), [(100, None, 100), (100, 99, 100), (100, 100, 101), (100, 105, 106)]
 )
-def test_generations_never_start_together(candidate: int, last: int | None, chosen: int) -> None:
+def test_generations_never_start_together(candidate: Milliseconds, last: Milliseconds | None, chosen: int) -> None:
     """A candidate that is not after the newest generation moves just behind it."""
-    assert next_generation_timestamp(candidate, last, slack_ms=5) == chosen
+    assert next_generation_timestamp(candidate, last, slack_ms=Milliseconds(5)) == chosen
 
 
 def test_a_clock_that_is_behind_is_told() -> None:
     """Beyond the slack both times and the mend are named."""
     with pytest.raises(StateError, match="clock is behind") as refused:
-        next_generation_timestamp(100, 106, slack_ms=5)
+        next_generation_timestamp(Milliseconds(100), Milliseconds(106), slack_ms=Milliseconds(5))
     assert "1970-01-01T00:00:00.100Z" in str(refused.value)
     assert "1970-01-01T00:00:00.106Z" in str(refused.value)
 
@@ -49,12 +50,25 @@ def test_a_clock_that_is_behind_is_told() -> None:
         (1_000, 1_500, False, 1_501),
     ],
 )
-def test_one_choice_from_clock_and_newest_generation(now: int, last: int | None, always: bool, chosen: int) -> None:
+def test_one_choice_from_clock_and_newest_generation(
+    now: Milliseconds, last: Milliseconds | None, always: bool, chosen: int
+) -> None:
     """The very first starts at once unless told otherwise; later ones after the delay, and after the newest."""
-    assert choose_generation_timestamp(now, last, ring_delay_ms=100, leeway_ms=50, always_delay=always) == chosen
+    assert (
+        choose_generation_timestamp(
+            now, last, ring_delay_ms=Milliseconds(100), leeway_ms=Milliseconds(50), always_delay=always
+        )
+        == chosen
+    )
 
 
 def test_no_choice_with_a_clock_that_is_behind() -> None:
     """The newest generation may be one delay after the candidate, no more."""
     with pytest.raises(StateError, match="more than 250 ms later"):
-        choose_generation_timestamp(1_000, 1_501, ring_delay_ms=100, leeway_ms=50, always_delay=False)
+        choose_generation_timestamp(
+            Milliseconds(1_000),
+            Milliseconds(1_501),
+            ring_delay_ms=Milliseconds(100),
+            leeway_ms=Milliseconds(50),
+            always_delay=False,
+        )

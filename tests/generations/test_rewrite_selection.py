@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.clock import Milliseconds, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 
@@ -15,7 +16,7 @@ times = st.lists(st.integers(0, 400), unique=True, max_size=12).map(sorted)
 logs = st.lists(st.builds(LogLife, st.integers(0, 300), st.integers(0, 400)), min_size=1, max_size=4)
 
 
-def selected(generations: list[int], tables: list[LogLife], now: int, **options: Any) -> list[int]:
+def selected(generations: list[int], tables: list[LogLife], now: Milliseconds, **options: Any) -> list[int]:
     """The generations that the rule keeps."""
     mask = may_hold_rows(generations, tables, now, **options)
     return [time for time, kept in zip(generations, mask.tolist(), strict=True) if kept]
@@ -25,9 +26,9 @@ def test_the_refinement_gives_the_vectors(vectors: dict[str, Any]) -> None:
     """With creation times and a margin of ten seconds: every vector, given in seconds."""
     for vector in vectors["rewrite_v1_selection_seconds"]:
         tables = [LogLife(table["ttl"] * 1000, table["creation"] * 1000) for table in vector["tables"]]
-        generations = [time * 1000 for time in vector["generations"]]
-        found = selected(generations, tables, vector["now"] * 1000, use_creation_time=True, clock_margin_ms=10_000)
-        assert found == [time * 1000 for time in vector["rewritten"]], vector
+        generations = [us_of(time) for time in vector["generations"]]
+        found = selected(generations, tables, us_of(vector["now"]), use_creation_time=True, clock_margin_ms=10_000)
+        assert found == [us_of(time) for time in vector["rewritten"]], vector
 
 
 @given(times, logs, st.integers(0, 800))
@@ -42,7 +43,7 @@ def test_the_default_is_the_documents_sentence(generations: list[int], tables: l
             if later > time
         )
     ]
-    assert selected(generations, tables, now) == expected
+    assert selected(generations, tables, Milliseconds(now)) == expected
 
 
 @given(times, logs, st.integers(0, 800), st.integers(0, 50))
@@ -56,7 +57,7 @@ def test_the_refinement_is_the_servers_rule(
     )
     first = next((place for place, time in enumerate(generations) if time > limit), len(generations))
     expected = generations[max(first - 1, 0) :]
-    assert selected(generations, tables, now, use_creation_time=True, clock_margin_ms=margin) == expected
+    assert selected(generations, tables, Milliseconds(now), use_creation_time=True, clock_margin_ms=margin) == expected
 
 
 @given(times, logs, st.integers(0, 800), st.booleans(), st.integers(0, 50))
@@ -64,36 +65,55 @@ def test_what_is_kept_is_a_tail_with_the_newest(
     generations: list[int], tables: list[LogLife], now: int, creation: bool, margin: int
 ) -> None:
     """The newest generation is always rewritten, and no generation is skipped between two that are."""
-    kept = selected(generations, tables, now, use_creation_time=creation, clock_margin_ms=margin)
+    kept = selected(generations, tables, Milliseconds(now), use_creation_time=creation, clock_margin_ms=margin)
     assert kept == generations[len(generations) - len(kept) :]
     assert bool(kept) == bool(generations)
 
 
 def test_at_the_limit_the_two_rules_differ() -> None:
     """The documents say `now - ttl > T`; the servers also take T at the limit itself, with a margin before it."""
-    table = LogLife(ttl_ms=500, created_at_ms=0)
-    assert selected([100, 500], [table], 1000) == [100, 500]
-    assert selected([100, 500], [table], 1001) == [500]
-    assert selected([100, 500], [table], 1000, use_creation_time=True) == [500]
-    assert selected([100, 500], [table], 1000, clock_margin_ms=1) == [100, 500]
+    table = LogLife(ttl_ms=Milliseconds(500), created_at_ms=Milliseconds(0))
+    assert selected([100, 500], [table], Milliseconds(1000)) == [100, 500]
+    assert selected([100, 500], [table], Milliseconds(1001)) == [500]
+    assert selected([100, 500], [table], Milliseconds(1000), use_creation_time=True) == [500]
+    assert selected([100, 500], [table], Milliseconds(1000), clock_margin_ms=1) == [100, 500]
 
 
 def test_without_tables_nothing_is_kept() -> None:
     """Old generations are not needed, even if they exist, where no table has a log."""
-    assert selected([1, 2, 3], [], 10) == []
+    assert selected([1, 2, 3], [], Milliseconds(10)) == []
 
 
 def test_a_log_that_never_expires_keeps_everything() -> None:
     """A TTL of 0: rows from the beginning are live; with its creation time, rows from then on."""
-    assert oldest_live_ms([LogLife(0, 700), LogLife(10, 0)], 1000) is None
-    assert oldest_live_ms([LogLife(0, 700)], 1000, use_creation_time=True, clock_margin_ms=5) == 695
+    assert (
+        oldest_live_ms(
+            [LogLife(Milliseconds(0), Milliseconds(700)), LogLife(Milliseconds(10), Milliseconds(0))],
+            Milliseconds(1000),
+        )
+        is None
+    )
+    assert (
+        oldest_live_ms(
+            [LogLife(Milliseconds(0), Milliseconds(700))],
+            Milliseconds(1000),
+            use_creation_time=True,
+            clock_margin_ms=Milliseconds(5),
+        )
+        == 695
+    )
 
 
 @pytest.mark.parametrize(
     ("generations", "tables", "margin"),
-    [([2, 1], [LogLife(1, 0)], 0), ([1, 1], [LogLife(1, 0)], 0), ([1], [LogLife(-1, 0)], 0), ([1], [], -1)],
+    [
+        ([2, 1], [LogLife(Milliseconds(1), Milliseconds(0))], 0),
+        ([1, 1], [LogLife(Milliseconds(1), Milliseconds(0))], 0),
+        ([1], [LogLife(Milliseconds(-1), Milliseconds(0))], 0),
+        ([1], [], -1),
+    ],
 )
-def test_nonsense_is_refused(generations: list[int], tables: list[LogLife], margin: int) -> None:
+def test_nonsense_is_refused(generations: list[int], tables: list[LogLife], margin: Milliseconds) -> None:
     """Times that do not ascend, negative TTLs, a negative margin."""
     with pytest.raises(InputError):
-        may_hold_rows(generations, tables, 10, clock_margin_ms=margin)
+        may_hold_rows(generations, tables, Milliseconds(10), clock_margin_ms=margin)

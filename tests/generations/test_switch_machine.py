@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.worlds.switch_world import (
     HEARTBEAT_MS,
     INITIAL,
-    MS,
     SECOND,
     GossipWorld,
     Machine,
@@ -27,16 +26,17 @@ from support.worlds.switch_world import (
     random_history,
 )
 
+from cdc_platform.clock import Microseconds, Milliseconds, ms_of, us_of
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.node.participant import Participant
 
-SKEW_US = 2 * SECOND
+SKEW_US = SECOND * 2
 """How far the clocks of this file are apart at most."""
-DEADLINE_MS = 20_000
+DEADLINE_MS = Milliseconds(20_000)
 # From its promise on, a node that is well hears of the decision within the deadline and a heartbeat, clocks aside; a
 # lease that is longer never makes it refuse anything, whoever else is ill.
-LONG_LEASE_MS, SHORT_LEASE_MS = 40_000, 8_000
-assert LONG_LEASE_MS > DEADLINE_MS + HEARTBEAT_MS + 2 * SKEW_US // MS
+LONG_LEASE_MS, SHORT_LEASE_MS = Milliseconds(40_000), Milliseconds(8_000)
+assert DEADLINE_MS + HEARTBEAT_MS + ms_of(SKEW_US) * 2 < LONG_LEASE_MS
 
 CAP = st.integers(0, 8)
 AILMENTS = st.sampled_from(["deaf", "deaf", "paused", "restarted"])
@@ -51,10 +51,10 @@ class Cluster(RuleBasedStateMachine):
     checked: int
     known: dict[int, int]
 
-    @initialize(lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, SKEW_US // MS]))
-    def begin(self, lease: int, margin: int) -> None:
+    @initialize(lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, ms_of(SKEW_US)]))
+    def begin(self, lease: Milliseconds, margin: Milliseconds) -> None:
         """Three nodes, one generation."""
-        self.world = self.kind(SwitchTimes(5_000, lease, DEADLINE_MS, margin))
+        self.world = self.kind(SwitchTimes(Milliseconds(5_000), lease, DEADLINE_MS, margin))
         self.checked = 0
         self.known = {}
 
@@ -63,7 +63,7 @@ class Cluster(RuleBasedStateMachine):
         return list(self.world.machines)[index % len(self.world.machines)]
 
     @rule(ms=st.one_of(st.integers(1, 2_000), st.integers(2_000, 60_000)))
-    def time_goes_by(self, ms: int) -> None:
+    def time_goes_by(self, ms: Milliseconds) -> None:
         """Nodes that are well look around meanwhile."""
         self.world.tick(ms)
 
@@ -92,10 +92,10 @@ class Cluster(RuleBasedStateMachine):
             self.world.look(number)
 
     @rule(moment=CAP, before_us=st.integers(0, 6 * SECOND))
-    def time_comes_to_a_boundary(self, moment: int, before_us: int) -> None:
+    def time_comes_to_a_boundary(self, moment: int, before_us: Microseconds) -> None:
         """Writes near a lease end or the start of a generation are taken, or not, from now on."""
         moments = self.world.moments_us()
-        self.world.tick((moments[-1 - moment % len(moments)] - before_us - self.world.now_us) // MS)
+        self.world.tick(ms_of(moments[-1 - moment % len(moments)] - before_us - self.world.now_us))
 
     @rule(index=CAP, what=AILMENTS)
     def something_happens(self, index: int, what: str) -> None:
@@ -126,24 +126,24 @@ class Cluster(RuleBasedStateMachine):
         self.world.deliver(self.number(index), lost=lost)
 
     @rule(index=CAP, offset_us=st.integers(0, SKEW_US))
-    def a_clock_is_set(self, index: int, offset_us: int) -> None:
+    def a_clock_is_set(self, index: int, offset_us: Microseconds) -> None:
         """Forward or back, never further from the others than the margin."""
         self.world.set_clock(self.number(index), offset_us)
 
     @rule(key=st.integers(0, 2**20), ahead_us=st.integers(-SECOND, 5 * SECOND))
-    def clients_write(self, key: int, ahead_us: int) -> None:
+    def clients_write(self, key: int, ahead_us: Microseconds) -> None:
         """At every node, at a time near its clock."""
         for number, machine in self.world.machines.items():
             self.write(number, key, self.world.clock_us(machine) + ahead_us)
 
     @rule(key=st.integers(0, 2**20), moment=CAP, beside_us=st.integers(-1, 1))
-    def clients_write_at_a_boundary(self, key: int, moment: int, beside_us: int) -> None:
+    def clients_write_at_a_boundary(self, key: int, moment: int, beside_us: Microseconds) -> None:
         """At every node, where a lease ends or a generation starts, to the microsecond."""
         moments = self.world.moments_us()
         for number in self.world.machines:
             self.write(number, key, moments[-1 - moment % len(moments)] + beside_us)
 
-    def write(self, number: int, key: int, ts_us: int) -> None:
+    def write(self, number: int, key: int, ts_us: Microseconds) -> None:
         """Ask for a write of a key whose token is anywhere on the ring."""
         refused = len(self.world.refused)
         token = max((key * 0x9E3779B97F4A7C15) % 2**64, 1) - 2**63
@@ -156,7 +156,7 @@ class Cluster(RuleBasedStateMachine):
         world = self.world
         if isinstance(world, SwitchWorld) and machine.hears and not late:
             for switch in world.register.values():
-                overdue = world.clock_us(machine) // MS >= switch.deadline_ms
+                overdue = ms_of(world.clock_us(machine)) >= switch.deadline_ms
                 assert switch.is_decided or not overdue, f"node {machine.number} left {switch} undecided"
 
     def excused(self, machine: Machine) -> None:
@@ -165,7 +165,7 @@ class Cluster(RuleBasedStateMachine):
         assert isinstance(world, SwitchWorld)
         assert not world.calm, "refused though nobody was ill"
         if world.times.lease_ms == LONG_LEASE_MS:
-            since = min(promise.since_ms for promise in world.nodes[machine.number].promises) * MS
+            since = us_of(min(promise.since_ms for promise in world.nodes[machine.number].promises))
             assert machine.ill_at_us >= since - SKEW_US, f"node {machine.number} was well and refused"
 
     @invariant()
@@ -208,7 +208,7 @@ class Cluster(RuleBasedStateMachine):
             return
         world = self.world
         world.heal()
-        world.tick(DEADLINE_MS + 2 * SKEW_US // MS + HEARTBEAT_MS)
+        world.tick(Milliseconds(DEADLINE_MS + ms_of(SKEW_US) * 2 + HEARTBEAT_MS))
         self.decisions_are_one()
         assert all(switch.is_decided for switch in world.register.values())
         for machine in world.machines.values():
@@ -226,7 +226,7 @@ TestTwoPhase = Cluster.TestCase
 class NoPromiseNode(Participant):
     """Acknowledges, and takes writes as if it had promised nothing."""
 
-    def accept(self, write_ts_us: int, token: int, now_us: int):
+    def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds):
         self._promises, kept = {}, self._promises
         try:
             return super().accept(write_ts_us, token, now_us)
@@ -252,7 +252,7 @@ class PromisesForgotten(SwitchWorld):
 class TooEarly(SwitchWorld):
     """The generation starts at the first lease end instead of after the last."""
 
-    def decide(self, switch: Switch, now_ms: int, by: str) -> Switch:
+    def decide(self, switch: Switch, now_ms: Milliseconds, by: str) -> Switch:
         decided = super().decide(switch, now_ms, by)
         if decided.phase is not Phase.COMMITTED or decided is switch:
             return decided
@@ -308,7 +308,7 @@ def test_each_rule_is_needed(world: type[World], invariant: str) -> None:
 @pytest.mark.parametrize(("kind", "wrong"), [(SwitchWorld, 0), (PromisesForgotten, 1)])
 def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], wrong: int) -> None:
     """A node restarts while its answer is on its way: without its first promise it takes what the answer gave away."""
-    world = kind(SwitchTimes(5_000, SHORT_LEASE_MS, DEADLINE_MS, 0))
+    world = kind(SwitchTimes(Milliseconds(5_000), SHORT_LEASE_MS, DEADLINE_MS, Milliseconds(0)))
     world.join()
     for number in (1, 3, 4):
         world.look(number)
@@ -316,7 +316,7 @@ def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], w
     world.ail(2, "restarted")
     for number in world.machines:
         world.ail(number, "deaf" if number == 2 else "paused")
-    world.tick(10_000)
+    world.tick(Milliseconds(10_000))
     world.ail(2, "hears")
     world.look(2, late=True)
     world.ail(2, "deaf")
@@ -327,13 +327,13 @@ def test_a_promise_is_kept_before_it_is_answered_with(kind: type[SwitchWorld], w
     world.note_decisions()
     committed = world.started[1]
     assert committed < world.now_us + 4 * SECOND
-    assert world.write(2, 5, committed + 1)
+    assert world.write(2, 5, Microseconds(committed + 1))
     assert len(world.wrong_generation()) == wrong
 
 
 def counted(kind: type[World], *, faults: bool) -> dict[str, int]:
     """What 300 random histories of 80 steps come to."""
-    times = SwitchTimes(5_000, LONG_LEASE_MS, DEADLINE_MS, SKEW_US // MS)
+    times = SwitchTimes(Milliseconds(5_000), LONG_LEASE_MS, DEADLINE_MS, ms_of(SKEW_US))
     totals: dict[str, int] = dict.fromkeys(COUNTED, 0)
     for seed in range(300):
         world = random_history(kind(times), random.Random(seed), 80, faults=faults)

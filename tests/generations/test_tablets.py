@@ -13,6 +13,7 @@ from support.histories.strategies import tokens
 from support.oracles import oracle, tablet_oracle
 from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_SECOND_MS, SEED_TWO
 
+from cdc_platform.clock import Microseconds, Milliseconds, ms_of_seconds, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations import Verdict, tablets
 from cdc_platform.generations.tablets import StreamDifference, StreamSet
@@ -114,19 +115,19 @@ def test_other_ends_are_refused(ends: list[Any], says: str) -> None:
 
 
 @given(tablet_sets, st.integers(0, 2**42))
-def test_a_set_has_one_stream_a_tablet(ends: list[int], time_ms: int) -> None:
+def test_a_set_has_one_stream_a_tablet(ends: list[int], time_ms: Milliseconds) -> None:
     """Token = last token of the tablet, version 1, index 0; made again it has the same bytes, later it has none."""
     made = told(tablets.new_streams(TABLE, time_ms, np.array(ends)))
     assert [tablet_oracle.token_of(stream) for stream in made] == ends
     assert {tablet_oracle.fields_of(stream)[:2] for stream in made} == {(1, 0)}
     assert made == told(tablets.new_streams(TABLE, time_ms, np.array(ends)))
-    assert not set(made) & set(told(tablets.new_streams(TABLE, time_ms + 1, np.array(ends))))
+    assert not set(made) & set(told(tablets.new_streams(TABLE, Milliseconds(time_ms + 1), np.array(ends))))
     assert not set(made) & set(told(tablets.new_streams(UUID(int=8), time_ms, np.array(ends))))
 
 
 def test_random_bits_are_spread() -> None:
     """Of each of the 38 bits about half are set, over many tablets."""
-    made = told(tablets.new_streams(TABLE, 0, tablets.uniform_ends(4096)))
+    made = told(tablets.new_streams(TABLE, Milliseconds(0), tablets.uniform_ends(4096)))
     drawn = [tablet_oracle.fields_of(stream)[2] for stream in made]
     assert len(set(drawn)) == 4096
     for bit in range(38):
@@ -188,7 +189,7 @@ def test_the_worked_example() -> None:
 @given(tablet_sets, st.lists(tokens, max_size=20))
 def test_a_write_gets_the_first_stream_at_or_after_its_token(ends: list[int], writes: list[int]) -> None:
     """For every token, on both sides of every tablet's end."""
-    made = StreamSet.of(0, tablets.new_streams(TABLE, 0, np.array(ends))[::-1])
+    made = StreamSet.of(Milliseconds(0), tablets.new_streams(TABLE, Milliseconds(0), np.array(ends))[::-1])
     asked = [*writes, *ends, *(end + 1 for end in ends[:-1])]
     expected = [tablet_oracle.stream_of(told(made.ids), token) for token in asked]
     assert told(made.streams_of(asked)) == expected
@@ -197,16 +198,18 @@ def test_a_write_gets_the_first_stream_at_or_after_its_token(ends: list[int], wr
 def test_a_set_that_does_not_cover_the_ring_wraps_nothing() -> None:
     """Behind the last stream there is none: refused, and not given to the first one."""
     with pytest.raises(InputError, match=r"token 31: the set of 1970-01-01T00:00:00\.005Z ends at 30"):
-        StreamSet.of(5, by_token(10, 30)).streams_of([30, 31])
+        StreamSet.of(Milliseconds(5), by_token(10, 30)).streams_of([30, 31])
     with pytest.raises(InputError, match="no stream for token 1"):
-        StreamSet.of(5, by_token()).streams_of([1])
+        StreamSet.of(Milliseconds(5), by_token()).streams_of([1])
 
 
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=5, unique=True).map(sorted),
     st.lists(st.tuples(st.integers(-5_000, 60_000), tokens), max_size=20),
 )
-def test_many_writes_get_the_streams_of_their_times(times_ms: list[int], writes: list[tuple[int, int]]) -> None:
+def test_many_writes_get_the_streams_of_their_times(
+    times_ms: list[Milliseconds], writes: list[tuple[int, int]]
+) -> None:
     """The newest set that has started by the write's microsecond; zeros and -1 before the first."""
     sets = [
         StreamSet.of(time, tablets.new_streams(TABLE, time, tablets.uniform_ends(number + 1)))
@@ -214,7 +217,7 @@ def test_many_writes_get_the_streams_of_their_times(times_ms: list[int], writes:
     ]
     found, rows = tablets.streams_for(sets, [ts for ts, _ in writes], [token for _, token in writes])
     for (ts, token), stream, row in zip(writes, found, rows.tolist(), strict=True):
-        used = tablet_oracle.set_at([time * 1000 for time in times_ms], ts)
+        used = tablet_oracle.set_at([us_of(time) for time in times_ms], Microseconds(ts))
         assert row == used
         assert stream.tobytes() == (bytes(16) if used < 0 else tablet_oracle.stream_of(told(sets[used].ids), token))
 
@@ -224,28 +227,36 @@ def test_many_writes_get_the_streams_of_their_times(times_ms: list[int], writes:
     st.integers(-1_000_000, 60_000_000),
     st.integers(0, 30_000_000),
 )
-def test_the_past_is_accepted_and_the_future_is_not(times_ms: list[int], write_us: int, now_us: int) -> None:
+def test_the_past_is_accepted_and_the_future_is_not(
+    times_ms: list[Milliseconds], write_us: Microseconds, now_us: Microseconds
+) -> None:
     """Beyond clock and leeway: FUTURE. Before the first set: NO_STREAM. Else accepted, however old."""
     found = tablets.decide_write(times_ms, write_us, now_us)
-    used = tablet_oracle.set_at([time * 1000 for time in times_ms], write_us)
+    used = tablet_oracle.set_at([us_of(time) for time in times_ms], write_us)
     if write_us > now_us + 5_000_000:
         assert (found.verdict, found.generation_us) == (Verdict.FUTURE, None)
     elif used < 0:
         assert (found.verdict, found.generation_us) == (Verdict.NO_STREAM, None)
         assert "could not find any CDC stream" in found.reason
     else:
-        assert (found.verdict, found.generation_us) == (Verdict.OK, times_ms[used] * 1000)
-    assert found.first_usable_us == (times_ms[0] * 1000 if times_ms else None)
+        assert (found.verdict, found.generation_us) == (Verdict.OK, us_of(times_ms[used]))
+    assert found.first_usable_us == (us_of(times_ms[0]) if times_ms else None)
 
 
 def test_the_leeway_is_included() -> None:
     """A write exactly a leeway ahead is taken, a microsecond later it is not."""
-    assert tablets.decide_write([0], 15_000_000, 10_000_000).verdict is Verdict.OK
-    assert tablets.decide_write([0], 15_000_001, 10_000_000).verdict is Verdict.FUTURE
+    assert (
+        tablets.decide_write([Milliseconds(0)], Microseconds(15_000_000), Microseconds(10_000_000)).verdict
+        is Verdict.OK
+    )
+    assert (
+        tablets.decide_write([Milliseconds(0)], Microseconds(15_000_001), Microseconds(10_000_000)).verdict
+        is Verdict.FUTURE
+    )
 
 
 @given(st.integers(0, 10**12), st.integers(-(10**6), 10**6), st.integers(0, 60_000))
-def test_times_of_sets(now_ms: int, last_from_now_ms: int, ring_delay_ms: int) -> None:
+def test_times_of_sets(now_ms: Milliseconds, last_from_now_ms: Milliseconds, ring_delay_ms: Milliseconds) -> None:
     """The first set starts 5 s ago; the next ones late enough for all nodes to hear of them, and after the last."""
     last_ms = now_ms + last_from_now_ms
     assert tablets.base_timestamp(now_ms) == now_ms - 5_000
@@ -255,29 +266,33 @@ def test_times_of_sets(now_ms: int, last_from_now_ms: int, ring_delay_ms: int) -
 
 def test_the_worked_examples_times() -> None:
     """Its sets start 5 s before the creation, and 65 s after the split was decided."""
-    assert tablets.base_timestamp(SEED_FIRST_MS + 5_000) == SEED_FIRST_MS
-    assert tablets.next_set_timestamp(SEED_SECOND_MS - 65_000, SEED_FIRST_MS) == SEED_SECOND_MS
+    assert tablets.base_timestamp(Milliseconds(SEED_FIRST_MS + 5_000)) == SEED_FIRST_MS
+    assert (
+        tablets.next_set_timestamp(Milliseconds(SEED_SECOND_MS - 65_000), Milliseconds(SEED_FIRST_MS)) == SEED_SECOND_MS
+    )
 
 
 def test_gc_keeps_the_sets_of_the_vectors(vectors: dict[str, list[dict[str, Any]]]) -> None:
     """The base after a collection is ScyllaDB's."""
-    now_ms = 10**9
+    now_ms = Milliseconds(10**9)
     for case in vectors["tablet_gc_new_base"]:
-        times = [now_ms - age * 1000 for age in case["entries_s_ago"]]
+        times = [now_ms - ms_of_seconds(age) for age in case["entries_s_ago"]]
         assert tablets.base_index_after_gc(times, now_ms, case["ttl_s"]) == case["new_base_index"]
 
 
 @pytest.mark.parametrize(("ttl", "base"), [(80, 0), (70, 1), (50, 1), (15, 2), (5, 3), (0, 0)])
 def test_gc_at_the_turning_points(ttl: int, base: int) -> None:
     """A set goes when the next one is exactly as old as the TTL; with TTL 0 none goes."""
-    times = [10**6 - age * 1000 for age in (90, 70, 40, 10)]
-    assert tablets.base_index_after_gc(times, 10**6, ttl) == base
+    times = [Milliseconds(10**6 - age * 1000) for age in (90, 70, 40, 10)]
+    assert tablets.base_index_after_gc(times, Milliseconds(10**6), ttl) == base
 
 
 @given(st.lists(st.integers(0, 200_000), max_size=8, unique=True).map(sorted), st.integers(0, 300))
-def test_gc_is_the_oracles(times_ms: list[int], ttl: int) -> None:
+def test_gc_is_the_oracles(times_ms: list[Milliseconds], ttl: int) -> None:
     """Any history and TTL, sets of the future included: the oldest set that stays."""
-    assert tablets.base_index_after_gc(times_ms, 150_000, ttl) == tablet_oracle.base_after_gc(times_ms, 150_000, ttl)
+    assert tablets.base_index_after_gc(times_ms, Milliseconds(150_000), ttl) == tablet_oracle.base_after_gc(
+        times_ms, Milliseconds(150_000), ttl
+    )
 
 
 @given(
@@ -286,17 +301,22 @@ def test_gc_is_the_oracles(times_ms: list[int], ttl: int) -> None:
     st.lists(st.integers(-1, 200_001_000), max_size=3),
     st.data(),
 )
-def test_readers_hold_sets_back_as_the_oracles_do(times_ms: list[int], ttl: int, some: list[int], data: Any) -> None:
+def test_readers_hold_sets_back_as_the_oracles_do(
+    times_ms: list[Milliseconds], ttl: int, some: list[int], data: Any
+) -> None:
     """Any history, TTL and readers, also at the microseconds around a set's beginning: the oldest set that stays."""
-    around = [time * 1000 + by for time in times_ms for by in (-1, 0, 1)]
+    around = [us_of(time) + by for time in times_ms for by in (-1, 0, 1)]
     positions = some + (data.draw(st.lists(st.sampled_from(around), max_size=2)) if around else [])
-    unread = [tablets.oldest_unread_index(times_ms, position) for position in positions]
-    base = min([tablets.base_index_after_gc(times_ms, 150_000, ttl), *unread])
-    assert base == tablet_oracle.base_for_readers(times_ms, 150_000, ttl, positions)
+    unread = [tablets.oldest_unread_index(times_ms, Microseconds(position)) for position in positions]
+    base = min([tablets.base_index_after_gc(times_ms, Milliseconds(150_000), ttl), *unread])
+    assert base == tablet_oracle.base_for_readers(times_ms, Milliseconds(150_000), ttl, positions)
 
 
 def test_a_reader_is_done_with_a_set_when_it_has_come_to_the_next() -> None:
     """To the microsecond; the newest set it is never done with, and of no sets none is held."""
-    found = [tablets.oldest_unread_index([100, 200, 300], at) for at in (0, 199_999, 200_000, 299_999, 300_000, 10**9)]
+    found = [
+        tablets.oldest_unread_index([Milliseconds(100), Milliseconds(200), Milliseconds(300)], Microseconds(at))
+        for at in (0, 199_999, 200_000, 299_999, 300_000, 10**9)
+    ]
     assert found == [0, 0, 1, 1, 2, 2]
-    assert tablets.oldest_unread_index([], 5) == 0
+    assert tablets.oldest_unread_index([], Microseconds(5)) == 0

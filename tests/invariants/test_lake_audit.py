@@ -18,7 +18,7 @@ from support.worlds.invariant_seeds import (
     with_low_bits,
 )
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.invariants import INVARIANTS, Finding, audit_lake, judge
 from cdc_platform.invariants.findings import (
@@ -63,7 +63,7 @@ def two_joins(seeded: SeededLake) -> None:
     seeded.whole(generation_rows(SMALLER), ONE, TIME_MS)
     seeded.event(rest, ONE, number=1)
     seeded.node(rest, number=1)
-    seeded.whole(generation_rows(seed=2, of_second=(first,)), OTHER, TIME_MS + 1000)
+    seeded.whole(generation_rows(seed=2, of_second=(first,)), OTHER, Milliseconds(TIME_MS + 1000))
     seeded.event([first], OTHER, number=2)
     seeded.node([first], number=2)
 
@@ -109,7 +109,7 @@ def test_samples_name_the_generation_and_the_row(workers: Workers, seeded: Seede
     seeded.whole(generation_rows())
     rows = generation_rows(seed=2)
     rows[1]["streams"][0] = with_low_bits(rows[1]["streams"][0], version=0)
-    seeded.whole(rows, OTHER, TIME_MS + 1)
+    seeded.whole(rows, OTHER, Milliseconds(TIME_MS + 1))
     seeded.node(sorted(OWNERS))
     findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {STREAM_FORMAT: 1}
@@ -132,7 +132,7 @@ def test_a_generation_has_to_refine_the_node_that_brought_it(workers: Workers, s
     """Also when it is not the newest any more."""
     seeded.whole(generation_rows(), ONE, TIME_MS)
     seeded.event([77], ONE, number=5)
-    seeded.whole(generation_rows(seed=2), OTHER, TIME_MS + 1)
+    seeded.whole(generation_rows(seed=2), OTHER, Milliseconds(TIME_MS + 1))
     findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {REFINES_VNODES: 1}
     assert sample(findings, REFINES_VNODES) == f"generation {ONE}: token 77 of the ring ends no range"
@@ -160,7 +160,7 @@ def test_tables_that_disagree_are_found(workers: Workers, seeded: SeededLake) ->
 def test_streams_that_two_generations_have_are_counted_once(workers: Workers, seeded: SeededLake) -> None:
     """A generation that was copied under another ID."""
     seeded.whole(generation_rows())
-    seeded.whole(generation_rows(), OTHER, TIME_MS + 1)
+    seeded.whole(generation_rows(), OTHER, Milliseconds(TIME_MS + 1))
     assert violations(audit_lake(workers, seeded.lake)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
 
 
@@ -265,7 +265,7 @@ def test_tables_that_spark_wrote_under_a_path_with_spaces_are_audited(
     """Files are found by their names, whoever wrote them and whatever stands in the path."""
     seeded = SeededLake(Lake(tmp_path / "a b é"))
     rows = generation_rows()
-    when = to_datetime(TIME_MS * 1000)
+    when = ms_to_datetime(TIME_MS)
     published = [(when, row["range_end"], row["streams"]) for row in rows]
     frame = spark.createDataFrame(published, spark_schema(STREAMS_DESCRIPTIONS_V2))
     frames.replace_slice(on_spark, seeded.lake, STREAMS_DESCRIPTIONS_V2, frame, {"time": when})

@@ -24,6 +24,7 @@ from support.worlds.invariant_seeds import (
     with_token,
 )
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.invariants import (
     DESCRIPTION_INVARIANTS,
@@ -416,7 +417,7 @@ def test_tables_with_features_that_hide_rows_are_refused(
 def test_every_published_timestamp_has_its_rows(seeded: SeededLake) -> None:
     """Timestamps are the population; no Spark session is needed."""
     seeded.whole(generation_rows())
-    seeded.whole(generation_rows(seed=2), OTHER, TIME_MS + 1)
+    seeded.whole(generation_rows(seed=2), OTHER, Milliseconds(TIME_MS + 1))
     findings = audit_timestamps(seeded.lake)
     assert (populations(findings), violations(findings)) == ({TIMESTAMP_COMPLETE: 2}, {})
     assert populations(audit_timestamps(seeded.lake, ONE)) == {TIMESTAMP_COMPLETE: 1}
@@ -434,9 +435,9 @@ def test_a_timestamp_without_its_complete_rows_is_a_violation(seeded: SeededLake
     assert violations(findings) == {TIMESTAMP_COMPLETE: 1}
     assert "timestamp 2023-11-14T22:13:20.123Z has 5 streams rows" in findings[0].sample
     seeded.published(generation_rows()[5:])
-    seeded.whole(generation_rows(seed=2)[:3], OTHER, TIME_MS + 1)
+    seeded.whole(generation_rows(seed=2)[:3], OTHER, Milliseconds(TIME_MS + 1))
     assert violations(audit_timestamps(seeded.lake)) == {}
-    seeded.published(generation_rows(seed=2)[3:4], TIME_MS + 1)
+    seeded.published(generation_rows(seed=2)[3:4], Milliseconds(TIME_MS + 1))
     assert violations(audit_timestamps(seeded.lake, OTHER)) == {TIMESTAMP_COMPLETE: 1}
     assert violations(audit_timestamps(seeded.lake, ONE)) == {}
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
 from cdc_platform.invariants.findings import (
     SWITCH_DECIDED_ONCE,
     SWITCH_HAS_ITS_GENERATION,
@@ -23,7 +23,7 @@ from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import inbox
 
-EARLY = to_datetime(NOON_MS * 1000)
+EARLY = ms_to_datetime(NOON_MS)
 ABORTED = {"phase": "aborted", "time": None, "acknowledged": [], "lease_ends": []}
 UNDECIDED = {**ABORTED, "phase": "preparing", "decided_at": None, "decided_by": None}
 
@@ -67,7 +67,7 @@ def test_switches_as_the_platform_makes_them_are_good(lake: Lake, generation_id:
     other = inserted(lake, 4)
     register.prepare(lake, NOON, TWO_PHASE, other, host(4), [host(4)])
     assert violated(lake) == {}
-    register.abort(lake, Clock((NOON_MS + 30_000) * 1000), other, "a test")
+    register.abort(lake, Clock(us_of(Milliseconds(NOON_MS + 30_000))), other, "a test")
     assert violated(lake) == {}
 
 
@@ -83,7 +83,11 @@ def test_switches_as_the_platform_makes_them_are_good(lake: Lake, generation_id:
         ({"time": None}, SWITCH_TIME_AFTER_LEASES, "committed without a time"),
         ({"lease_ends": [EARLY] * 3}, SWITCH_PROMISES_KEPT, f"{host(1)} has answered with a lease that it has not"),
         ({"participants": [host(1), host(2)]}, SWITCH_PROMISES_KEPT, f"{host(3)} has answered and is no participant"),
-        ({"time": to_datetime((NOON_MS + 10**6) * 1000)}, SWITCH_HAS_ITS_GENERATION, "the ledger has another time"),
+        (
+            {"time": ms_to_datetime(Milliseconds(NOON_MS + 10**6))},
+            SWITCH_HAS_ITS_GENERATION,
+            "the ledger has another time",
+        ),
         (UNDECIDED, SWITCH_HAS_ITS_GENERATION, "it is preparing, and its generation was given a timestamp"),
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 from support.oracles import tablet_oracle
 from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_to_datetime
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.invariants import findings, judge
 from cdc_platform.invariants.findings import TABLET_INVARIANTS
@@ -22,13 +24,18 @@ NAME = {"keyspace_name": "ks", "table_name": "t"}
 BOTH = (SEED_FIRST_MS, SEED_SECOND_MS)
 
 
-def put(lake: Lake, rows: list[Row], times: tuple[int, ...] = BOTH) -> None:
+def put(lake: Lake, rows: Sequence[Row], times: tuple[int, ...] = BOTH) -> None:
     """These streams and timestamps, as another writer would leave them."""
     streams = [
-        {**NAME, "timestamp": to_datetime(time * 1000), "stream_state": state, "stream_id": bytes.fromhex(stream)}
+        {
+            **NAME,
+            "timestamp": ms_to_datetime(Milliseconds(time)),
+            "stream_state": state,
+            "stream_id": bytes.fromhex(stream),
+        }
         for time, state, stream in rows
     ]
-    listed = [{**NAME, "timestamp": to_datetime(time * 1000)} for time in times]
+    listed = [{**NAME, "timestamp": ms_to_datetime(Milliseconds(time))} for time in times]
     lake.merge(TABLET_STREAMS, pa.Table.from_pylist(streams, schema=TABLET_STREAMS.schema), update=False)
     lake.merge(TABLET_TIMESTAMPS, pa.Table.from_pylist(listed, schema=TABLET_TIMESTAMPS.schema), update=False)
 
@@ -75,9 +82,9 @@ def test_the_worked_example_is_clean(lake: Lake) -> None:
 def test_what_the_platform_makes_is_clean(lake: Lake) -> None:
     """Two tables with a history each; the streams are held against the tablets that were noted."""
     for table in ("t", "u"):
-        changes.create(lake, Clock(10**15), Settings(), "ks", table, uniform_ends(3))
-        changes.split(lake, Clock(10**15), Settings(), "ks", table, 8)
-        changes.merge(lake, Clock(10**15), Settings(), "ks", table, 1)
+        changes.create(lake, Clock(Microseconds(10**15)), Settings(), "ks", table, uniform_ends(3))
+        changes.split(lake, Clock(Microseconds(10**15)), Settings(), "ks", table, 8)
+        changes.merge(lake, Clock(Microseconds(10**15)), Settings(), "ks", table, 1)
     assert violated(lake) == {}
     assert {line.population for line in audit_tablets(lake)} == {2 * (3 * 2 + 8 * 2 + 3 + 1 * 2 + 8), 2 * 12, 2 * 3}
 
@@ -124,7 +131,7 @@ SEEDED: list[tuple[list[Row], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("rows", "expected"), SEEDED)
-def test_seeded_violations_are_found(lake: Lake, rows: list[Row], expected: dict[str, str]) -> None:
+def test_seeded_violations_are_found(lake: Lake, rows: Sequence[Row], expected: dict[str, str]) -> None:
     """One thing is wrong with the worked example: that invariant fails, names it, and no other fails."""
     put(lake, rows)
     found = violated(lake)
@@ -141,15 +148,17 @@ def test_a_timestamp_without_streams_is_found(lake: Lake) -> None:
 
 def test_streams_are_held_against_the_noted_tablets(lake: Lake) -> None:
     """A stream whose token is no tablet's end is found, although the set adds up and covers the ring."""
-    changes.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
+    changes.create(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_ends(1))
     put(lake, [(10**12 - 5_000, state, stream(9)) for state in (0, 2)], ())
     assert set(violated(lake)) == {findings.TABLET_STREAM_AT_END}
 
 
 def test_a_decided_set_is_audited_before_readers_see_it(lake: Lake) -> None:
     """One whose streams are not written is not complete; readers, who do not see it, have nothing to fear."""
-    changes.create(lake, Clock(10**15), Settings(), "ks", "t", uniform_ends(1))
-    decided = changes.decide_resize(lake, Clock(10**15), Settings(), "ks", "t", lambda _: uniform_ends(2)).layout
+    changes.create(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_ends(1))
+    decided = changes.decide_resize(
+        lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", lambda _: uniform_ends(2)
+    ).layout
     assert violated(lake) == {}
     found = {line.invariant for line in audit_tablet_table(lake, "ks", "t") if line.violations}
     assert findings.TABLET_TIMESTAMP_COMPLETE in found

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, LIST_KEYS, schemas, values
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema, log_columns
 from cdc_platform.cql.types import (
@@ -54,7 +55,7 @@ def _stream(schema: TableSchema, mutation: Mutation, timestamp: int) -> bytes:
 
 
 @st.composite
-def _column(draw: st.DrawFn, column: Column, timestamp: int, ttl: int) -> tuple[dict[str, Any], Any]:
+def _column(draw: st.DrawFn, column: Column, timestamp: Microseconds, ttl: int) -> tuple[dict[str, Any], Any]:
     """What one write does to a column: its typed columns, and the same as a change; nothing for ({}, None)."""
     name, kind = column.name, column.type
     if not kind.multicell:
@@ -69,7 +70,8 @@ def _column(draw: st.DrawFn, column: Column, timestamp: int, ttl: int) -> tuple[
     dead -= live
     elements = {key: Cell(timestamp, draw(_inner(kind, key)), ttl) for key in live}
     change = CollectionChange(
-        timestamp - 1 if overwritten else None, elements | {key: Cell(timestamp, dead=True) for key in dead}
+        Microseconds(timestamp - 1) if overwritten else None,
+        elements | {key: Cell(timestamp, dead=True) for key in dead},
     )
     typed: dict[str, Any] = {f"cdc$deleted_{name}": True} if overwritten else {}
     if dead:
@@ -109,7 +111,7 @@ def _inner(kind: Any, key: Any) -> st.SearchStrategy[Any]:
 @st.composite
 def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutation]:
     """One typed write, and the same as a mutation."""
-    timestamp, ttl = draw(st.integers(EPOCH_US, EPOCH_US + 3)), draw(st.sampled_from([0, 0, 5]))
+    timestamp, ttl = Microseconds(draw(st.integers(EPOCH_US, EPOCH_US + 3))), draw(st.sampled_from([0, 0, 5]))
     # A key without a byte is none.
     partition = tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
     clustering = tuple(draw(values(column.type)) for column in schema.clustering_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.files.cql_scripts import Rehearse
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse
@@ -36,7 +36,7 @@ def defined(script: str) -> tuple[Catalog, TableSchema]:
     catalog = Catalog()
     for statement in parse(script):
         assert isinstance(statement.body, Definition)
-        define(catalog, statement.body, 7_000)
+        define(catalog, statement.body, Microseconds(7_000))
     return catalog, catalog.table(Name("ks", "t"))
 
 
@@ -44,7 +44,7 @@ def defined(script: str) -> tuple[Catalog, TableSchema]:
 def test_a_schema_is_made_again_from_its_ddl(script: str) -> None:
     """Columns, types, order, options: everything is as it was."""
     catalog, schema = defined(script)
-    known = CdcTable("ks", "t", True, 0, 7, ddl_of(catalog, schema))
+    known = CdcTable("ks", "t", True, 0, Milliseconds(7), ddl_of(catalog, schema))
     assert known_tables(Catalog(), [known]) == [schema]
 
 
@@ -55,15 +55,15 @@ def test_tables_that_share_a_type_are_known_together() -> None:
         CREATE TABLE ks.u (pk int PRIMARY KEY, u ut);"""
     )
     other = catalog.table(Name("ks", "u"))
-    tables = [CdcTable("ks", each.name, True, 0, 7, ddl_of(catalog, each)) for each in (schema, other)]
+    tables = [CdcTable("ks", each.name, True, 0, Milliseconds(7), ddl_of(catalog, each)) for each in (schema, other)]
     assert known_tables(Catalog(), tables) == [schema, other]
 
 
 def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
     """By the name that the platform was told; one that was told of without definition has none."""
     catalog, schema = defined(SCRIPTS["simple"])
-    cdc_tables.add(lake, Clock(7_000), "ks", "t", ttl_seconds=86_400, ddl=ddl_of(catalog, schema))
-    cdc_tables.add(lake, Clock(7_000), "ks", "bare", ttl_seconds=86_400)
+    cdc_tables.add(lake, Clock(Microseconds(7_000)), "ks", "t", ttl_seconds=86_400, ddl=ddl_of(catalog, schema))
+    cdc_tables.add(lake, Clock(Microseconds(7_000)), "ks", "bare", ttl_seconds=86_400)
     assert schema_of(lake, "ks", "t") == schema
     with pytest.raises(NotFound, match=r"the definition of ks\.bare is not known"):
         schema_of(lake, "ks", "bare")

@@ -11,7 +11,7 @@ from support.histories.log_histories import schemas
 from support.histories.log_statements import Written, definition, scripts
 from support.oracles.log_model import ModelPartition
 
-from cdc_platform.clock import parse_time_us
+from cdc_platform.clock import Microseconds, parse_time_us
 from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import ListType
@@ -21,14 +21,14 @@ from cdc_platform.settings import Settings
 
 NOW_US = parse_time_us("2020-11-26T12:00:00Z")
 
-histories = schemas().flatmap(lambda schema: st.tuples(st.just(schema), scripts(schema, NOW_US - 3)))
+histories = schemas().flatmap(lambda schema: st.tuples(st.just(schema), scripts(schema, Microseconds(NOW_US - 3))))
 
 
 def _expected(schema: TableSchema, models: dict[tuple, ModelPartition]) -> list[dict[str, Any]]:
     """The rows of SELECT * by the model, in any order."""
     rows = []
     for partition, model in models.items():
-        selected = model.select(0)
+        selected = model.select(Microseconds(0))
         static = selected.pop(None, {})
         alive = {key: row for key, row in selected.items() if key is not None}
         keyed = dict(zip((column.name for column in schema.partition_key), partition, strict=True))

@@ -8,13 +8,14 @@ from hypothesis import given
 from support.histories.log_histories import histories
 from support.oracles.log_model import ImageModel, ModelPartition, by_element
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, Images, TableSchema
 from cdc_platform.cql.types import INT, MapType, UserType
 from cdc_platform.log.rows import LogMutation, log_mutations
 
-T = 1_606_390_225_588_947
+T = Microseconds(1_606_390_225_588_947)
 COLUMNS = (
     Column("p", INT, "partition"),
     Column("k", INT, "clustering"),
@@ -33,7 +34,7 @@ def _row(schema: TableSchema, key: tuple, marker: Marker | None = None, **cells:
     return Mutation(schema, (0,), rows={key: RowChange(marker, cells)})
 
 
-def _told(mutation: Mutation, state: Mutation | None, now_us: int | None = None) -> list[list[dict[str, Any]]]:
+def _told(mutation: Mutation, state: Mutation | None, now_us: Microseconds | None = None) -> list[list[dict[str, Any]]]:
     hidden = ("cdc$time", "cdc$batch_seq_no", "cdc$end_of_batch", "p")
     return [
         [
@@ -45,7 +46,13 @@ def _told(mutation: Mutation, state: Mutation | None, now_us: int | None = None)
 
 
 def _there(schema: TableSchema) -> Mutation:
-    return _row(schema, (0,), Marker(T - 9), v=Cell(T - 9, 1), m=CollectionChange(None, {1: Cell(T - 9, 10)}))
+    return _row(
+        schema,
+        (0,),
+        Marker(Microseconds(T - 9)),
+        v=Cell(Microseconds(T - 9), 1),
+        m=CollectionChange(None, {1: Cell(Microseconds(T - 9), 10)}),
+    )
 
 
 def test_a_preimage_has_the_touched_columns() -> None:
@@ -72,9 +79,9 @@ def test_what_was_not_there_has_no_preimage() -> None:
     write = _row(schema, (0,), v=Cell(T, 2))
     alone = [[{"operation": 1, "k": 0, "v": 2}]]
     assert _told(write, None) == alone
-    assert _told(write, _row(schema, (1,), Marker(T - 9))) == alone
-    assert _told(write, merge([_there(schema), Mutation(schema, (0,), T - 5)])) == alone
-    expiring = _row(schema, (0,), v=Cell(T - 2_000_000, 1, 1))
+    assert _told(write, _row(schema, (1,), Marker(Microseconds(T - 9)))) == alone
+    assert _told(write, merge([_there(schema), Mutation(schema, (0,), Microseconds(T - 5))])) == alone
+    expiring = _row(schema, (0,), v=Cell(Microseconds(T - 2_000_000), 1, 1))
     assert _told(write, expiring, now_us=T) == alone
     assert len(_told(write, expiring)[0]) == 2
 
@@ -95,7 +102,7 @@ def test_static_rows_have_images_of_their_own() -> None:
     after = [{"operation": 9, "s": 2}, {"operation": 9, "k": 0, "v": 2, "m": ((1, 10),)}]
     row = {"operation": 0, "k": 0, "v": 1}
     assert _told(write, _there(schema)) == [[row, *deltas, *after]]
-    before = merge([_there(schema), Mutation(schema, (0,), static={"s": Cell(T - 9, 1)})])
+    before = merge([_there(schema), Mutation(schema, (0,), static={"s": Cell(Microseconds(T - 9), 1)})])
     assert _told(write, before) == [[{"operation": 0, "s": 1}, row, *deltas, *after]]
 
 
@@ -106,20 +113,20 @@ def test_ranges_and_partitions_have_no_images() -> None:
         (Mutation(schema, (0,), T), {"operation": 4}),
         (Mutation(schema, (0,), range_tombstones=[RangeTombstone(None, None, T)]), {"operation": 5}),
     ):
-        told = _told(merge([deletion, _row(schema, (0,), v=Cell(T + 1, 2))]), _there(schema))
+        told = _told(merge([deletion, _row(schema, (0,), v=Cell(Microseconds(T + 1), 2))]), _there(schema))
         assert told[0][0] == delta
         assert all(row["operation"] not in (0, 9) for row in told[0])
         assert told[1] == [{"operation": 1, "k": 0, "v": 2}, {"operation": 9, "k": 0, "v": 2}]
     lone = _schema("true", True, (Column("p", INT, "partition"), Column("v", INT)))
-    state = _row(lone, (), Marker(T - 9), v=Cell(T - 9, 1))
+    state = _row(lone, (), Marker(Microseconds(T - 9)), v=Cell(Microseconds(T - 9), 1))
     assert _told(Mutation(lone, (0,), T), state) == [[{"operation": 0, "v": 1}, {"operation": 4}]]
 
 
 def test_one_timestamp_sees_what_the_one_before_did() -> None:
     """The state is carried through a batch of several timestamps."""
     schema = _schema("true", True)
-    writes = merge([_row(schema, (0,), v=Cell(T, 2)), _row(schema, (0,), w=Cell(T + 1, 3))])
-    assert _told(writes, _row(schema, (0,), v=Cell(T - 9, 1))) == [
+    writes = merge([_row(schema, (0,), v=Cell(T, 2)), _row(schema, (0,), w=Cell(Microseconds(T + 1), 3))])
+    assert _told(writes, _row(schema, (0,), v=Cell(Microseconds(T - 9), 1))) == [
         [{"operation": 0, "k": 0, "v": 1}, {"operation": 1, "k": 0, "v": 2}, {"operation": 9, "k": 0, "v": 2}],
         [
             {"operation": 0, "k": 0, "deleted_w": True},
@@ -141,7 +148,7 @@ def test_a_row_that_was_touched_has_a_postimage_even_if_it_holds_nothing() -> No
 def test_a_row_that_was_touched_has_preimages_at_later_timestamps() -> None:
     """With every column deleted that the row does not have, though no SELECT would find the row."""
     schema = _schema("true")
-    dead = [_row(schema, (0,), v=Cell(T, dead=True)), _row(schema, (0,), w=Cell(T + 1, 3))]
+    dead = [_row(schema, (0,), v=Cell(T, dead=True)), _row(schema, (0,), w=Cell(Microseconds(T + 1), 3))]
     assert _told(merge(dead), None)[1] == [
         {"operation": 0, "k": 0, "deleted_w": True},
         {"operation": 1, "k": 0, "w": 3},
@@ -155,7 +162,7 @@ def test_a_column_is_touched_at_one_timestamp_and_shown_at_the_next() -> None:
     )
     writes = [
         Mutation(schema, (0,), static={"z": Cell(T, dead=True)}),
-        Mutation(schema, (0,), static={"s": Cell(T + 1, 2)}),
+        Mutation(schema, (0,), static={"s": Cell(Microseconds(T + 1), 2)}),
     ]
     assert _told(merge(writes), None) == [
         [{"operation": 1, "deleted_z": True}, {"operation": 9}],
@@ -167,10 +174,10 @@ def test_a_late_write_is_in_the_postimage() -> None:
     """State is what was read with the delta over it (cdc/log.cc, process_row_visitor): timestamps are not compared."""
     schema = _schema("true", True)
     before = {"operation": 0, "k": 0, "v": 1}
-    assert _told(_row(schema, (0,), v=Cell(T - 99, 2)), _there(schema)) == [
+    assert _told(_row(schema, (0,), v=Cell(Microseconds(T - 99), 2)), _there(schema)) == [
         [before, {"operation": 1, "k": 0, "v": 2}, {"operation": 9, "k": 0, "v": 2, "m": ((1, 10),)}]
     ]
-    late = Mutation(schema, (0,), row_tombstones={(0,): T - 99})
+    late = Mutation(schema, (0,), row_tombstones={(0,): Microseconds(T - 99)})
     full = {"operation": 0, "k": 0, "v": 1, "deleted_w": True, "m": ((1, 10),)}
     assert _told(late, _there(schema)) == [[full, {"operation": 3, "k": 0}]]
 
@@ -184,11 +191,11 @@ def test_a_collection_without_its_last_element_is_empty_and_not_null() -> None:
         [{"operation": 0, "k": 0, "m": ((1, 10),)}, deleted, {"operation": 9, "k": 0, "v": 1, "m": ()}]
     ]
     assert _told(removed, None) == [[deleted, {"operation": 9, "k": 0}]]
-    emptied = _row(schema, (0,), m=CollectionChange(T - 1))
+    emptied = _row(schema, (0,), m=CollectionChange(Microseconds(T - 1)))
     assert _told(emptied, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1}
-    both = _row(schema, (0,), m=CollectionChange(T - 1, {2: Cell(T, 20), 1: Cell(T, dead=True)}))
+    both = _row(schema, (0,), m=CollectionChange(Microseconds(T - 1), {2: Cell(T, 20), 1: Cell(T, dead=True)}))
     assert _told(both, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1, "m": ((2, 20),)}
-    only_dead = _row(schema, (0,), m=CollectionChange(T - 1, {1: Cell(T, dead=True)}))
+    only_dead = _row(schema, (0,), m=CollectionChange(Microseconds(T - 1), {1: Cell(T, dead=True)}))
     assert _told(only_dead, _there(schema))[0][-1] == {"operation": 9, "k": 0, "v": 1}
 
 
@@ -208,8 +215,10 @@ def test_a_collection_that_is_touched_without_elements_has_no_value_after() -> N
 def test_a_user_type_that_was_written_is_never_null() -> None:
     """Setting it to null leaves a value without fields (cdc/log.cc: its added cells are always there)."""
     schema = _schema("false", True, (*COLUMNS[:2], Column("u", UserType("ks", "ut", (("a", INT), ("b", INT))))))
-    state = _row(schema, (0,), u=CollectionChange(None, {0: Cell(T - 9, 1), 1: Cell(T - 9, 2)}))
-    (rows,) = _told(_row(schema, (0,), u=CollectionChange(T - 1)), state)
+    state = _row(
+        schema, (0,), u=CollectionChange(None, {0: Cell(Microseconds(T - 9), 1), 1: Cell(Microseconds(T - 9), 2)})
+    )
+    (rows,) = _told(_row(schema, (0,), u=CollectionChange(Microseconds(T - 1))), state)
     assert rows[-1] == {"operation": 9, "k": 0, "u": (None, None)}
     (rows,) = _told(_row(schema, (0,), u=CollectionChange(None, {0: Cell(T, dead=True)})), state)
     assert rows[-1] == {"operation": 9, "k": 0, "u": (None, 2)}
@@ -218,9 +227,9 @@ def test_a_user_type_that_was_written_is_never_null() -> None:
 def test_the_static_row_outlives_the_partition_in_images() -> None:
     """A deletion of the partition takes the rows that were read, and not what was read of the static row."""
     schema = _schema("true", True)
-    state = merge([_there(schema), Mutation(schema, (0,), static={"s": Cell(T - 9, 1)})])
-    writes = [Mutation(schema, (0,), T), Mutation(schema, (0,), static={"s": Cell(T + 1, 2)})]
-    writes.append(_row(schema, (0,), v=Cell(T + 1, 2)))
+    state = merge([_there(schema), Mutation(schema, (0,), static={"s": Cell(Microseconds(T - 9), 1)})])
+    writes = [Mutation(schema, (0,), T), Mutation(schema, (0,), static={"s": Cell(Microseconds(T + 1), 2)})]
+    writes.append(_row(schema, (0,), v=Cell(Microseconds(T + 1), 2)))
     assert _told(merge(writes), state)[1][:2] == [{"operation": 0, "s": 1}, {"operation": 1, "s": 2}]
 
 
@@ -274,7 +283,7 @@ def _model_of_images(schema: TableSchema, model: ModelPartition, batch: list[Mut
     if not schema.clustering_key:
         named.add(())
     named |= {None} if any(mutation.static for mutation in batch) else set()
-    there = {key: row for key, row in model.select(0).items() if key in named}
+    there = {key: row for key, row in model.select(Microseconds(0)).items() if key in named}
     return ImageModel(model.types, there, None in there)
 
 

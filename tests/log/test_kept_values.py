@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from support.files.cql_scripts import NOW_US
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
@@ -53,7 +53,7 @@ def test_what_is_kept_is_read_back(streams_home: Path, tmp_path: Path, spark: Sp
     assert [str(each.error)[:200] for each in result.outcomes if each.error] == []
     (expected,) = (table.base for table in result.tables)
     key = "p = 99 AND i = 99" if name == "keys" else "p = 99"
-    found = rehearse_on_kept(f"DELETE FROM ks.{name} WHERE {key};", lake, Clock(NOW_US + 1), Settings())
+    found = rehearse_on_kept(f"DELETE FROM ks.{name} WHERE {key};", lake, Clock(Microseconds(NOW_US + 1)), Settings())
     assert next(table.base for table in found.tables) == expected
     path = lake.path(log_table(schema_of(lake, "ks", name)))
     rows = sum(len(each.rows) for each in result.outcomes)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.binding import Binder
 from cdc_platform.cql.catalog import Catalog
@@ -17,7 +18,7 @@ from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import INT, ListType, timeuuid_order, timeuuid_us
 from cdc_platform.errors import InputError
 
-T = 1_606_390_225_588_947
+T = Microseconds(1_606_390_225_588_947)
 SCHEMA = TableSchema("ks", "t", (Column("p", INT, "partition"), Column("l", ListType(INT))))
 NAME = s.Name("ks", "t")
 
@@ -75,7 +76,7 @@ def test_appends_go_on_behind_each_other_at_whatever_times() -> None:
     keys = ListKeys()
     earlier = list(keys.appended(T, 20))
     later = list(keys.appended(T, 17_000))
-    between = list(keys.appended(T - 1, 3))
+    between = list(keys.appended(Microseconds(T - 1), 3))
     ordered = [*between, *earlier, *later]
     assert ordered == sorted(set(ordered), key=timeuuid_order)
     assert [key.int & (1 << 64) - 1 for key in earlier[:10]] == [0xAF55_0000_0000_0001] * 10

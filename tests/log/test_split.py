@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, MapType, UserType, timeuuid_us
 from cdc_platform.log.rows import log_mutations
 
-T = 1_606_390_225_588_947
+T = Microseconds(1_606_390_225_588_947)
 SCHEMA = TableSchema(
     "ks",
     "t",
@@ -59,7 +60,7 @@ def _row(key: int, marker: Marker | None = None, **cells: Cell | CollectionChang
 
 def test_an_insert_with_a_collection_and_a_ttl_is_three_rows() -> None:
     """The tombstone has no TTL, so it cannot be in the row of the marker, and the elements cannot be without it."""
-    overwrite = CollectionChange(T - 1, {1: Cell(T, 10, 5)})
+    overwrite = CollectionChange(Microseconds(T - 1), {1: Cell(T, 10, 5)})
     rows = [
         {"op": 2, "ttl": 5, "k": 0, "v": 3},
         {"op": 1, "k": 0, "-m": True, "-n": True},
@@ -70,7 +71,7 @@ def test_an_insert_with_a_collection_and_a_ttl_is_three_rows() -> None:
 
 def test_an_insert_with_a_collection_is_one_row() -> None:
     """Tombstone, elements, marker and cells belong to one time and no TTL."""
-    overwrite = CollectionChange(T - 1, {1: Cell(T, 10)})
+    overwrite = CollectionChange(Microseconds(T - 1), {1: Cell(T, 10)})
     row = {"op": 2, "k": 0, "v": 3, "-m": True, "m": ((1, 10),)}
     assert _told(_row(0, Marker(T), v=Cell(T, 3), m=overwrite)) == [(0, [row])]
 
@@ -155,9 +156,9 @@ def test_a_touched_collection_without_elements_is_told_beside_others() -> None:
 def test_timestamps_are_apart_and_ascend() -> None:
     """Each has a time and numbers of its own; a tombstone of DELETE shows with what is written a microsecond later."""
     deletion = _row(0, m=CollectionChange(T))
-    addition = _row(0, m=CollectionChange(None, {1: Cell(T + 1, 10)}))
+    addition = _row(0, m=CollectionChange(None, {1: Cell(Microseconds(T + 1), 10)}))
     assert _told(deletion, addition) == [(1, [{"op": 1, "k": 0, "-m": True, "m": ((1, 10),)}])]
-    assert _told(_row(0, v=Cell(T + 2, 1)), deletion) == [
+    assert _told(_row(0, v=Cell(Microseconds(T + 2), 1)), deletion) == [
         (1, [{"op": 1, "k": 0, "-m": True}]),
         (2, [{"op": 1, "k": 0, "v": 1}]),
     ]
@@ -165,7 +166,10 @@ def test_timestamps_are_apart_and_ascend() -> None:
 
 def test_of_two_inserts_the_earlier_is_an_update() -> None:
     """A row has one marker, so what the earlier one wrote beside it is left without."""
-    writes = (_row(0, Marker(T), v=Cell(T, 1)), _row(0, Marker(T + 1), m=CollectionChange(T, {1: Cell(T + 1, 10)})))
+    writes = (
+        _row(0, Marker(T), v=Cell(T, 1)),
+        _row(0, Marker(Microseconds(T + 1)), m=CollectionChange(T, {1: Cell(Microseconds(T + 1), 10)})),
+    )
     assert _told(*writes) == [
         (0, [{"op": 1, "k": 0, "v": 1}]),
         (1, [{"op": 2, "k": 0, "-m": True, "m": ((1, 10),)}]),
@@ -182,7 +186,7 @@ def test_the_fields_of_a_user_type_are_always_shown() -> None:
     """Null where nothing was written, also when all that happened is a deletion; indices of deleted fields."""
     change = CollectionChange(None, {0: Cell(T, 1), 1: Cell(T, dead=True)})
     assert _told(_row(0, u=change)) == [(0, [{"op": 1, "k": 0, "u": (1, None), "cdc$deleted_elements_u": (1,)}])]
-    assert _told(_row(0, u=CollectionChange(T - 1))) == [
+    assert _told(_row(0, u=CollectionChange(Microseconds(T - 1)))) == [
         (0, [{"op": 1, "k": 0, "u": (None, None), "cdc$deleted_u": True}])
     ]
 
@@ -197,7 +201,7 @@ def test_a_mutation_that_does_nothing_is_not_told() -> None:
 def test_keys_alone() -> None:
     """With delta 'keys' rows, operations and TTLs are as always, and no column tells of a value."""
     schema = TableSchema("ks", "t", SCHEMA.columns, CdcOptions(enabled=True, delta="keys"))
-    row = RowChange(Marker(T, 5), {"v": Cell(T, 3, 5), "u": CollectionChange(T - 1, {0: Cell(T, 1, 5)})})
+    row = RowChange(Marker(T, 5), {"v": Cell(T, 3, 5), "u": CollectionChange(Microseconds(T - 1), {0: Cell(T, 1, 5)})})
     (part,) = log_mutations(Mutation(schema, (0,), rows={(0,): row}, static={"s": Cell(T, 1, 5)}))
     told = [{name: value for name, value in row.items() if value is not None} for row in part.rows]
     assert [(row["cdc$operation"], row.get("cdc$ttl"), row.get("k")) for row in told] == [

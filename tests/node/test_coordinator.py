@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, ms_of, us_of
 from cdc_platform.errors import EnvironmentProblem, InputError, WriteRefused
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, Verdict, generate
 from cdc_platform.generations.metadata import LEEWAY_US, Policy, Undecided, decide
@@ -24,7 +24,7 @@ from cdc_platform.records.cdc_local import LocalDisk, kept_id
 from cdc_platform.ring import Node, Ring
 
 HOST = UUID(int=1)
-T1, T2, T3 = 1_700_000_000_000, 1_700_000_600_000, 1_700_001_200_000
+T1, T2, T3 = Milliseconds(1_700_000_000_000), Milliseconds(1_700_000_600_000), Milliseconds(1_700_001_200_000)
 OLD, NEW, NEWEST = (GenerationId(time, UUID(int=number)) for number, time in ((0xA, T1), (0xB, T2), (0xC, T3)))
 RINGS = {
     OLD: Ring.of([Node(HOST, (-(2**62), 5, 2**61), 4, 12)]),
@@ -36,15 +36,15 @@ RINGS = {
 class MovingClock(Clock):
     """A clock that the test sets."""
 
-    def __init__(self, now_ms: int) -> None:
+    def __init__(self, now_ms: Milliseconds) -> None:
         super().__init__()
-        object.__setattr__(self, "now", now_ms * 1000)
+        object.__setattr__(self, "now", us_of(now_ms))
 
-    def at(self, now_ms: int) -> None:
+    def at(self, now_ms: Milliseconds) -> None:
         """Set the clock."""
-        object.__setattr__(self, "now", now_ms * 1000)
+        object.__setattr__(self, "now", us_of(now_ms))
 
-    def now_us(self) -> int:
+    def now_us(self) -> Microseconds:
         return getattr(self, "now")  # noqa: B009
 
 
@@ -77,10 +77,10 @@ def coordinator(lake: Lake, clock: Clock, *, policy: Policy = "strict") -> Coord
     return Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, policy=policy)
 
 
-def verdict(node: Coordinator, at_ms: int, token: int = 3) -> str:
+def verdict(node: Coordinator, at_ms: Milliseconds, token: int = 3) -> str:
     """OK if the write is taken, in the stream that its generation gives it; else why not."""
     try:
-        stream = node.get_stream(at_ms * 1000, token)
+        stream = node.get_stream(us_of(at_ms), token)
     except WriteRefused as refused:
         return refused.verdict
     generation = max((id for id in RINGS if id.time_ms <= at_ms), key=lambda id: id.time_ms)
@@ -106,8 +106,8 @@ def node(lake: Lake, clock: MovingClock) -> Coordinator:
 def test_rows_that_come_late(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """Known and not there: its writes are refused, earlier ones are not; once it is there they are taken at once."""
     assert not node.learn(NEW.gossip_text)
-    clock.at(T2 - 1_000)
-    assert [verdict(node, at) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
+    clock.at(Milliseconds(T2 - 1_000))
+    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
     clock.at(T2)
     assert node.retry() == 1
     assert verdict(node, T2) == Verdict.NOT_RETRIEVED
@@ -125,7 +125,7 @@ def test_rows_that_come_one_by_one(node: Coordinator, lake: Lake, clock: MovingC
         insert(lake, NEW, slice(count, count + 1))
         assert node.retry() == 1
         with pytest.raises(WriteRefused, match=f"num_ranges claims 5 rows, {count + 1} are there"):
-            node.get_stream(T2 * 1000, 3)
+            node.get_stream(us_of(T2), 3)
     insert(lake, NEW, slice(4, 5))
     assert node.retry() == 0
     assert verdict(node, T2) == "OK"
@@ -136,12 +136,12 @@ def test_rows_that_never_come(node: Coordinator, lake: Lake, clock: MovingClock)
     insert(lake, NEWEST)
     node.learn(NEW)
     assert node.learn(NEWEST)
-    clock.at(T3 + 4_999)
+    clock.at(Milliseconds(T3 + 4_999))
     assert node.retry() == 1
-    clock.at(T3 + 5_000)
+    clock.at(Milliseconds(T3 + 5_000))
     assert node.retry() == 0
     assert node.pending() == []
-    assert verdict(node, T3 + 5_000) == "OK"
+    assert verdict(node, Milliseconds(T3 + 5_000)) == "OK"
     assert not node.learn(NEW)
     assert node.pending() == []
 
@@ -154,7 +154,7 @@ def test_every_attempt_is_counted_and_its_error_told(node: Coordinator, clock: M
     assert (pending.id, pending.attempts) == (NEW, 2)
     clock.at(T2)
     with pytest.raises(WriteRefused, match=r"tried 2 times, at last: generation .*-00000000000b has no V2"):
-        node.get_stream(T2 * 1000, 3)
+        node.get_stream(us_of(T2), 3)
 
 
 def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: MovingClock) -> None:
@@ -179,12 +179,12 @@ def test_before_any_generation_operates_the_first_usable_time_is_told(lake: Lake
     insert(lake, NEW)
     node = coordinator(lake, clock)
     with pytest.raises(WriteRefused, match=r"could not find any CDC stream .* no generation is known yet") as nothing:
-        node.get_stream(T1 * 1000, 3)
+        node.get_stream(us_of(T1), 3)
     assert nothing.value.verdict == Verdict.NO_STREAM
     node.learn(NEW)
     with pytest.raises(WriteRefused, match=f"could not find any CDC stream .* write from {format_ms(T2)} on"):
-        node.get_stream(T1 * 1000, 3)
-    assert node.decide(T1 * 1000).first_usable_us == T2 * 1000
+        node.get_stream(us_of(T1), 3)
+    assert node.decide(us_of(T1)).first_usable_us == us_of(T2)
 
 
 def test_the_newest_id_is_kept_and_found_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
@@ -245,25 +245,25 @@ def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> N
         clock.at(T1)
         node.learn(OLD)
         node.learn(NEW)
-        clock.at(T2 + 1_000)
-        told[policy] = verdict(node, T2 - 1)
+        clock.at(Milliseconds(T2 + 1_000))
+        told[policy] = verdict(node, Milliseconds(T2 - 1))
     assert told == {"strict": Verdict.EARLIER, "recent-past": "OK"}
 
 
 def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """Without a thread: an attempt every interval of the node's clock and none in between, until all is read."""
-    background = Background(node, clock.now_us, threading.Event(), retry_us=5_000_000)
+    background = Background(node, clock.now_us, threading.Event(), retry_us=Microseconds(5_000_000))
     assert background.step() is None
     clock.at(T2)
     node.learn(NEW)
     assert background.step() == (T2 + 5_000) * 1000
     told = []
     for after_ms, rows in ((4_999, slice(0, 0)), (5_000, slice(0, 4)), (9_999, slice(0, 0)), (10_000, slice(4, 5))):
-        clock.at(T2 + after_ms)
+        clock.at(Milliseconds(T2 + after_ms))
         if rows.stop:
             insert(lake, NEW, rows)
         due = background.step()
-        told.append((node.pending()[0].attempts if node.pending() else 0, None if due is None else due // 1000 - T2))
+        told.append((node.pending()[0].attempts if node.pending() else 0, None if due is None else ms_of(due) - T2))
     assert told == [(1, 5_000), (2, 10_000), (2, 10_000), (0, None)]
     assert verdict(node, T2) == "OK"
 
@@ -306,10 +306,10 @@ def test_a_thread_reads_until_it_succeeds(
             part = next(parts, None)
             if part is not None:
                 insert(lake, NEW, part)
-            clock.at(clock.now_ms() + round(timeout * 1000))
+            clock.at(Milliseconds(Milliseconds(clock.now_ms() + round(timeout * 1000))))
             return True
 
-    in_a_thread(Background(node, clock.now_us, Steps(), retry_us=5_000_000))
+    in_a_thread(Background(node, clock.now_us, Steps(), retry_us=Microseconds(5_000_000)))
     node.learn(NEW)
     for _ in range(600):
         if not node.pending():
@@ -324,7 +324,7 @@ def test_a_background_ends_when_it_is_closed(
 ) -> None:
     """Closed in the middle of a long wait it ends at once; it starts no thread by itself."""
     before = threading.active_count()
-    background = Background(node, clock.now_us, threading.Event(), retry_us=600_000_000)
+    background = Background(node, clock.now_us, threading.Event(), retry_us=Microseconds(600_000_000))
     assert threading.active_count() == before
     thread = in_a_thread(background)
     node.learn(NEW)
@@ -334,43 +334,47 @@ def test_a_background_ends_when_it_is_closed(
     assert not thread.is_alive()
 
 
-SWITCH = Undecided(str(NEW.uuid), T1 * 1000, (T1 + 65_000) * 1000)
+SWITCH = Undecided(str(NEW.uuid), us_of(T1), us_of(Milliseconds(T1 + 65_000)))
 """A switch to NEW, whose first lease ends 65 s after T1."""
 
 
 def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """UNDECIDED from the lease end on and not a microsecond before, whatever else the rule says comes first."""
     node.wait_for(SWITCH)
-    clock.at(T1 + 70_000)
-    told = [verdict(node, at) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
+    clock.at(Milliseconds(T1 + 70_000))
+    told = [verdict(node, Milliseconds(at)) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
     assert told == [Verdict.EARLIER, "OK", Verdict.UNDECIDED, Verdict.UNDECIDED, Verdict.FUTURE]
     with pytest.raises(WriteRefused, match="a generation switch is undecided since 2023-11-14T22:13:20"):
         node.get_stream(SWITCH.lease_end_us, 3)
-    assert node.get_stream(SWITCH.lease_end_us - 1, 3)
+    assert node.get_stream(Microseconds(SWITCH.lease_end_us - 1), 3)
 
 
 def test_a_switch_that_is_aborted_holds_nothing_up(node: Coordinator, clock: MovingClock) -> None:
     """The old generation goes on at once; of two switches the other is still waited for."""
     node.wait_for(SWITCH)
-    node.wait_for(Undecided("other", T1 * 1000, (T1 + 68_000) * 1000))
-    clock.at(T1 + 70_000)
+    node.wait_for(Undecided("other", us_of(T1), us_of(Milliseconds(T1 + 68_000))))
+    clock.at(Milliseconds(T1 + 70_000))
     node.aborted(SWITCH.generation_id)
-    assert [verdict(node, T1 + after) for after in (65_000, 67_999, 68_000)] == ["OK", "OK", Verdict.UNDECIDED]
+    assert [verdict(node, Milliseconds(T1 + after)) for after in (65_000, 67_999, 68_000)] == [
+        "OK",
+        "OK",
+        Verdict.UNDECIDED,
+    ]
     node.aborted("other")
-    assert verdict(node, T1 + 68_000) == "OK"
+    assert verdict(node, Milliseconds(T1 + 68_000)) == "OK"
 
 
 def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
     """Its ID is the decision: from its timestamp on the new one, refused until it is read; the old one before."""
     node.wait_for(SWITCH)
     clock.at(T2)
-    assert verdict(node, T2 - 1) == Verdict.UNDECIDED
+    assert verdict(node, Milliseconds(T2 - 1)) == Verdict.UNDECIDED
     assert not node.learn(NEW.gossip_text)
-    clock.at(T2 - 1_000)
-    assert [verdict(node, at) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
+    clock.at(Milliseconds(T2 - 1_000))
+    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", Verdict.NOT_RETRIEVED]
     insert(lake, NEW)
     assert node.retry() == 0
-    assert [verdict(node, at) for at in (T2 - 1, T2)] == ["OK", "OK"]
+    assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", "OK"]
 
 
 def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: MovingClock) -> None:
@@ -379,9 +383,9 @@ def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: Moving
     reader = partial(generation_data.description_of, lake)
     node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, undecided=[SWITCH])
     node.learn(OLD)
-    node.wait_for(Undecided(SWITCH.generation_id, SWITCH.since_us, SWITCH.lease_end_us + 1_000_000))
-    clock.at(T1 + 70_000)
-    assert [verdict(node, T1 + after) for after in (64_999, 65_000)] == ["OK", Verdict.UNDECIDED]
+    node.wait_for(Undecided(SWITCH.generation_id, SWITCH.since_us, Microseconds(SWITCH.lease_end_us + 1_000_000)))
+    clock.at(Milliseconds(T1 + 70_000))
+    assert [verdict(node, Milliseconds(T1 + after)) for after in (64_999, 65_000)] == ["OK", Verdict.UNDECIDED]
 
 
 @pytest.mark.parametrize("policy", ["strict", "recent-past"])
@@ -392,16 +396,22 @@ def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, p
     node = coordinator(lake, clock, policy=policy)
     for id in (OLD, NEW):
         node.learn(id)
-    later = Undecided("later", T2 * 1000, (T2 + 65_000) * 1000)
+    later = Undecided("later", us_of(T2), us_of(Milliseconds(T2 + 65_000)))
     facts = {"leeway_us": LEEWAY_US, "policy": policy}
     for waiting in ([], [later]):
         for switch in waiting:
             node.wait_for(switch)
         for now_ms in (T2 - 1, T2, T2 + 4_999, T2 + 5_000, T2 + 65_000, T2 + 70_001):
-            clock.at(now_ms)
+            clock.at(Milliseconds(now_ms))
             edges = {T1, T2, now_ms, now_ms - 5_000, now_ms + 5_000, T2 + 65_000}
             for at_us in sorted(edge * 1000 + near for edge in edges for near in (-1, 0, 1)):
-                expected = decide([T1 * 1000, T2 * 1000], at_us, now_ms * 1000, undecided=waiting, **facts)
+                expected = decide(
+                    [Microseconds(us_of(T1)), Microseconds(us_of(T2))],
+                    at_us,
+                    us_of(Milliseconds(now_ms)),
+                    undecided=waiting,
+                    **facts,
+                )
                 assert node.decide(at_us) == expected
 
 
@@ -433,6 +443,6 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
 
 def test_time_is_in_whole_milliseconds(lake: Lake, clock: MovingClock) -> None:
     """A kept ID comes back to the millisecond."""
-    id = GenerationId(T1 + 123, UUID(int=5))
+    id = GenerationId(Milliseconds(T1 + 123), UUID(int=5))
     assert cdc_local.keep(lake, HOST, id)
     assert kept_id(lake, HOST) == id

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.homes.v1_tables import START_MS, description, nodes, old_cluster, times
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import stream_lists
@@ -25,7 +26,7 @@ HOSTS = [node.host_id for node in nodes(3)]
 V2_ID = UUID("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001")
 
 
-def keep(lake: Lake, host: UUID, time_ms: int | None, uuid: UUID | None) -> None:
+def keep(lake: Lake, host: UUID, time_ms: Milliseconds | None, uuid: UUID | None) -> None:
     """Write a node's row of `cdc_local`."""
     row = cdc_local.KeptRow(str(host), cdc_local.GENERATION, time_ms, None if uuid is None else str(uuid))
     lake.merge(CDC_LOCAL, cdc_local.rows_of([row]), update=True)
@@ -54,16 +55,16 @@ def test_nodes_find_their_generation_in_either_format(lake: Lake) -> None:
     """In the middle of an upgrade: one node kept a V1 ID, another a V2 ID; both read the whole description."""
     made = old_cluster(lake, times(2))
     later = START_MS + 10_000_000
-    insert_v2(lake, description(later, nodes(3)))
-    keep(lake, HOSTS[0], times(2)[1], None)
-    keep(lake, HOSTS[1], later, V2_ID)
+    insert_v2(lake, description(Milliseconds(later), nodes(3)))
+    keep(lake, HOSTS[0], Milliseconds(times(2)[1]), None)
+    keep(lake, HOSTS[1], Milliseconds(later), V2_ID)
     first, second = (restarted(lake, host) for host in HOSTS[:2])
-    assert first.generation_id == GenerationId(times(2)[1])
+    assert first.generation_id == GenerationId(Milliseconds(times(2)[1]))
     assert first.description is not None
     assert first.description.equals(made[times(2)[1]])
-    assert second.generation_id == GenerationId(later, V2_ID)
+    assert second.generation_id == GenerationId(Milliseconds(later), V2_ID)
     assert second.description is not None
-    assert second.description.equals(description(later, nodes(3)))
+    assert second.description.equals(description(Milliseconds(later), nodes(3)))
     assert (first.warning, second.warning, first.proposes_first) == (None, None, False)
 
 
@@ -89,12 +90,12 @@ def test_without_an_id_it_warns_and_the_largest_host_id_proposes(
 def test_an_id_without_readable_data_is_kept_and_told(lake: Lake) -> None:
     """The cell is gone, or V2 rows are missing: the node knows the ID, has no description, and says why."""
     old_cluster(lake, times(1))
-    keep(lake, HOSTS[0], times(1)[0] + 1, None)
+    keep(lake, HOSTS[0], Milliseconds(times(1)[0] + 1), None)
     keep(lake, HOSTS[1], START_MS, V2_ID)
     insert_v2(lake, description(START_MS, nodes(3)))
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", nodes(3)[0].tokens[0])])
     first, second = (restarted(lake, host) for host in HOSTS[:2])
-    assert first.generation_id == GenerationId(times(1)[0] + 1)
+    assert first.generation_id == GenerationId(Milliseconds(times(1)[0] + 1))
     assert (first.description, second.description) == (None, None)
     assert "has no V1 description" in str(first.warning)
     assert "num_ranges claims 12 rows, 11 are there" in str(second.warning)

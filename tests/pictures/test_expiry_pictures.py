@@ -7,12 +7,13 @@ import io
 import pytest
 from matplotlib.image import imread
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.pictures.drawing import MOST_BYTES
 from cdc_platform.pictures.expiry import Stay, growth_picture, plan_picture
 
 DAY = 86_400_000
-START = 1_767_225_600_000
+START = Milliseconds(1_767_225_600_000)
 GREEN, ORANGE, GREY, RED = (0x00, 0x9E, 0x73), (0xE6, 0x9F, 0x00), (0x99, 0x99, 0x99), (0xD5, 0x5E, 0x00)
 
 
@@ -27,20 +28,23 @@ def stays(count: int, *, held: bool = False) -> list[Stay]:
     ended = [
         Stay(
             f"generation {n}",
-            START + n * DAY,
-            START + (n + 1) * DAY,
-            START + (n + 3) * DAY,
-            START + (n + 4) * DAY,
+            Milliseconds(START + n * DAY),
+            Milliseconds(START + (n + 1) * DAY),
+            Milliseconds(START + (n + 3) * DAY),
+            Milliseconds(START + (n + 4) * DAY),
             held,
         )
         for n in range(count - 1)
     ]
-    return [*ended, Stay("newest", START + (count - 1) * DAY, None, None, None, True)]
+    return [*ended, Stay("newest", Milliseconds(START + (count - 1) * DAY), None, None, None, True)]
 
 
 def test_the_plan_shows_what_is_held_and_the_grace_time() -> None:
     """Orange is what something keeps, grey the grace time, green what operates or did."""
-    free, held = plan_picture(stays(4), START + 3 * DAY), plan_picture(stays(4, held=True), START + 3 * DAY)
+    free, held = (
+        plan_picture(stays(4), Milliseconds(START + 3 * DAY)),
+        plan_picture(stays(4, held=True), Milliseconds(START + 3 * DAY)),
+    )
     assert pixels(held, ORANGE) > 5 * max(pixels(free, ORANGE), 1)
     assert pixels(free, GREY) > 100
     assert pixels(free, GREEN) > 100

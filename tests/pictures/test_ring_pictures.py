@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.pictures.drawing import MOST_BYTES
 from cdc_platform.pictures.rings import ring_picture, streams_picture
@@ -39,8 +40,8 @@ def large_streams() -> bytes:
 
 def long_timeline() -> bytes:
     """Sixty generations, the newest not published yet."""
-    bars = [Bar(f"generation {i}", 1_700_000_000_000 + i * 86_400_000, i < 59) for i in range(60)]
-    return timeline_picture(bars, bars[-1].time_ms - 1)
+    bars = [Bar(f"generation {i}", Milliseconds(1_700_000_000_000 + i * 86_400_000), i < 59) for i in range(60)]
+    return timeline_picture(bars, Milliseconds(bars[-1].time_ms - 1))
 
 
 @pytest.mark.parametrize("draw", [large_ring, large_streams, long_timeline])
@@ -69,9 +70,9 @@ def test_a_joining_node_is_set_off() -> None:
 
 
 @pytest.mark.parametrize(("now_ms", "operates"), [(50, False), (150_000, True)])
-def test_a_timeline_shows_what_operates(now_ms: int, operates: bool) -> None:
+def test_a_timeline_shows_what_operates(now_ms: Milliseconds, operates: bool) -> None:
     """The generation that operates is green; before the first starts none is."""
-    drawn = timeline_picture([Bar("a", 100_000, True), Bar("b", 200_000, True)], now_ms)
+    drawn = timeline_picture([Bar("a", Milliseconds(100_000), True), Bar("b", Milliseconds(200_000), True)], now_ms)
     assert (pixels(drawn, GREEN) > 0) is operates
 
 
@@ -82,7 +83,7 @@ def test_a_timeline_shows_what_operates(now_ms: int, operates: bool) -> None:
         lambda: ring_picture(np.array([1, 2]), np.array([0]), ["a"]),
         lambda: streams_picture(np.zeros((2, 4)), ["a"]),
         lambda: streams_picture(np.zeros((0, 0)), []),
-        lambda: timeline_picture([], 0),
+        lambda: timeline_picture([], Milliseconds(0)),
     ],
 )
 def test_nothing_to_draw_is_refused(draw: Callable[[], bytes]) -> None:

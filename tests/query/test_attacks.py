@@ -8,6 +8,7 @@ import pytest
 from support.files.bad_input import Case, assert_refused
 from support.read_logs import START_US, home_with_log, write
 
+from cdc_platform.clock import MILLISECOND_US
 from cdc_platform.lake.lake import Lake
 
 LOG = "ks.t_scylla_cdc_log"
@@ -191,7 +192,7 @@ ATTACKS = [*cases(*WRITES, *EMBEDDED), *cases(*WRITES, *SPARK, options=("--spark
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with generations, and a log with rows in it."""
     made = home_with_log(tmp_path_factory.mktemp("attacked"))
-    write(Lake(made / "lake"), [START_US, START_US + 1000])
+    write(Lake(made / "lake"), [START_US, START_US + MILLISECOND_US])
     return made
 
 

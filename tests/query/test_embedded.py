@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from support.files.bad_input import listing
 from support.read_logs import START_US, SWITCH_US, home_with_log, schema, times_of, write
 
-from cdc_platform.clock import HOUR_US, Clock, format_us, to_datetime
+from cdc_platform.clock import HOUR_US, Clock, Microseconds, format_us, to_datetime, us_of
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
@@ -35,7 +35,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     home = home_with_log(tmp_path_factory.mktemp("queried"))
     lake = Lake(home / "lake")
     write(lake, TIMES)
-    copy_hour(lake, Clock(SWITCH_US + 2 * HOUR_US), [schema(lake)], HOUR)
+    copy_hour(lake, Clock(Microseconds(SWITCH_US + 2 * HOUR_US)), [schema(lake)], HOUR)
     cdc_tables.add(
         lake,
         Clock(START_US),
@@ -163,7 +163,7 @@ def aged(lake: Lake) -> tuple[Lake, list[int]]:
     for key in ("a", "b"):
         row = {"host_id": key, "key": "cdc_local", "streams_timestamp": None, "uuid": None}
         lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=False)
-    return lake, [entry["timestamp"] * 1000 for entry in reversed(lake.history(CDC_LOCAL))]
+    return lake, [us_of(entry["timestamp"]) for entry in reversed(lake.history(CDC_LOCAL))]
 
 
 def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -> None:
@@ -173,12 +173,12 @@ def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -
     query = "SELECT host_id FROM system.cdc_local ORDER BY 1"
     assert rows(lake, query, at=At(version=newest)) == [("a",), ("b",)]
     assert rows(lake, query, at=At(version=newest - 1)) == [("a",)]
-    assert rows(lake, query, at=At(time_us=times[-1] + 1)) == [("a",), ("b",)]
+    assert rows(lake, query, at=At(time_us=Microseconds(times[-1] + 1))) == [("a",), ("b",)]
     if times[-2] < times[-1]:  # commits are told apart by milliseconds
-        assert rows(lake, query, at=At(time_us=times[-1] - 1)) == [("a",)]
-    assert rows(lake, query, at=At(time_us=times[0] - 1)) == []
+        assert rows(lake, query, at=At(time_us=Microseconds(times[-1] - 1))) == [("a",)]
+    assert rows(lake, query, at=At(time_us=Microseconds(times[0] - 1))) == []
     both = "SELECT count(*) FROM system.cdc_local, platform.nodes"
-    assert rows(lake, both, at=At(time_us=times[-1])) == [(0,)]
+    assert rows(lake, both, at=At(time_us=Microseconds(times[-1]))) == [(0,)]
     with pytest.raises(InputError, match=r"names 2 .*give --at a time"):
         rows(lake, both, at=At(version=1))
     with pytest.raises(InputError, match=r"names 0 \(none\)"):
@@ -204,8 +204,8 @@ def test_a_past_that_is_gone_is_said_to_be(aged: tuple[Lake, list[int]]) -> None
         rows(lake, query, at=At(version=len(times) - 1))
     for log in sorted((folder / "_delta_log").glob("*.json"))[:-1]:
         log.unlink()
-    with pytest.raises(NotFound, match=f"no longer goes back to {format_us(times[0])}"):
-        rows(lake, query, at=At(time_us=times[0]))
+    with pytest.raises(NotFound, match=f"no longer goes back to {format_us(Microseconds(times[0]))}"):
+        rows(lake, query, at=At(time_us=Microseconds(times[0])))
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped"])
@@ -310,7 +310,9 @@ def test_a_join_is_that_of_all_rows(logged: Lake) -> None:
     """
     times = times_of(logged.read(log_table(schema(logged))))
     begun = sorted(logged.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
-    assert rows(logged, query) == [(to_datetime(us), max(t for t in begun if t <= to_datetime(us))) for us in times]
+    assert rows(logged, query) == [
+        (to_datetime(Microseconds(us)), max(t for t in begun if t <= to_datetime(Microseconds(us)))) for us in times
+    ]
 
 
 def test_a_limit_is_one_of_the_whole_answer(logged: Lake) -> None:

@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 from support.files.bad_input import listing
 from support.read_logs import START_US, home_with_log, write
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Microseconds, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
@@ -30,7 +30,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Two generations, and a log of forty rows."""
     home = home_with_log(tmp_path_factory.mktemp("on_spark"))
     lake = Lake(home / "lake")
-    write(lake, [START_US + 1000 * number for number in range(40)])
+    write(lake, [Microseconds(START_US + 1000 * number) for number in range(40)])
     return lake
 
 
@@ -78,7 +78,7 @@ def test_the_past_and_capitals(lake: Lake) -> None:
     assert sorted(rows(lake, "SELECT v FROM ks.t_log")) == [(1,), (3,)]
     assert rows(lake, "SELECT v FROM ks.t_log", at=At(version=0)) == [(1,)]
     assert rows(lake, 'SELECT a.v, b.v FROM ks.t_log AS a, ks."T_log" AS b WHERE a.v = 3') == [(3, 2)]
-    assert rows(lake, "SELECT * FROM nodes", at=At(time_us=1)) == []
+    assert rows(lake, "SELECT * FROM nodes", at=At(time_us=Microseconds(1))) == []
     with pytest.raises(InputError, match="names 2"):
         rows(lake, "SELECT * FROM nodes, cdc_local", at=At(version=1))
 

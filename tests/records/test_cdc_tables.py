@@ -13,6 +13,7 @@ import pytest
 from support.homes.expiring import DAY_MS, START_MS, at, write
 
 from cdc_platform import failpoints
+from cdc_platform.clock import Microseconds, Milliseconds, us_of
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
@@ -31,11 +32,15 @@ def history(lake: Lake) -> list[tuple[str, int, bool]]:
 def test_a_table_is_added_altered_and_dropped(lake: Lake) -> None:
     """What stands follows from the last change; all changes stay, at times that grow at a clock that stands."""
     assert cdc_tables.cdc_tables(lake) == []
-    added = cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=START_MS - 1, ddl="CREATE TABLE ks.t")
-    assert added == CdcTable("ks", "t", True, 60, START_MS - 1, "CREATE TABLE ks.t")
+    added = cdc_tables.add(
+        lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=Milliseconds(START_MS - 1), ddl="CREATE TABLE ks.t"
+    )
+    assert added == CdcTable("ks", "t", True, 60, Milliseconds(START_MS - 1), "CREATE TABLE ks.t")
     assert cdc_tables.alter(lake, NOW, "ks", "t", ttl_seconds=0).ttl_seconds == 0
     assert not cdc_tables.alter(lake, NOW, "ks", "t", enabled=False).enabled
-    assert cdc_tables.find(lake, "ks", "t") == CdcTable("ks", "t", False, 0, START_MS - 1, "CREATE TABLE ks.t")
+    assert cdc_tables.find(lake, "ks", "t") == CdcTable(
+        "ks", "t", False, 0, Milliseconds(START_MS - 1), "CREATE TABLE ks.t"
+    )
     cdc_tables.drop(lake, NOW, "ks", "t")
     assert cdc_tables.cdc_tables(lake) == []
     assert history(lake) == [
@@ -45,7 +50,7 @@ def test_a_table_is_added_altered_and_dropped(lake: Lake) -> None:
         ("dropped", 0, False),
     ]
     moments = [change.changed_at_us for change in cdc_tables.changes(lake)]
-    assert moments == [(START_MS - 1) * 1000, *(START_MS * 1000 + number for number in range(3))]
+    assert moments == [us_of(Milliseconds(START_MS - 1)), *(us_of(START_MS) + number for number in range(3))]
 
 
 def test_saying_the_same_twice_is_saying_it_once(lake: Lake) -> None:
@@ -77,11 +82,11 @@ def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, 
 def test_a_dropped_table_can_come_again(lake: Lake) -> None:
     """As a new one, whatever it was before; dropping or altering what is gone is refused."""
     cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
-    cdc_tables.drop(lake, at(START_MS + 1), "ks", "t")
+    cdc_tables.drop(lake, at(Milliseconds(START_MS + 1)), "ks", "t")
     for change in (cdc_tables.drop, cdc_tables.alter):
         with pytest.raises(NotFound, match=r"ks\.t"):
             change(lake, NOW, "ks", "t")
-    assert cdc_tables.add(lake, at(START_MS + 1), "ks", "t", ttl_seconds=9).created_at_ms == START_MS + 2
+    assert cdc_tables.add(lake, at(Milliseconds(START_MS + 1)), "ks", "t", ttl_seconds=9).created_at_ms == START_MS + 2
 
 
 def test_a_table_without_history_has_the_one_that_it_implies(lake: Lake) -> None:
@@ -91,7 +96,7 @@ def test_a_table_without_history_has_the_one_that_it_implies(lake: Lake) -> None
     assert history(lake) == [("added", 7, True)]
     cdc_tables.alter(lake, NOW, "ks", "old", ttl_seconds=8)
     assert history(lake) == [("added", 7, True), ("altered", 8, True)]
-    assert cdc_tables.changes(lake)[0].changed_at_us == (START_MS - 9) * 1000
+    assert cdc_tables.changes(lake)[0].changed_at_us == us_of(Milliseconds(START_MS - 9))
 
 
 @pytest.mark.parametrize("change", [["alter", "ks.t", "--ttl", "5"], ["drop", "ks.t"], ["add", "ks.u", "--ttl", "5"]])
@@ -116,31 +121,39 @@ def test_a_change_that_was_said_is_not_lost(tmp_path: Path, change: list[str]) -
 
 def test_a_consumer_moves_forward_window_by_window(lake: Lake) -> None:
     """It is registered once; a move counts its window; going back is refused until it is forgotten."""
-    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=10)
-    assert consumer == Consumer("audit", "ks", "t", None, 10, 0, START_MS * 1000)
-    assert consumers.register(lake, NOW, "audit", "ks", "t", position_us=99) == consumer
-    moved = consumers.advance(lake, NOW, consumer, position_us=20, set_timestamp_us=5, expected_window=0)
+    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=Microseconds(10))
+    assert consumer == Consumer("audit", "ks", "t", None, Microseconds(10), 0, us_of(START_MS))
+    assert consumers.register(lake, NOW, "audit", "ks", "t", position_us=Microseconds(99)) == consumer
+    moved = consumers.advance(
+        lake, NOW, consumer, position_us=Microseconds(20), set_timestamp_us=Microseconds(5), expected_window=0
+    )
     assert (moved.position_us, moved.set_timestamp_us, moved.window_number) == (20, 5, 1)
     with pytest.raises(StateError, match="cannot go back"):
-        consumers.advance(lake, NOW, moved, position_us=19, set_timestamp_us=5, expected_window=1)
+        consumers.advance(
+            lake, NOW, moved, position_us=Microseconds(19), set_timestamp_us=Microseconds(5), expected_window=1
+        )
     with pytest.raises(StateError, match="cannot go back"):
-        consumers.advance(lake, NOW, moved, position_us=21, set_timestamp_us=4, expected_window=1)
+        consumers.advance(
+            lake, NOW, moved, position_us=Microseconds(21), set_timestamp_us=Microseconds(4), expected_window=1
+        )
     assert consumers.consumers(lake) == [moved]
     consumers.forget(lake, "audit", "ks", "t")
     assert consumers.consumers(lake) == []
     with pytest.raises(NotFound, match=r"audit of ks\.t"):
         consumers.forget(lake, "audit", "ks", "t")
     with pytest.raises(InputError, match="needs a name"):
-        consumers.register(lake, NOW, " ", "ks", "t", position_us=0)
+        consumers.register(lake, NOW, " ", "ks", "t", position_us=Microseconds(0))
 
 
 def test_of_many_that_read_one_window_one_moves_the_consumer(lake: Lake) -> None:
     """Compare-and-set: one wins, the others are told; the winner's own repetition is no conflict."""
-    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=0)
+    consumer = consumers.register(lake, NOW, "audit", "ks", "t", position_us=Microseconds(0))
 
-    def advance(number: int) -> int | None:
+    def advance(number: Microseconds) -> int | None:
         try:
-            moved = consumers.advance(lake, NOW, consumer, position_us=number, set_timestamp_us=1, expected_window=0)
+            moved = consumers.advance(
+                lake, NOW, consumer, position_us=number, set_timestamp_us=Microseconds(1), expected_window=0
+            )
         except ConflictError:
             return None
         return moved.position_us
@@ -149,5 +162,5 @@ def test_of_many_that_read_one_window_one_moves_the_consumer(lake: Lake) -> None
         won = [position for position in pool.map(advance, range(1, 7)) if position is not None]
     assert len(won) == 1
     assert [(each.position_us, each.window_number) for each in consumers.consumers(lake)] == [(won[0], 1)]
-    assert advance(won[0]) == won[0]
-    assert advance(won[0] + 1) is None
+    assert advance(Microseconds(won[0])) == won[0]
+    assert advance(Microseconds(won[0] + 1)) is None

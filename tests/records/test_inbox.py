@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Microseconds, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS
@@ -20,7 +20,7 @@ from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import put_nodes
 
-NOON = Clock(stopped_at_us=1_700_000_000_000_000)
+NOON = Clock(stopped_at_us=Microseconds(1_700_000_000_000_000))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_local
@@ -16,7 +17,7 @@ from cdc_platform.ring import Node
 
 PLATFORM = Path(__file__).resolve().parents[2] / "cdc_platform"
 ONE, TWO, THREE = (UUID(int=number) for number in (1, 2, 3))
-OLD, NEW = GenerationId(1_700_000_000_000), GenerationId(1_700_000_600_000, UUID(int=0xB))
+OLD, NEW = GenerationId(Milliseconds(1_700_000_000_000)), GenerationId(Milliseconds(1_700_000_600_000), UUID(int=0xB))
 OWNERS = {"NODES": "records/ring.py", "CDC_LOCAL": "records/cdc_local.py"}
 # These two read single columns of the ring, to audit them and to name an owner.
 READERS_OF_COLUMNS = {"NODES": {"inventory.py", "explain.py"}, "CDC_LOCAL": set[str]()}

@@ -26,7 +26,7 @@ from support.files.export_files import (
 )
 from support.oracles import oracle
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.lake import Lake
@@ -48,7 +48,7 @@ from cdc_platform.ring import Node
 from cdc_platform.sources.bootstrap_file import parse_join_request
 from cdc_platform.sources.importing import ImportReport, import_paths
 
-CLOCK = Clock(TIME_MS * 1000)
+CLOCK = Clock(us_of(TIME_MS))
 WIDE = tuple(replace(node, tokens=tuple(t for t in node.tokens if t != NARROW_END)) for node in NODES)
 """The nodes without the narrow range: the streams of all their ranges can be put back."""
 
@@ -86,9 +86,9 @@ def versions(lake: Lake) -> dict[str, int | None]:
     return {name: lake.version(table) for name, table in TABLES.items()}
 
 
-def published(lake: Lake, time_ms: int) -> dict[int, list[bytes]]:
+def published(lake: Lake, time_ms: Milliseconds) -> dict[int, list[bytes]]:
     """The streams rows of a time by range end."""
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", to_datetime(time_ms * 1000))]).to_pylist()
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", ms_to_datetime(time_ms))]).to_pylist()
     return {row["range_end"]: row["streams"] for row in rows}
 
 
@@ -117,9 +117,9 @@ def test_a_cluster_comes_in_as_it_was(lake: Lake, take_in: Import) -> None:
     )
     ledger = lake.read(GENERATIONS).to_pylist()
     assert [(row["generation_id"], row["time"], row["num_ranges"], row["num_streams"]) for row in ledger] == [
-        (ID, to_datetime(TIME_MS * 1000), len(description), len(description.streams))
+        (ID, ms_to_datetime(TIME_MS), len(description), len(description.streams))
     ]
-    assert lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist() == [to_datetime(TIME_MS * 1000)]
+    assert lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist() == [ms_to_datetime(TIME_MS)]
     assert marked(lake, GENERATION_DESCRIPTIONS_V2) == marked(lake, STREAMS_DESCRIPTIONS_V2) == set()
 
 
@@ -232,7 +232,7 @@ def test_an_expiry_that_came_since_is_taken_over_and_never_lost(lake: Lake, take
     take_in(timestamps_csv({TIME_MS: None}))
     for expired in (LATER_MS, None):
         take_in(timestamps_csv({TIME_MS: expired}))
-        assert lake.read(GENERATION_TIMESTAMPS)["expired"].to_pylist() == [to_datetime(LATER_MS * 1000)]
+        assert lake.read(GENERATION_TIMESTAMPS)["expired"].to_pylist() == [ms_to_datetime(LATER_MS)]
 
 
 def test_a_ring_snapshot_is_the_ring(lake: Lake, take_in: Import) -> None:
@@ -270,7 +270,7 @@ def test_two_generations_get_their_own_ids(lake: Lake, take_in: Import) -> None:
         v2_csv({OTHER_ID: other, ID: one}),
     )
     times = {row["generation_id"]: row["time"] for row in lake.read(GENERATIONS).to_pylist()}
-    assert times == {ID: to_datetime(TIME_MS * 1000), OTHER_ID: to_datetime(LATER_MS * 1000)}
+    assert times == {ID: ms_to_datetime(TIME_MS), OTHER_ID: ms_to_datetime(LATER_MS)}
 
 
 def contradictions() -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]]:

@@ -13,7 +13,7 @@ from support.files.export_files import tablet_streams_csv, tablet_timestamps_csv
 from support.oracles import tablet_oracle
 from support.oracles.tablet_oracle import LAST, SEED_FIRST_MS, SEED_ROWS, SEED_SECOND_MS
 
-from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.invariants.tablets import audit_tablet_table
 from cdc_platform.lake.lake import Lake
@@ -25,9 +25,9 @@ from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.importing import ImportReport, import_paths
 
 NAME = ("ks", "t")
-DAY_US = 86_400_000_000
-THIRD_MS, FOURTH_MS = SEED_SECOND_MS + 100_000, SEED_SECOND_MS + 200_000
-NOW = Clock(FOURTH_MS * 1000)
+DAY_US = Microseconds(86_400_000_000)
+THIRD_MS, FOURTH_MS = Milliseconds(SEED_SECOND_MS + 100_000), Milliseconds(SEED_SECOND_MS + 200_000)
+NOW = Clock(us_of(FOURTH_MS))
 TIMES = [SEED_FIRST_MS, SEED_SECOND_MS]
 
 Import = Callable[..., ImportReport]
@@ -69,7 +69,7 @@ def history(*sets: tuple[int, list[str]]) -> list[Row]:
 def stored(lake: Lake) -> set[Row]:
     """Every row of cdc_streams."""
     return {
-        (from_datetime(row["timestamp"]) // 1000, row["stream_state"], row["stream_id"].hex())
+        (ms_from_datetime(row["timestamp"]), row["stream_state"], row["stream_id"].hex())
         for row in lake.read(TABLET_STREAMS).to_pylist()
     }
 
@@ -150,7 +150,7 @@ def test_what_was_collected_stays_collected(lake: Lake, take_in: Import) -> None
     """An export with sets older than the lake's oldest: they are left out, named, and the rest goes on."""
     take_in(*export(cut(FOUR_SETS, *TIMES, THIRD_MS)))
     cdc_tables.add(lake, NOW, *NAME, ttl_seconds=86_400)
-    over = Clock(THIRD_MS * 1000 + DAY_US)
+    over = Clock(us_of(THIRD_MS) + DAY_US)
     assert garbage.collect(lake, over, *NAME).removed_ms == tuple(TIMES)
     before = versions(lake)
     report = take_in(*export(cut(FOUR_SETS, *TIMES, THIRD_MS)))
@@ -196,7 +196,7 @@ def test_another_history_is_refused(lake: Lake, take_in: Import) -> None:
 def test_sets_of_a_dropped_log_stay_dropped(lake: Lake, take_in: Import) -> None:
     """The export of a log that was dropped here is refused; one of the log that was made after it is a new one."""
     take_in(*export(SEED_ROWS))
-    changes.drop(lake, Clock((SEED_SECOND_MS + 1) * 1000), *NAME)
+    changes.drop(lake, Clock(us_of(Milliseconds(SEED_SECOND_MS + 1))), *NAME)
     before = versions(lake)
     with pytest.raises(StateError, match=r"ks\.t: its log was dropped at 2025-09-09T14:44:47\.821Z"):
         take_in(*export(SEED_ROWS))

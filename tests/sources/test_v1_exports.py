@@ -24,7 +24,7 @@ from support.files.export_files import (
 from support.files.export_files import NODES as MEMBERS
 from support.homes.contents import contents
 
-from cdc_platform.clock import Clock, from_datetime
+from cdc_platform.clock import ONE_MS, Clock, from_datetime, ms_from_datetime, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
@@ -57,7 +57,7 @@ def take_in(lake: Lake, tmp_path: Path) -> Import:
         paths = [tmp_path / f"export{number}.csv" for number, _ in enumerate(texts)]
         for path, text in zip(paths, texts, strict=True):
             path.write_text(text, encoding="utf-8", newline="")
-        return import_paths(lake, Clock(LATER_MS * 1000), paths, **options)
+        return import_paths(lake, Clock(us_of(LATER_MS)), paths, **options)
 
     return run
 
@@ -65,9 +65,7 @@ def take_in(lake: Lake, tmp_path: Path) -> Import:
 def expired(lake: Lake) -> dict[str, int | None]:
     """When (ms) the one row of each V1 table expired."""
     rows = {table.name: lake.read(table).to_pylist() for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)}
-    return {
-        name: None if row["expired"] is None else from_datetime(row["expired"]) // 1000 for name, (row,) in rows.items()
-    }
+    return {name: None if row["expired"] is None else ms_from_datetime(row["expired"]) for name, (row,) in rows.items()}
 
 
 def test_v1_tables_are_taken_in_as_they_are(lake: Lake, take_in: Import) -> None:
@@ -77,7 +75,7 @@ def test_v1_tables_are_taken_in_as_they_are(lake: Lake, take_in: Import) -> None
     )
     for time_ms, made in ((TIME_MS, ONE), (LATER_MS, OTHER)):
         assert generation_data.description_of(lake, GenerationId(time_ms)).equals(made)
-    flat = {from_datetime(row["time"]) // 1000: row["streams"] for row in lake.read(STREAMS_DESCRIPTIONS).to_pylist()}
+    flat = {ms_from_datetime(row["time"]): row["streams"] for row in lake.read(STREAMS_DESCRIPTIONS).to_pylist()}
     assert flat == {TIME_MS: sorted(map(bytes, ONE.streams)), LATER_MS: sorted(map(bytes, OTHER.streams))}
     told = [(each.id, each.time_ms, each.ranges, each.streams, each.unordered_ranges) for each in report.generations]
     assert told == [(None, LATER_MS, 6, 22, 0), (None, TIME_MS, 6, 22, 0)]
@@ -118,7 +116,7 @@ def test_cdc_local_is_of_the_node_that_is_named(lake: Lake, take_in: Import) -> 
         (OTHER_HOST, "cdc_local"): ID,
         (OTHER_HOST, "rewritten"): None,
     }
-    assert from_datetime(rows[HOST, "cdc_local"]["streams_timestamp"]) == TIME_MS * 1000
+    assert from_datetime(rows[HOST, "cdc_local"]["streams_timestamp"]) == us_of(TIME_MS)
 
 
 def test_an_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -> None:
@@ -128,7 +126,7 @@ def test_an_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -
     report = take_in(local_csv({"cdc_local": (TIME_MS, None), "rewritten": (TIME_MS, None)}), host_id=HOST)
     assert contents(lake) == before
     assert any("its older ID was left out" in warning for warning in report.warnings)
-    take_in(local_csv({"cdc_local": (LATER_MS + 1, OTHER_ID)}), host_id=HOST)
+    take_in(local_csv({"cdc_local": (LATER_MS + ONE_MS, OTHER_ID)}), host_id=HOST)
     assert [row["uuid"] for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()] == [OTHER_ID]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
-from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.clock import Clock, Microseconds, ms_of, parse_time_us
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.columns import log_batch
@@ -30,7 +30,7 @@ def ddl(*columns: str, table: str = "t") -> str:
 
 def home_with_log(folder: Path) -> Path:
     """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
-    home = home_with_generations(folder, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
+    home = home_with_generations(folder, {ID: ms_of(START_US), OTHER_ID: ms_of(SWITCH_US)})
     add_table(Lake(home / "lake"), "t")
     return home
 
@@ -46,7 +46,7 @@ def schema(lake: Lake, table: str = "t") -> TableSchema:
     return schema_of(lake, "ks", table)
 
 
-def write(lake: Lake, times_us: Sequence[int], *, table: str = "t", value: str = "v") -> None:
+def write(lake: Lake, times_us: Sequence[Microseconds], *, table: str = "t", value: str = "v") -> None:
     """Log inserts at these times (µs), in one commit; the value of each is the second in its hour."""
     known = schema(lake, table)
     number = lake.transaction(log_table(known), "writer") or 0

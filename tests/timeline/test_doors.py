@@ -27,7 +27,7 @@ from support.homes.timelines import (
 from support.oracles import tablet_oracle
 from support.worlds.switch_lake import ring_of
 
-from cdc_platform.clock import Clock, format_ms, format_us
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, format_us, us_of
 from cdc_platform.errors import InputError, NotFound, PlatformError, StateError, WriteRefused
 from cdc_platform.generations import GenerationId, Verdict
 from cdc_platform.invariants import inventory
@@ -68,8 +68,8 @@ class Question:
     """
 
     home: str
-    at_ms: int
-    operates_ms: int | None
+    at_ms: Milliseconds
+    operates_ms: Milliseconds | None
     word: str | None = None
     is_shown: bool = True
 
@@ -78,26 +78,26 @@ class Question:
 
 
 QUESTIONS = [
-    Question("plain", FIRST_MS - 1, None, NO_STREAM),
+    Question("plain", Milliseconds(FIRST_MS - 1), None, NO_STREAM),
     Question("plain", FIRST_MS, FIRST_MS),
-    Question("three", SECOND_MS - 1, FIRST_MS),
+    Question("three", Milliseconds(SECOND_MS - 1), FIRST_MS),
     Question("three", SECOND_MS, SECOND_MS),
-    Question("three", THIRD_MS - 1, SECOND_MS),
+    Question("three", Milliseconds(THIRD_MS - 1), SECOND_MS),
     Question("three", THIRD_MS, THIRD_MS),
-    Question("introduced", SECOND_MS - 1, FIRST_MS),
+    Question("introduced", Milliseconds(SECOND_MS - 1), FIRST_MS),
     Question("introduced", SECOND_MS, SECOND_MS, is_shown=False),
-    Question("undecided", LEASE_END_MS - 1, FIRST_MS),
+    Question("undecided", Milliseconds(LEASE_END_MS - 1), FIRST_MS),
     Question("undecided", LEASE_END_MS, FIRST_MS, UNDECIDED),
-    Question("committed", SECOND_MS - 1, FIRST_MS),
+    Question("committed", Milliseconds(SECOND_MS - 1), FIRST_MS),
     Question("committed", SECOND_MS, SECOND_MS, is_shown=False),
-    Question("removed", FIRST_MS + 1, FIRST_MS, REMOVED),
+    Question("removed", Milliseconds(FIRST_MS + 1), FIRST_MS, REMOVED),
     Question("removed", SECOND_MS, SECOND_MS),
-    Question("only_v1", FIRST_MS - 1, None, NO_STREAM),
-    Question("only_v1", FIRST_MS + 1, FIRST_MS, is_shown=False),
-    Question("timestamp_only", FIRST_MS + 1, FIRST_MS, NOT_RETRIEVED),
-    Question("named_by_node", SECOND_MS - 1, FIRST_MS),
+    Question("only_v1", Milliseconds(FIRST_MS - 1), None, NO_STREAM),
+    Question("only_v1", Milliseconds(FIRST_MS + 1), FIRST_MS, is_shown=False),
+    Question("timestamp_only", Milliseconds(FIRST_MS + 1), FIRST_MS, NOT_RETRIEVED),
+    Question("named_by_node", Milliseconds(SECOND_MS - 1), FIRST_MS),
     Question("named_by_node", SECOND_MS, SECOND_MS, NOT_RETRIEVED, is_shown=False),
-    Question("with_tablets", SECOND_MS - 1, None, NO_STREAM),
+    Question("with_tablets", Milliseconds(SECOND_MS - 1), None, NO_STREAM),
     Question("with_tablets", SECOND_MS, SECOND_MS),
 ]
 
@@ -124,7 +124,7 @@ def due(lake: Lake, question: Question) -> Told:
 
 def asked_explain(home: Path, question: Question) -> Told:
     """`cdc-platform explain --table ks.t`, with the clock at the write."""
-    clock = format_us(question.at_ms * 1000)
+    clock = format_us(us_of(question.at_ms))
     answer = run("--home", home, "--clock", clock, "explain", "--key", KEY.hex(), "--table", "ks.t", "--json").json
     if answer["accepted"]:
         return bytes.fromhex(answer["stream_id"][2:])
@@ -135,7 +135,7 @@ def asked_script(home: Path, question: Question) -> Told:
     """`cdc-platform log` with one insert, rehearsed."""
     lake = Lake(home / "lake")
     text = f"{DDL} INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);"
-    outcome = rehearse(text, lake, Clock(question.at_ms * 1000), Settings()).outcomes[-1]
+    outcome = rehearse(text, lake, Clock(us_of(question.at_ms)), Settings()).outcomes[-1]
     if isinstance(outcome.error, WriteRefused):
         return str(outcome.error.verdict)
     (row,) = outcome.rows
@@ -148,7 +148,7 @@ def asked_typed(home: Path, question: Question) -> Told:
     """Typed writes of `ks.t`, as they are logged in volume."""
     lake = Lake(home / "lake")
     schema = schema_of(lake, "ks", "t")
-    write = {"operation": 2, "timestamp": question.at_ms * 1000, "p": 7, "k": 1, "v": 1}
+    write = {"operation": 2, "timestamp": us_of(question.at_ms), "p": 7, "k": 1, "v": 1}
     batch = pa.RecordBatch.from_pylist([write], schema=writes_schema(schema))
 
     def stream() -> bytes | None:
@@ -172,13 +172,13 @@ def past(stream: Callable[[], bytes | None]) -> Told:
 
 def asked_audit(home: Path, question: Question) -> Told:
     """The periods by which the audits of logs judge a row of that time."""
-    at_us = question.at_ms * 1000
+    at_us = us_of(question.at_ms)
     periods = StreamSources(Lake(home / "lake")).of("ks", "t").periods()
     now = [each for each in periods if each.begin_us <= at_us and (each.end_us is None or at_us < each.end_us)]
     if not now:
         return NO_STREAM
     (period,) = now
-    assert period.begin_us == (question.operates_ms or 0) * 1000
+    assert period.begin_us == us_of(Milliseconds(question.operates_ms or 0))
     if period.removed:
         return REMOVED
     try:
@@ -208,21 +208,21 @@ def test_every_door_gives_the_same_stream(
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Question) -> None:
     """A consumer reads a time as of the generation that operates then, or not at all."""
-    lake, at_us = Lake(homes[question.home] / "lake"), question.at_ms * 1000
+    lake, at_us = Lake(homes[question.home] / "lake"), us_of(question.at_ms)
     schema = schema_of(lake, "ks", "t")
     if question.is_shown and question.word in (REMOVED, NOT_RETRIEVED):
         why = "has been removed" if question.word == REMOVED else "are not all published yet"
         with pytest.raises(StateError, match=why):
-            list(whole_windows(lake, schema, at_us - 1, at_us))
+            list(whole_windows(lake, schema, Microseconds(at_us - 1), at_us))
         return
-    begun = [window.set_us for window in whole_windows(lake, schema, at_us - 1, at_us)]
-    assert begun == ([question.operates_ms * 1000] if question.is_shown and question.operates_ms is not None else [])
+    begun = [window.set_us for window in whole_windows(lake, schema, Microseconds(at_us - 1), at_us)]
+    assert begun == ([us_of(question.operates_ms)] if question.is_shown and question.operates_ms is not None else [])
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.home != "with_tablets"], ids=str)
 def test_the_list_says_what_operates(homes: dict[str, Path], question: Question) -> None:
     """`cdc-platform generations` at the time of the write; a removed generation is not in the list."""
-    clock = format_us(question.at_ms * 1000)
+    clock = format_us(us_of(question.at_ms))
     rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").json
     expected = None if question.operates_ms is None or question.word == REMOVED else format_ms(question.operates_ms)
     assert [row["time"] for row in rows if row["operating"]] == ([] if expected is None else [expected])
@@ -242,10 +242,10 @@ def test_the_list_says_what_operates(homes: dict[str, Path], question: Question)
         ("named_by_node", SECOND_MS),
     ],
 )
-def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms: int) -> None:
+def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms: Milliseconds) -> None:
     """The list, repair, the purge plan, the audit, the rehearsal, and whoever chooses the next timestamp."""
     home = home_of(tmp_path, name)
-    lake, clock = Lake(home / "lake"), Clock(FIRST_MS * 1000)
+    lake, clock = Lake(home / "lake"), Clock(us_of(FIRST_MS))
     ring_of(lake, [1])
     listed = run("--home", home, "generations", "--json").json
     assert listed[0]["time"] == format_ms(newest_ms)
@@ -255,23 +255,28 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
     assert purge_plan.plan(lake, clock, Settings())[-1].time_ms == newest_ms
     held = [each.time_ms for each in inventory.generations(lake) if each.time_ms is not None]
     assert max(held, default=newest_ms) == newest_ms
-    before = Settings(ring_delay_ms=0, generation_leeway_ms=0)
+    before = Settings(ring_delay_ms=Milliseconds(0), generation_leeway_ms=Milliseconds(0))
     with pytest.raises(StateError, match="clock is behind"):
-        bootstrap._choose(lake, Clock((newest_ms - HOUR_MS) * 1000), before, always_delay=False)
-    assert bootstrap._choose(lake, Clock((newest_ms + 1) * 1000), before, always_delay=False) == newest_ms + 1
+        bootstrap._choose(lake, Clock(us_of(newest_ms - HOUR_MS)), before, always_delay=False)
+    assert (
+        bootstrap._choose(lake, Clock(us_of(Milliseconds(newest_ms + 1))), before, always_delay=False) == newest_ms + 1
+    )
 
 
 def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) -> None:
     """It takes the write just before the first lease end, and from then on none."""
     lake = Lake(homes["undecided"] / "lake")
-    clock, own = Clock(LEASE_END_MS * 1000), LocalDisk(lake, UUID(int=9))
+    clock, own = Clock(us_of(LEASE_END_MS)), LocalDisk(lake, UUID(int=9))
     waits = switches.undecided(lake)
     node = Coordinator(own.host_id, partial(description_of, lake), own, clock.now_us, undecided=waits)
     assert node.learn(GenerationId(FIRST_MS, UUID(uuid_of(FIRST_MS))))
-    assert node.get_stream(LEASE_END_MS * 1000 - 1, TOKEN) == description(FIRST_MS).streams_of(TOKEN)[0].tobytes()
-    assert node.decide(LEASE_END_MS * 1000).verdict is Verdict.UNDECIDED
+    assert (
+        node.get_stream(Microseconds(us_of(LEASE_END_MS) - 1), TOKEN)
+        == description(FIRST_MS).streams_of(TOKEN)[0].tobytes()
+    )
+    assert node.decide(us_of(LEASE_END_MS)).verdict is Verdict.UNDECIDED
     with pytest.raises(WriteRefused, match="a generation switch is undecided since"):
-        node.get_stream(LEASE_END_MS * 1000, TOKEN)
+        node.get_stream(us_of(LEASE_END_MS), TOKEN)
 
 
 @pytest.mark.spark
@@ -281,7 +286,7 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
         if question.home == "with_tablets":
             continue
         lake = Lake(homes[question.home] / "lake")
-        writes = spark.createDataFrame([(KEY, question.at_ms * 1000)], "key binary, timestamp bigint")
+        writes = spark.createDataFrame([(KEY, us_of(question.at_ms))], "key binary, timestamp bigint")
         expected = due(lake, question)
         if expected in (UNDECIDED, NOT_RETRIEVED):
             with pytest.raises(Exception, match=r"undecided since|known by their timestamp alone|has no V2 desc"):

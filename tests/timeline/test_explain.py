@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from support.oracles import oracle
 
-from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime, us_of
 from cdc_platform.generations import RingLayout, Verdict, generate
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
@@ -28,12 +28,12 @@ from cdc_platform.timeline import StreamSources
 from cdc_platform.timeline.explain import Explanation
 
 OLD, NEW = UUID(int=0xA), UUID(int=0xB)
-T1, T2 = 1_700_000_000_000, 1_700_000_600_000
+T1, T2 = Milliseconds(1_700_000_000_000), Milliseconds(1_700_000_600_000)
 HOSTS = [Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12), Node(UUID(int=2), (0, 77), 3, 0)]
 
 
 def write_generation(
-    lake: Lake, generation_id: UUID, nodes: list[Node], time_ms: int, *, rows: slice = slice(None)
+    lake: Lake, generation_id: UUID, nodes: list[Node], time_ms: Milliseconds, *, rows: slice = slice(None)
 ) -> None:
     """Put a generation into the lake as publishing would; `rows` leaves some of its V2 rows out."""
     made = generate(RingLayout.of(Ring.of(nodes)), generation_id)
@@ -48,7 +48,7 @@ def write_generation(
             "streams": streams,
         }
     )
-    when = to_datetime(time_ms * 1000)
+    when = ms_to_datetime(time_ms)
     ledger = {
         "generation_id": str(generation_id),
         "time": when,
@@ -77,15 +77,15 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def ask(lake: Lake, token: int, at_ms: int, now_ms: int, policy: Policy = "strict") -> Explanation:
+def ask(lake: Lake, token: int, at_ms: Milliseconds, now_ms: Milliseconds, policy: Policy = "strict") -> Explanation:
     """Explain a write of `token` with timestamp `at_ms` when the clock shows `now_ms`."""
-    return StreamSources(lake).generations.explain(token, at_ms * 1000, now_ms * 1000, policy)
+    return StreamSources(lake).generations.explain(token, us_of(at_ms), us_of(now_ms), policy)
 
 
 @pytest.mark.parametrize("token", [FIRST, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST])
 def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
     """Range, owner, shard and stream agree with the oracle, on both sides of every range end and where ranges wrap."""
-    told = ask(lake, token, T2 + 1, T2 + 1)
+    told = ask(lake, token, Milliseconds(T2 + 1), Milliseconds(T2 + 1))
     tokens = {token: node for node in HOSTS for token in node.tokens}
     ends = sorted(tokens)
     row = next((i for i, end in enumerate(ends) if end >= token), 0)
@@ -103,7 +103,7 @@ def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
 def test_the_timestamp_of_the_write_chooses_the_generation(lake: Lake) -> None:
     """A millisecond before the switch the old generation takes the write, at the switch the new one."""
     for at, generation in ((T2 - 1, OLD), (T2, NEW)):
-        told = ask(lake, 3, at, at)
+        told = ask(lake, 3, Milliseconds(at), Milliseconds(at))
         assert told.generation is not None
         assert told.generation.id == str(generation)
         assert told.accepted
@@ -111,23 +111,23 @@ def test_the_timestamp_of_the_write_chooses_the_generation(lake: Lake) -> None:
 
 def test_a_write_before_the_current_generation_is_refused_but_explained(lake: Lake) -> None:
     """Under the documents' rule an earlier write is refused; the answer still names where it would have gone."""
-    told = ask(lake, 3, T2 - 1, T2 + 1)
+    told = ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1))
     assert (told.verdict, told.generation and told.generation.id) == (Verdict.EARLIER, str(OLD))
     assert told.place is not None
     assert told.place.stream_id is not None
-    assert ask(lake, 3, T2 - 1, T2 + 1, "recent-past").accepted
+    assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1), "recent-past").accepted
 
 
 def test_the_leeway_is_half_open_under_the_strict_policy(lake: Lake) -> None:
     """Clock + leeway is refused by the documents' rule and taken by the later one."""
-    assert ask(lake, 3, T2 + 5_000, T2).verdict is Verdict.FUTURE
-    assert ask(lake, 3, T2 + 4_999, T2).accepted
-    assert ask(lake, 3, T2 + 5_000, T2, "recent-past").accepted
+    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2).verdict is Verdict.FUTURE
+    assert ask(lake, 3, Milliseconds(T2 + 4_999), T2).accepted
+    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2, "recent-past").accepted
 
 
 def test_before_the_first_generation_the_first_usable_time_is_named(lake: Lake) -> None:
     """The message users search for, with the time from which on it will work."""
-    told = ask(lake, 3, T1 - 1, T1 - 1)
+    told = ask(lake, 3, Milliseconds(T1 - 1), Milliseconds(T1 - 1))
     assert (told.verdict, told.generation, told.place) == (Verdict.NO_STREAM, None, None)
     assert "could not find any CDC stream" in told.reason
     assert format_ms(T1) in told.reason
@@ -149,7 +149,7 @@ def test_a_partial_generation_refuses_the_writes_that_need_it(tmp_path: Path) ->
     assert told.verdict is Verdict.NOT_RETRIEVED
     assert told.place is None
     assert "num_ranges claims 5 rows, 4 are there" in told.reason
-    assert ask(lake, 3, T2 - 1, T2 - 1).accepted
+    assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 - 1)).accepted
 
 
 def test_a_range_of_unknown_order_names_no_shard_where_the_order_decides_it(tmp_path: Path) -> None:

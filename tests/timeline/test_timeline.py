@@ -11,7 +11,7 @@ import pytest
 from support.homes import timelines
 from support.homes.timelines import FIRST_MS, HOMES, SECOND_MS, THIRD_MS, uuid_of
 
-from cdc_platform.clock import format_ms, to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
@@ -42,7 +42,7 @@ def test_every_generation_has_one_state(lake: Lake, name: str) -> None:
 
 def test_what_readers_of_the_first_format_see_is_known(lake: Lake) -> None:
     """A row of streams without a description: known, and not to be retrieved."""
-    row = {"time": to_datetime(FIRST_MS * 1000), "streams": [bytes(16)]}
+    row = {"time": ms_to_datetime(FIRST_MS), "streams": [bytes(16)]}
     lake.merge(STREAMS_DESCRIPTIONS, pa.Table.from_pylist([row]), update=False)
     (only,) = Timeline.read(lake).known
     assert (only.state, only.published_v1, only.gossiped) == (State.NOT_RETRIEVABLE, True, GenerationId(FIRST_MS))
@@ -52,7 +52,7 @@ def test_the_ledger_without_rows_is_not_enough(lake: Lake) -> None:
     """A generation whose V2 rows are lost is still named, and no longer to be retrieved."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
-    lost = row | {"generation_id": uuid_of(SECOND_MS), "time": to_datetime(SECOND_MS * 1000)}
+    lost = row | {"generation_id": uuid_of(SECOND_MS), "time": ms_to_datetime(SECOND_MS)}
     lake.merge(GENERATIONS, pa.Table.from_pylist([lost], schema=GENERATIONS.schema), update=False)
     newest = Timeline.read(lake).newest
     assert newest is not None
@@ -63,7 +63,7 @@ def test_a_v1_generation_that_waits_for_its_data_is_no_generation_yet(lake: Lake
     """No node knows it before; but its time is given, and nobody else gets one before it."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
-    waits = row | {"generation_id": uuid_of(THIRD_MS), "time": to_datetime(THIRD_MS * 1000), "format": "v1"}
+    waits = row | {"generation_id": uuid_of(THIRD_MS), "time": ms_to_datetime(THIRD_MS), "format": "v1"}
     lake.merge(GENERATIONS, pa.Table.from_pylist([waits], schema=GENERATIONS.schema), update=False)
     timeline = Timeline.read(lake)
     assert [each.time_ms for each in timeline.generations] == [FIRST_MS]
@@ -75,7 +75,7 @@ def test_names_are_uuids_or_times(lake: Lake) -> None:
     timelines.timestamp_only(lake)
     (only,) = Timeline.read(lake).known
     assert (only.name, only.gossiped) == (format_ms(FIRST_MS), GenerationId(FIRST_MS))
-    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": to_datetime(FIRST_MS * 1000)}
+    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": ms_to_datetime(FIRST_MS)}
     rows = pa.Table.from_pylist([kept | {"uuid": uuid_of(FIRST_MS)}], schema=CDC_LOCAL.schema)
     lake.merge(CDC_LOCAL, rows, update=False)
     timeline = Timeline.read(lake)
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_said_so(lake: Lake) -> None:
     timelines.enter(lake, THIRD_MS)
     timeline = Timeline.read(lake)
     with pytest.raises(NotFound, match=r"no generation 2023-11-14T22:13:20\.001Z is known"):
-        timeline.find(FIRST_MS + 1)
+        timeline.find(Milliseconds(FIRST_MS + 1))
     for name in (FIRST_MS, uuid_of(FIRST_MS)):
         with pytest.raises(NotFound, match=r"was removed at .*: since .* no CDC log could hold rows of it"):
             timeline.find(name)

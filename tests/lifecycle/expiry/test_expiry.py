@@ -27,7 +27,7 @@ from support.homes.expiring import (
     write,
 )
 
-from cdc_platform.clock import from_datetime, to_datetime
+from cdc_platform.clock import Microseconds, Milliseconds, ms_from_datetime, ms_to_datetime, us_of
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -53,7 +53,7 @@ from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources, Timeline
 
 SETTINGS = Settings()
-FAR_MS = START_MS + 400 * DAY_MS
+FAR_MS = Milliseconds(START_MS + 400 * DAY_MS)
 GONE_MS = [time + DAY_MS + SKEW_MS for time in TIMES_MS]
 """When rows with a TTL of 0 s would be gone: T(k+1) and the margin."""
 
@@ -71,12 +71,14 @@ def lake(imported: Path, tmp_path: Path) -> Lake:
     return Lake(tmp_path / "home" / "lake")
 
 
-def planned(lake: Lake, now_ms: int = FAR_MS, settings: Settings = SETTINGS) -> dict[str | None, PlannedGeneration]:
+def planned(
+    lake: Lake, now_ms: Milliseconds = FAR_MS, settings: Settings = SETTINGS
+) -> dict[str | None, PlannedGeneration]:
     """The plan by generation."""
     return {each.id: each for each in purge_plan.plan(lake, at(now_ms), settings)}
 
 
-def blocked(lake: Lake, now_ms: int = FAR_MS) -> list[tuple[str, ...]]:
+def blocked(lake: Lake, now_ms: Milliseconds = FAR_MS) -> list[tuple[str, ...]]:
     """What keeps each generation, oldest first."""
     return [each.blocked_by for each in purge_plan.plan(lake, at(now_ms), SETTINGS)]
 
@@ -84,7 +86,7 @@ def blocked(lake: Lake, now_ms: int = FAR_MS) -> list[tuple[str, ...]]:
 def noted(lake: Lake) -> dict[int, int | None]:
     """`expired` of each listed generation, by its time; in ms."""
     return {
-        from_datetime(row["time"]) // 1000: row["expired"] and from_datetime(row["expired"]) // 1000
+        ms_from_datetime(row["time"]): row["expired"] and ms_from_datetime(row["expired"])
         for row in lake.read(GENERATION_TIMESTAMPS).to_pylist()
     }
 
@@ -108,11 +110,18 @@ def test_marks_come_when_rows_are_gone_and_removal_after_the_grace_time(lake: La
     """To the millisecond, both."""
     add_table(lake, 3600)
     expired = GONE_MS[0] + HOUR_MS
-    actions = [planned(lake, now)[IDS[0]].action for now in (expired - 1, expired, expired + GRACE_MS - 1)]
-    assert [*actions, planned(lake, expired + GRACE_MS)[IDS[0]].action] == ["keep", "mark", "mark", "remove"]
-    assert planned(lake, expired - 1)[IDS[0]].blocked_by == ("ks.t",)
-    longer = Settings(expiry_grace_ms=GRACE_MS + 1)
-    assert planned(lake, expired + GRACE_MS, longer)[IDS[0]].action == "mark"
+    actions = [
+        planned(lake, Milliseconds(now))[IDS[0]].action for now in (expired - 1, expired, expired + GRACE_MS - 1)
+    ]
+    assert [*actions, planned(lake, Milliseconds(expired + GRACE_MS))[IDS[0]].action] == [
+        "keep",
+        "mark",
+        "mark",
+        "remove",
+    ]
+    assert planned(lake, Milliseconds(expired - 1))[IDS[0]].blocked_by == ("ks.t",)
+    longer = Settings(expiry_grace_ms=Milliseconds(GRACE_MS + 1))
+    assert planned(lake, Milliseconds(expired + GRACE_MS), longer)[IDS[0]].action == "mark"
 
 
 def test_without_tables_nothing_is_known_and_nothing_goes(lake: Lake) -> None:
@@ -131,8 +140,8 @@ def test_without_tables_nothing_is_known_and_nothing_goes(lake: Lake) -> None:
 def test_generations_that_operate_or_will_are_not_touched(lake: Lake) -> None:
     """Whatever the TTLs; and one that only its node knows yet ends no other."""
     add_table(lake, 1)
-    assert blocked(lake, TIMES_MS[1]) == [("ks.t",), ("operates",), ("starts later",), ("starts later",)]
-    assert blocked(lake, TIMES_MS[0] - 1)[0] == ("starts later",)
+    assert blocked(lake, Milliseconds(TIMES_MS[1])) == [("ks.t",), ("operates",), ("starts later",), ("starts later",)]
+    assert blocked(lake, Milliseconds(TIMES_MS[0] - 1))[0] == ("starts later",)
     own = str(uuid.uuid4())
     row = {"generation_id": own, "time": FAR_MS - DAY_MS, "num_ranges": 1, "num_streams": 1, "created_at": FAR_MS}
     write(lake, GENERATIONS, row)
@@ -143,8 +152,10 @@ def test_generations_that_operate_or_will_are_not_touched(lake: Lake) -> None:
 def test_consumers_hold_what_they_have_not_read(lake: Lake) -> None:
     """By their names; one whose tables are tablets reads no generation."""
     add_table(lake, 1)
-    consumers.register(lake, at(START_MS), "audit", "ks", "t", position_us=TIMES_MS[2] * 1000 - 1)
-    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=0)
+    consumers.register(
+        lake, at(START_MS), "audit", "ks", "t", position_us=Microseconds(us_of(Milliseconds(TIMES_MS[2])) - 1)
+    )
+    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=Microseconds(0))
     assert blocked(lake)[:3] == [("late",), ("audit", "late"), ("audit", "late")]
     assert "audit of ks.t has read up to 2026-01-02T23:59:59.999999Z" in planned(lake)[IDS[1]].reasons[0]
     removal.expire(lake, at(FAR_MS), SETTINGS)
@@ -157,14 +168,14 @@ def test_consumers_hold_what_they_have_not_read(lake: Lake) -> None:
 def test_a_lowered_ttl_shortens_nothing_and_a_raised_one_counts_from_then_on(lake: Lake) -> None:
     """Every generation waits for the TTLs that were in force while it operated."""
     add_table(lake, 10 * 86_400)
-    cdc_tables.alter(lake, at(START_MS + 31 * DAY_MS), "ks", "t", ttl_seconds=60)
+    cdc_tables.alter(lake, at(Milliseconds(START_MS + 31 * DAY_MS)), "ks", "t", ttl_seconds=60)
     assert planned(lake)[IDS[0]].expired_ms == GONE_MS[0] + 10 * DAY_MS
     lived = Lake(lake.root.parent / "other")
     shutil.copytree(lake.root / "system_distributed", lived.root / "system_distributed")
     for when, ttl in ((TIMES_MS[0] + HOUR_MS, 60), (TIMES_MS[2] + HOUR_MS, 0)):
         if not cdc_tables.cdc_tables(lived):
-            cdc_tables.add(lived, at(TIMES_MS[0] - 1), "ks", "t", ttl_seconds=86_400)
-        cdc_tables.alter(lived, at(when), "ks", "t", ttl_seconds=ttl)
+            cdc_tables.add(lived, at(Milliseconds(TIMES_MS[0] - 1)), "ks", "t", ttl_seconds=86_400)
+        cdc_tables.alter(lived, at(Milliseconds(when)), "ks", "t", ttl_seconds=ttl)
     found = [each.expired_ms for each in purge_plan.plan(lived, at(FAR_MS), SETTINGS)]
     assert found == [GONE_MS[0] + DAY_MS, GONE_MS[1] + 60_000, None, None]
     removal.expire(lived, at(FAR_MS), SETTINGS)
@@ -175,18 +186,18 @@ def test_a_noted_time_only_ever_moves_to_a_later_one(lake: Lake) -> None:
     """A table that turns up late moves it; a dropped one does not bring it forward."""
     add_table(lake, 3600)
     first = GONE_MS[0] + HOUR_MS
-    assert removal.expire(lake, at(first), SETTINGS).marked == 1
+    assert removal.expire(lake, at(Milliseconds(first)), SETTINGS).marked == 1
     assert noted(lake)[TIMES_MS[0]] == first
-    assert removal.expire(lake, at(first), SETTINGS).marked == 0
+    assert removal.expire(lake, at(Milliseconds(first)), SETTINGS).marked == 0
     add_table(lake, 7200, name="late")
-    done = removal.expire(lake, at(first + GRACE_MS - 1), SETTINGS)
+    done = removal.expire(lake, at(Milliseconds(first + GRACE_MS - 1)), SETTINGS)
     assert (done.marked, done.removed) == (1, ())
     assert noted(lake)[TIMES_MS[0]] == GONE_MS[0] + 2 * HOUR_MS
     for name in ("t", "late"):
-        cdc_tables.drop(lake, at(START_MS + 40 * DAY_MS), "ks", name)
-    assert planned(lake, first)[IDS[0]].blocked_by == ("late writes",)
-    assert planned(lake, first)[IDS[0]].expired_ms == GONE_MS[0] + 2 * HOUR_MS
-    assert planned(lake, first)[IDS[1]].expired_ms == GONE_MS[1]
+        cdc_tables.drop(lake, at(Milliseconds(START_MS + 40 * DAY_MS)), "ks", name)
+    assert planned(lake, Milliseconds(first))[IDS[0]].blocked_by == ("late writes",)
+    assert planned(lake, Milliseconds(first))[IDS[0]].expired_ms == GONE_MS[0] + 2 * HOUR_MS
+    assert planned(lake, Milliseconds(first))[IDS[1]].expired_ms == GONE_MS[1]
 
 
 def everywhere(lake: Lake) -> None:
@@ -225,16 +236,16 @@ def everywhere(lake: Lake) -> None:
 def rows_of_first(lake: Lake) -> dict[str, int]:
     """How many rows the first generation has in each table."""
     by = {
-        GENERATION_TIMESTAMPS: ("time", to_datetime(TIMES_MS[0] * 1000)),
-        STREAMS_DESCRIPTIONS_V2: ("time", to_datetime(TIMES_MS[0] * 1000)),
-        STREAMS_DESCRIPTIONS: ("time", to_datetime(TIMES_MS[0] * 1000)),
-        GENERATION_DESCRIPTIONS: ("time", to_datetime(TIMES_MS[0] * 1000)),
+        GENERATION_TIMESTAMPS: ("time", ms_to_datetime(Milliseconds(TIMES_MS[0]))),
+        STREAMS_DESCRIPTIONS_V2: ("time", ms_to_datetime(Milliseconds(TIMES_MS[0]))),
+        STREAMS_DESCRIPTIONS: ("time", ms_to_datetime(Milliseconds(TIMES_MS[0]))),
+        GENERATION_DESCRIPTIONS: ("time", ms_to_datetime(Milliseconds(TIMES_MS[0]))),
         GENERATION_DESCRIPTIONS_V2: ("id", IDS[0]),
         TOPOLOGY_DESCRIPTIONS: ("generation_id", IDS[0]),
     }
     found = {table.name: lake.read(table, [name], [(name, "=", value)]).num_rows for table, (name, value) in by.items()}
     marks = lake.read(UNORDERED_RANGES, ["generation"])["generation"].to_pylist()
-    return found | {"marks": sum(name in (IDS[0], iso(TIMES_MS[0])) for name in marks)}
+    return found | {"marks": sum(name in (IDS[0], iso(Milliseconds(TIMES_MS[0]))) for name in marks)}
 
 
 def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
@@ -245,7 +256,7 @@ def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
     assert set(rows_of_first(lake).values()) == {1, RANGES} | {rows_of_first(lake)["marks"]}
     size = planned(lake)[IDS[0]]
     assert size.rows == 3 * RANGES + 1 + 2
-    done = removal.expire(lake, at(GONE_MS[0] + 1000 + GRACE_MS), SETTINGS)
+    done = removal.expire(lake, at(Milliseconds(GONE_MS[0] + 1000 + GRACE_MS)), SETTINGS)
     assert [each.id for each in done.removed] == [IDS[0]]
     assert set(rows_of_first(lake).values()) == {0}
     after = {table.full_name: lake.read(table).num_rows for table in TABLES.values()}
@@ -268,20 +279,22 @@ def test_running_again_changes_nothing(lake: Lake) -> None:
 def test_what_was_removed_is_remembered(lake: Lake) -> None:
     """A hole in the timeline stays one: the generation before it does not go on, nobody makes it again."""
     add_table(lake, 1)
-    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=0)
-    cdc_tables.add(lake, at(TIMES_MS[0] + 1), "ks", "short", ttl_seconds=0)
-    cdc_tables.alter(lake, at(TIMES_MS[0] + 2), "ks", "short", ttl_seconds=1)
+    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=Microseconds(0))
+    cdc_tables.add(lake, at(Milliseconds(TIMES_MS[0] + 1)), "ks", "short", ttl_seconds=0)
+    cdc_tables.alter(lake, at(Milliseconds(TIMES_MS[0] + 2)), "ks", "short", ttl_seconds=1)
     consumers.forget(lake, "late", "ks", "t")
     removal.expire(lake, at(FAR_MS), SETTINGS)
     assert [each.id for each in Timeline.read(lake).known] == [IDS[0], IDS[3]]
     assert [each.removed_ms for each in Timeline.read(lake).generations] == [None, FAR_MS, FAR_MS, None]
     for name in (IDS[1], TIMES_MS[1]):
         with pytest.raises(NotFound, match="was removed at"):
-            Timeline.read(lake).find(name)
+            Timeline.read(lake).find(Milliseconds(name))
     with pytest.raises(StateError, match="not made again"):
         ledger.introduced_id(lake, IDS[1])
     assert planned(lake)[IDS[0]].time_ms == TIMES_MS[0]
-    explained = run("--home", lake.root.parent, "explain", "--token", "1", "--at", iso(TIMES_MS[1] + 1), "--json")
+    explained = run(
+        "--home", lake.root.parent, "explain", "--token", "1", "--at", iso(Milliseconds(TIMES_MS[1] + 1)), "--json"
+    )
     assert (explained.exit_code, explained.json["generation"]["id"], explained.json["stream_id"]) == (1, IDS[1], None)
     assert "was removed with its streams" in explained.json["reason"]
 
@@ -305,8 +318,8 @@ def test_first_format_generations_that_were_never_rewritten_expire_too(lake: Lak
     cell = lake.read(GENERATION_DESCRIPTIONS).to_pylist()[0] | {"time": old}
     write(lake, GENERATION_DESCRIPTIONS, cell)
     write(lake, STREAMS_DESCRIPTIONS, {"time": old, "streams": [b"\0" * 16]})
-    add_table(lake, 1, created_ms=old)
-    (first, *_) = purge_plan.plan(lake, at(old + 20 * DAY_MS), SETTINGS)
+    add_table(lake, 1, created_ms=Milliseconds(old))
+    (first, *_) = purge_plan.plan(lake, at(Milliseconds(old + 20 * DAY_MS)), SETTINGS)
     assert (first.time_ms, first.id, first.rows, first.action) == (old, None, 2, "remove")
     assert first.expired_ms == TIMES_MS[0] + SKEW_MS + 1000
     removal.expire(lake, at(FAR_MS), SETTINGS)
@@ -351,7 +364,7 @@ def test_ten_thousand_generations_are_planned_without_their_streams(tmp_path: Pa
     write(lake, GENERATION_TIMESTAMPS, *({"key": "timestamps", "time": time, "expired": None} for time in times))
     for number in range(20):
         add_table(lake, 86_400 + number, name=f"t{number}", created_ms=START_MS - DAY_MS)
-    plan = purge_plan.plan(lake, at(times[-1]), SETTINGS)
+    plan = purge_plan.plan(lake, at(Milliseconds(times[-1])), SETTINGS)
     assert sum(each.action == "remove" for each in plan) == 10_000 - 1 - 26
 
 
@@ -387,7 +400,7 @@ def test_nodes_learn_of_what_is_published(lake: Lake) -> None:
     for host, index in zip(hosts, (0, 2, 0), strict=True):
         row = {"host_id": host, "key": "cdc_local", "streams_timestamp": TIMES_MS[index], "uuid": IDS[index]}
         write(lake, CDC_LOCAL, row)
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(TIMES_MS[1] * 1000))])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(TIMES_MS[1])))])
     for _ in range(2):
         assert publish.publish_timestamp(lake, at(FAR_MS), IDS[1]) == TIMES_MS[1]
     kept = {row["host_id"]: row["uuid"] for row in lake.read(CDC_LOCAL).to_pylist()}
@@ -397,9 +410,9 @@ def test_nodes_learn_of_what_is_published(lake: Lake) -> None:
 def test_writes_to_a_removed_generation_get_no_stream(lake: Lake) -> None:
     """Neither one of the generation before nor one of the generation after."""
     add_table(lake, 1)
-    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=TIMES_MS[1] * 1000)
+    consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=us_of(Milliseconds(TIMES_MS[1])))
     keys = pa.array([b"key"] * 3, pa.binary())
-    moments = pa.array([time * 1000 + 1 for time in TIMES_MS[:3]], pa.int64())
+    moments = pa.array([us_of(Milliseconds(time)) + 1 for time in TIMES_MS[:3]], pa.int64())
     assert StreamSources(lake).generations.finder()(keys, moments).null_count == 0
     removal.expire(lake, at(FAR_MS), SETTINGS)
     found = StreamSources(lake).generations.finder()(keys, moments)

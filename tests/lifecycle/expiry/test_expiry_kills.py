@@ -15,6 +15,7 @@ from support.homes.contents import contents
 from support.homes.expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
 
 from cdc_platform import failpoints
+from cdc_platform.clock import Milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -25,7 +26,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle.expiry import removal
 from cdc_platform.timeline import Timeline
 
-NOW = iso(TIMES_MS[2] + DAY_MS // 2)
+NOW = iso(Milliseconds(TIMES_MS[2] + DAY_MS // 2))
 """When the first generation may go, the second has expired, and the third operates."""
 
 

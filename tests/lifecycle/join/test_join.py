@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from support.homes.contents import contents
 from support.oracles import oracle
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.errors import AuditFailed, NotFound, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
@@ -35,8 +35,8 @@ from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.settings import Settings
 
 Joining = Callable[..., JoinRequest]
-NOON = Clock(stopped_at_us=1_700_000_000_000_000)
-NOON_MS = 1_700_000_000_000
+NOON = Clock(stopped_at_us=Microseconds(1_700_000_000_000_000))
+NOON_MS = Milliseconds(1_700_000_000_000)
 # A verdict names the files that it was given on.
 FILES = {"content", "judged_at"}
 
@@ -105,7 +105,7 @@ def test_generations_start_one_after_the_other(workers: Workers, lake: Lake, joi
     assert (first.time_ms, second.time_ms) == (NOON_MS + 65_000, NOON_MS + 65_001)
     late = inbox.queue(lake, NOON, joining(3))
     with pytest.raises(StateError, match="clock is behind"):
-        whole.run_join(workers, lake, Clock((NOON_MS - 100_000) * 1000), Settings(), late.generation_id)
+        whole.run_join(workers, lake, Clock(us_of(Milliseconds(NOON_MS - 100_000))), Settings(), late.generation_id)
     assert lake.read(GENERATIONS).num_rows == 2
 
 

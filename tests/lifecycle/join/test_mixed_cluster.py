@@ -18,7 +18,7 @@ from support.command_line import run
 from support.homes.v1_tables import HOUR_MS, START_MS, old_cluster, times
 from support.oracles import oracle
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.generations import description as rules
@@ -43,8 +43,8 @@ from cdc_platform.records.ring import current_ring, put_nodes
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources, Timeline
 
-NOON_MS = 1_700_000_000_000
-NOON = Clock(NOON_MS * 1000)
+NOON_MS = Milliseconds(1_700_000_000_000)
+NOON = Clock(us_of(NOON_MS))
 OLD = {"features": []}
 Request = Callable[..., JoinRequest]
 
@@ -94,7 +94,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
         bootstrap.introduce_v1(lake, second_id)
     chosen = bootstrap.choose_v1_timestamp(lake, NOON, Settings(), second_id)
     assert [known.id for known in Timeline.read(lake).known] == [first.generation_id]
-    later = Clock((NOON_MS + 3_600_000) * 1000)
+    later = Clock(us_of(Milliseconds(NOON_MS + 3_600_000)))
     second = joining.run_join(workers, lake, later, Settings(), second_id)
     assert second.time_ms == chosen == NOON_MS + 65_001
 
@@ -124,7 +124,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     ]
 
     # A write finds its stream in the V1 description, by the position of its shard among the streams that are left.
-    at_us = second.time_ms * 1000
+    at_us = us_of(second.time_ms)
     token = sorted(sharding)[5] - 1
     answer = StreamSources(lake).generations.explain(token, at_us, at_us)
     assert answer.accepted
@@ -203,16 +203,16 @@ def test_check_judges_a_cluster_that_is_all_v1(workers: Workers, tmp_path: Path)
     home = tmp_path / "home"
     lake = Lake(open_home(home).lake)
     made = old_cluster(lake, times(2))
-    now = format_ms(START_MS + 2 * HOUR_MS)
+    now = format_ms(Milliseconds(START_MS + 2 * HOUR_MS))
     assert run("--home", home, "--clock", now, "rewrite").exit_code == 0
     good = run("--home", home, "--clock", now, "check", "--json")
     assert good.exit_code == 0, good.stdout
     lines = {line["invariant"]: line for line in good.json}
     assert (lines["published_equals_description"]["population"], lines["row_count"]["population"]) == (24, 2)
     assert lines["live_generations_rewritten"]["population"] == 2
-    one = run("--home", home, "check", format_ms(times(2)[0]), "--json")
+    one = run("--home", home, "check", format_ms(Milliseconds(times(2)[0])), "--json")
     assert {line["invariant"]: line["population"] for line in one.json}["published_equals_description"] == 12
-    publish_v1.publish_streams(lake, times(2)[0], _with_first_two_streams_swapped(made[times(2)[0]]))
+    publish_v1.publish_streams(lake, Milliseconds(times(2)[0]), _with_first_two_streams_swapped(made[times(2)[0]]))
     bad = run("--home", home, "--clock", now, "check", "--json")
     assert bad.exit_code == 1
     assert {line["invariant"] for line in bad.json if line["violations"]} >= {"published_equals_description"}

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 from support.worlds.switch_lake import NOON, NOON_MS, inserted
 
-from cdc_platform.clock import from_datetime
+from cdc_platform.clock import from_datetime, us_of
 from cdc_platform.errors import StateError
 from cdc_platform.invariants import Finding
 from cdc_platform.lake.lake import Lake
@@ -75,7 +75,7 @@ def test_a_home_without_verdicts_is_judged_now(lake: Lake) -> None:
     assert introduce(lake, generation_id, answering(answers(0)), judging=True) == NOON_MS + 65_000
     [kept] = lake.read(VERDICTS).to_pylist()
     assert (kept["step"], kept["passed"], kept["said"]) == ("cdc_generation_descriptions_v2", True, None)
-    assert (kept["door"], from_datetime(kept["judged_at"])) == ("the door of a test", NOON_MS * 1000)
+    assert (kept["door"], from_datetime(kept["judged_at"])) == ("the door of a test", us_of(NOON_MS))
 
 
 def test_a_bad_verdict_holds_up_every_later_run(lake: Lake) -> None:

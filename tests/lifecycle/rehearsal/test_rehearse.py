@@ -13,7 +13,7 @@ from support.command_line import run
 from support.files.bad_input import listing
 from support.oracles import oracle
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Microseconds, Milliseconds, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.generations.comparison import compare
@@ -28,7 +28,7 @@ from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.rehearsal_file import parse_rehearsal
 
-NOON = 1_700_000_000_000
+NOON = Milliseconds(1_700_000_000_000)
 DELAY = 65_000
 V2 = ("CDC_GENERATIONS_V2",)
 HOSTS = [
@@ -92,7 +92,7 @@ def test_what_is_at_risk_while_gossip_spreads() -> None:
     alone = from_ring(Ring.of([Node(UUID(int=1), (0,), 1, 0, "10.0.0.1", features=V2)]), NOON)
     (effect,) = played({"add": {"tokens": [-(2**62)], "shard_count": 1}}, start=alone)
     assert effect.risk_share == pytest.approx(0.25)
-    settings = Settings(ring_delay_ms=5_000)
+    settings = Settings(ring_delay_ms=Milliseconds(5_000))
     (faster,) = played({"add": {"tokens": [-(2**62)], "shard_count": 1}}, start=alone, settings=settings)
     assert faster.risk_ms == 15_000
 
@@ -157,7 +157,7 @@ def test_tables_keep_what_can_still_have_rows() -> None:
     """A generation goes when its successor has started, the TTL has passed, and the grace time, to the millisecond."""
     start = with_ttls(from_ring(Ring.of(HOSTS), NOON), [3600, 60])
     add = {"add": {"num_tokens": 4, "shard_count": 2}}
-    settings = Settings(expiry_skew_margin_ms=0)
+    settings = Settings(expiry_skew_margin_ms=Milliseconds(0))
     wait = 3600 + 3600  # the TTL and the grace time
     joined, almost, gone = played(add, {"wait": wait - 1}, {"wait": 1}, start=start, settings=settings)
     assert joined.made is not None
@@ -216,7 +216,7 @@ def make_home(home: Path) -> Lake:
         }
         for row in range(len(made))
     ]
-    when = to_datetime((NOON - 86_400_000) * 1000)
+    when = to_datetime(Microseconds((NOON - 86_400_000) * 1000))
     ledger = {
         "generation_id": str(UUID(int=0xA)),
         "time": when,

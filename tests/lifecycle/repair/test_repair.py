@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_to_datetime, to_datetime
 from cdc_platform.errors import NotFound, StateError, Unavailable
 from cdc_platform.generations import GenerationId, RingLayout, TopologyDescription, generate
 from cdc_platform.generations.damage import Condition
@@ -33,8 +33,8 @@ from cdc_platform.records.ring import current_ring, node_rows, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.importing import import_paths
 
-NOON = Clock(stopped_at_us=1_700_000_000_000_000)
-T1 = 1_600_000_000_000
+NOON = Clock(stopped_at_us=Microseconds(1_700_000_000_000_000))
+T1 = Milliseconds(1_600_000_000_000)
 GENERATION = UUID(int=0xA)
 V2 = ("CDC_GENERATIONS_V2",)
 HOSTS = [
@@ -43,7 +43,7 @@ HOSTS = [
 ]
 
 
-def describe(lake: Lake, nodes: list[Node] = HOSTS, generation: UUID = GENERATION, time_ms: int = T1) -> None:
+def describe(lake: Lake, nodes: list[Node] = HOSTS, generation: UUID = GENERATION, time_ms: Milliseconds = T1) -> None:
     """Put a generation for these nodes into the ledger and the V2 table."""
     made = generate(RingLayout.of(Ring.of(nodes)), generation)
     rows = [
@@ -57,7 +57,7 @@ def describe(lake: Lake, nodes: list[Node] = HOSTS, generation: UUID = GENERATIO
         for row in range(len(made))
     ]
     lake.merge(GENERATION_DESCRIPTIONS_V2, pa.Table.from_pylist(rows), update=True)
-    when = to_datetime(time_ms * 1000)
+    when = ms_to_datetime(time_ms)
     ledger = {
         "generation_id": str(generation),
         "time": when,
@@ -101,7 +101,7 @@ def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake)
     """Condition b: the latest ID has no UUID; as long as one node lacks the feature that is right so."""
     made = generate(RingLayout.of(Ring.of(HOSTS)), GENERATION)
     lake.merge(GENERATION_DESCRIPTIONS, generation_data.cell_row(T1, made), update=True)
-    row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": to_datetime(T1 * 1000), "uuid": None}
+    row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": ms_to_datetime(T1), "uuid": None}
     lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
     lake.merge(NODES, node_rows([HOSTS[0], replace(HOSTS[1], features=())]), update=True)
     assert checkup.check(lake).latest == GenerationId(T1)
@@ -188,12 +188,12 @@ def test_the_newest_id_that_anybody_keeps_is_the_latest(repaired: Lake) -> None:
     row = {
         "host_id": str(UUID(int=2)),
         "key": "cdc_local",
-        "streams_timestamp": to_datetime((T1 + 1) * 1000),
+        "streams_timestamp": to_datetime(Microseconds((T1 + 1) * 1000)),
         "uuid": str(UUID(int=0xB)),
     }
     repaired.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
     found = checkup.check(repaired)
-    assert found.latest == GenerationId(T1 + 1, UUID(int=0xB))
+    assert found.latest == GenerationId(Milliseconds(T1 + 1), UUID(int=0xB))
     assert conditions(repaired) == ["missing-data"]
 
 

@@ -15,7 +15,7 @@ from support.homes.contents import contents
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.errors import StateError
 from cdc_platform.generations.switch import Phase
 from cdc_platform.home import open_home
@@ -45,13 +45,13 @@ def process(*arguments: str, kill_at: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def command(home: Path, now_ms: int, *arguments: str, kill_at: str) -> int:
+def command(home: Path, now_ms: Milliseconds, *arguments: str, kill_at: str) -> int:
     """`cdc-platform switch`, in a process of its own that is killed; answers with how it left."""
     program = ("-m", "cdc_platform", "--home", str(home), "--clock", format_ms(now_ms), "switch")
     return process(*program, *arguments, kill_at=kill_at).returncode
 
 
-def again(home: Path, now_ms: int, *arguments: str) -> int:
+def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
     """The same command, undisturbed."""
     return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
 
@@ -87,15 +87,15 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
 ) -> None:
     """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
     generation_id = waiting[1]
-    killed = process("-c", INTRODUCE, str(home / "lake"), str(NOON_MS * 1000), generation_id, kill_at=point)
+    killed = process("-c", INTRODUCE, str(home / "lake"), str(us_of(NOON_MS)), generation_id, kill_at=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) != undisturbed
     left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
     # Before the promises are kept there is nothing that a later clock must not change.
-    later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + 10_000
-    bootstrap.introduce(Lake(home / "lake"), Clock(later * 1000), TWO_PHASE, generation_id)
+    later = NOON_MS if point == failpoints.AFTER_SWITCH_PREPARED else NOON_MS + Milliseconds(10_000)
+    bootstrap.introduce(Lake(home / "lake"), Clock(us_of(later)), TWO_PHASE, generation_id)
     assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) == undisturbed
-    done = register.drive(left, Clock((NOON_MS + 30_000) * 1000), TWO_PHASE, generation_id, "anybody")
+    done = register.drive(left, Clock(us_of(Milliseconds(NOON_MS + 30_000))), TWO_PHASE, generation_id, "anybody")
     answered = point not in (failpoints.AFTER_SWITCH_PREPARED, failpoints.AFTER_SWITCH_PROMISE)
     assert (done.phase, done.time_ms) == ((Phase.COMMITTED, NOON_MS + 70_000) if answered else (Phase.ABORTED, None))
     if answered:
@@ -111,14 +111,20 @@ def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tu
     register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     register.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
     answer = ("ack", generation_id, "--node", HOSTS[0])
-    assert command(home, NOON_MS + 1_000, *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE) == -signal.SIGKILL
+    assert (
+        command(home, Milliseconds(NOON_MS + 1_000), *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE)
+        == -signal.SIGKILL
+    )
     assert switches.find(lake, generation_id).missing == (HOSTS[0],)
-    assert again(home, NOON_MS + 9_000, *answer) == 0
+    assert again(home, Milliseconds(NOON_MS + 9_000), *answer) == 0
     assert switches.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
     decide = ("commit", generation_id)
-    assert command(home, NOON_MS + 9_000, *decide, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
+    assert (
+        command(home, Milliseconds(NOON_MS + 9_000), *decide, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        == -signal.SIGKILL
+    )
     assert not lake.exists(GENERATIONS)
-    assert again(home, NOON_MS + 90_000, *decide) == 0
+    assert again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
     assert switches.find(lake, generation_id).time_ms == NOON_MS + 71_000
     assert switches.unfinished(lake) == []
 
@@ -128,8 +134,11 @@ def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> No
     lake, generation_id = Lake(home / "lake"), waiting[1]
     register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     late = NOON_MS + 30_000
-    assert command(home, late, "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION) == -signal.SIGKILL
+    assert (
+        command(home, Milliseconds(late), "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        == -signal.SIGKILL
+    )
     first = switches.find(lake, generation_id)
-    assert again(home, late + 5_000, "abort", generation_id) == 0
+    assert again(home, Milliseconds(late + 5_000), "abort", generation_id) == 0
     assert switches.find(lake, generation_id) == first
     assert first.phase is Phase.ABORTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, request
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import ms_to_datetime
 from cdc_platform.invariants.switches import audit_switches
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
@@ -27,8 +27,8 @@ def test_switched_joins_end_published(workers: Workers, lake: Lake) -> None:
         times.append(done.time_ms)
     assert times == [NOON_MS + 70_000, NOON_MS + 70_001]
     listed = lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
-    assert sorted(listed) == [to_datetime(time * 1000) for time in times]
+    assert sorted(listed) == [ms_to_datetime(time) for time in times]
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 4 + 8
     newest = lake.read(CDC_LOCAL, filters=[("host_id", "=", host(2)), ("key", "=", "cdc_local")]).to_pylist()
-    assert newest[0]["streams_timestamp"] == to_datetime(times[1] * 1000)
+    assert newest[0]["streams_timestamp"] == ms_to_datetime(times[1])
     assert [line.violations for line in audit_switches(lake)] == [0, 0, 0, 0]

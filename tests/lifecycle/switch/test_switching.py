@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, operating, ring_of
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_to_datetime, to_datetime, us_of
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import Verdict
 from cdc_platform.generations.switch import Phase
@@ -31,14 +31,14 @@ from cdc_platform.timeline import StreamSources
 from cdc_platform.timeline.explain import Explanation
 
 HOSTS = [host(number) for number in (1, 2, 3)]
-LEASE_END_MS = NOON_MS + 5_000 + 60_000
-DEADLINE_MS = NOON_MS + 30_000
-TIME_MS = LEASE_END_MS + 5_000
+LEASE_END_MS = NOON_MS + Milliseconds(5_000) + Milliseconds(60_000)
+DEADLINE_MS = NOON_MS + Milliseconds(30_000)
+TIME_MS = LEASE_END_MS + Milliseconds(5_000)
 
 
-def at(ms: int) -> Clock:
+def at(ms: Milliseconds) -> Clock:
     """A clock that stands still."""
-    return Clock(ms * 1000)
+    return Clock(us_of(ms))
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def prepared(lake: Lake, generation_id: str) -> str:
     return generation_id
 
 
-def ask(lake: Lake, at_ms: int, now_ms: int) -> Explanation:
+def ask(lake: Lake, at_ms: Milliseconds, now_ms: Milliseconds) -> Explanation:
     """Explain a write."""
-    return StreamSources(lake).generations.explain(3, at_ms * 1000, now_ms * 1000)
+    return StreamSources(lake).generations.explain(3, us_of(at_ms), us_of(now_ms))
 
 
 def test_a_join_prepares_is_acknowledged_and_committed(lake: Lake, generation_id: str) -> None:
@@ -66,17 +66,17 @@ def test_a_join_prepares_is_acknowledged_and_committed(lake: Lake, generation_id
     [row] = lake.read(GENERATION_SWITCHES).to_pylist()
     assert (row["phase"], row["initiator"], row["decided_by"]) == ("committed", HOSTS[2], HOSTS[2])
     assert row["participants"] == row["acknowledged"] == HOSTS
-    assert row["lease_ends"] == [to_datetime(LEASE_END_MS * 1000)] * 3
+    assert row["lease_ends"] == [ms_to_datetime(LEASE_END_MS)] * 3
     [ledger] = lake.read(GENERATIONS).to_pylist()
     local = {each["key"]: each for each in lake.read(CDC_LOCAL).to_pylist()}
-    assert ledger["time"] == row["time"] == local["cdc_local"]["streams_timestamp"] == to_datetime(TIME_MS * 1000)
+    assert ledger["time"] == row["time"] == local["cdc_local"]["streams_timestamp"] == ms_to_datetime(TIME_MS)
 
 
 def test_a_join_again_changes_nothing(lake: Lake, generation_id: str) -> None:
     """Later, and with the setting turned off meanwhile: what is committed stays."""
     bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id)
     versions = [lake.version(table) for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)]
-    assert bootstrap.introduce(lake, at(NOON_MS + 500_000), Settings(), generation_id) == TIME_MS
+    assert bootstrap.introduce(lake, at(Milliseconds(NOON_MS + 500_000)), Settings(), generation_id) == TIME_MS
     assert versions == [lake.version(table) for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)]
 
 
@@ -89,18 +89,18 @@ def test_without_the_setting_there_is_no_switch(lake: Lake, generation_id: str) 
 
 def test_a_begun_switch_is_finished_with_the_setting_off(lake: Lake, prepared: str) -> None:
     """Nodes may have promised: the documents' timestamp could be before a lease end."""
-    assert bootstrap.introduce(lake, at(NOON_MS + 1_000), Settings(), prepared) == TIME_MS + 1_000
+    assert bootstrap.introduce(lake, at(Milliseconds(NOON_MS + 1_000)), Settings(), prepared) == TIME_MS + 1_000
 
 
 def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: str) -> None:
     """At one stopped clock too, and a clock that is set back far is refused before anything is promised."""
     first = bootstrap.introduce(lake, NOON, TWO_PHASE, generation_id)
     bootstrap.admit(lake, generation_id)
-    inbox_row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(0)}
+    inbox_row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(Microseconds(0))}
     lake.merge(GENERATIONS, pa.Table.from_pylist([inbox_row]), update=True)
     second = inserted(lake, 4)
     with pytest.raises(StateError, match="clock is behind"):
-        bootstrap.introduce(lake, at(NOON_MS - 80_000), TWO_PHASE, second)
+        bootstrap.introduce(lake, at(Milliseconds(NOON_MS - 80_000)), TWO_PHASE, second)
     assert len(switches.switches(lake)) == 1
     assert bootstrap.introduce(lake, NOON, TWO_PHASE, second) == first + 1
 
@@ -129,14 +129,14 @@ def test_a_missing_answer_aborts_at_the_deadline_and_not_before(lake: Lake, prep
     """One has answered; until the deadline nobody may abort, from then on nobody may answer."""
     register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
     with pytest.raises(StateError, match="from its deadline on"):
-        register.abort(lake, at(DEADLINE_MS - 1), prepared, "a test")
+        register.abort(lake, at(Milliseconds(DEADLINE_MS - 1)), prepared, "a test")
     with pytest.raises(StateError, match="2 of 3 participants have not acknowledged"):
         register.commit(lake, NOON, TWO_PHASE, prepared, "a test")
     with pytest.raises(StateError, match="the deadline of the switch"):
         register.acknowledge(lake, at(DEADLINE_MS), TWO_PHASE, prepared, HOSTS[1:])
     aborted = register.abort(lake, at(DEADLINE_MS), prepared, "a test")
     assert (aborted.phase, aborted.time_ms) == (Phase.ABORTED, None)
-    assert register.abort(lake, at(DEADLINE_MS + 9), prepared, "another") == aborted
+    assert register.abort(lake, at(Milliseconds(DEADLINE_MS + 9)), prepared, "another") == aborted
 
 
 def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, prepared: str) -> None:
@@ -144,10 +144,10 @@ def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, pr
     register.acknowledge(lake, NOON, TWO_PHASE, prepared, HOSTS)
     with pytest.raises(StateError, match="have acknowledged; commit it"):
         register.abort(lake, at(DEADLINE_MS), prepared, "a test")
-    done = register.drive(lake, at(NOON_MS + 3_600_000), TWO_PHASE, prepared, "a test")
+    done = register.drive(lake, at(Milliseconds(NOON_MS + 3_600_000)), TWO_PHASE, prepared, "a test")
     assert (done.phase, done.time_ms, done.decided_by) == (Phase.COMMITTED, TIME_MS, "a test")
     with pytest.raises(StateError, match="a decision is final"):
-        register.abort(lake, at(NOON_MS + 3_600_000), prepared, "a test")
+        register.abort(lake, at(Milliseconds(NOON_MS + 3_600_000)), prepared, "a test")
 
 
 def test_a_join_after_an_abort_says_what_to_do(lake: Lake, prepared: str) -> None:
@@ -172,11 +172,11 @@ def test_a_join_under_a_switch_is_not_withdrawn(lake: Lake, prepared: str) -> No
 def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
     """An answer that was lost is given again as it was; one that has run out meanwhile is not given at all."""
     register._promise(lake, NOON, switches.find(lake, prepared), {HOSTS[0]: LEASE_END_MS})
-    done = register.acknowledge(lake, at(NOON_MS + 7_000), TWO_PHASE, prepared, HOSTS[:1])
+    done = register.acknowledge(lake, at(Milliseconds(NOON_MS + 7_000)), TWO_PHASE, prepared, HOSTS[:1])
     assert done.lease_of(HOSTS[0]) == LEASE_END_MS
-    register._promise(lake, NOON, done, {HOSTS[1]: NOON_MS + 13_000})
+    register._promise(lake, NOON, done, {HOSTS[1]: Milliseconds(NOON_MS + 13_000)})
     with pytest.raises(StateError, match="before it was answered with"):
-        register.acknowledge(lake, at(NOON_MS + 8_000), TWO_PHASE, prepared, HOSTS[1:2])
+        register.acknowledge(lake, at(Milliseconds(NOON_MS + 8_000)), TWO_PHASE, prepared, HOSTS[1:2])
     assert switches.find(lake, prepared).missing == tuple(HOSTS[1:])
 
 
@@ -191,7 +191,7 @@ def test_only_participants_answer(lake: Lake, prepared: str) -> None:
 
 def test_a_lease_that_clocks_can_outrun_is_refused(lake: Lake, generation_id: str) -> None:
     """A lease not longer than the margin would be promised by a clock that was just set back."""
-    short = Settings(two_phase_switch=True, switch_lease_ms=5_000, switch_margin_ms=5_000)
+    short = Settings(two_phase_switch=True, switch_lease_ms=Milliseconds(5_000), switch_margin_ms=Milliseconds(5_000))
     with pytest.raises(InputError, match="set switch_lease_ms above switch_margin_ms"):
         bootstrap.introduce(lake, NOON, short, generation_id)
     assert not lake.exists(GENERATION_SWITCHES)
@@ -199,20 +199,20 @@ def test_a_lease_that_clocks_can_outrun_is_refused(lake: Lake, generation_id: st
 
 def test_writes_past_the_first_lease_end_wait_for_the_decision(lake: Lake, generation_id: str) -> None:
     """UNDECIDED from the first lease end on and not a microsecond before; accepted as soon as it is decided."""
-    bootstrap.introduce(lake, at(NOON_MS - 600_000), TWO_PHASE, generation_id)
+    bootstrap.introduce(lake, at(Milliseconds(NOON_MS - 600_000)), TWO_PHASE, generation_id)
     bootstrap.admit(lake, generation_id)
-    row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(0)}
+    row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": to_datetime(Microseconds(0))}
     lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=True)
     second = inserted(lake, 4)
     hosts = [*HOSTS, host(4)]
     register.prepare(lake, NOON, TWO_PHASE, second, host(4), hosts)
-    assert ask(lake, NOON_MS + 99_000, NOON_MS + 95_000).accepted  # nobody has promised yet
+    assert ask(lake, Milliseconds(NOON_MS + 99_000), Milliseconds(NOON_MS + 95_000)).accepted  # nobody has promised yet
     register.acknowledge(lake, NOON, TWO_PHASE, second, hosts[1:])
     refused = ask(lake, LEASE_END_MS, LEASE_END_MS)
     assert refused.verdict is Verdict.UNDECIDED
     assert "a generation switch is undecided since 2023-11-14T22:13:20.000Z; " in refused.reason
     assert f"cdc-platform switch show {second}" in refused.reason
-    assert ask(lake, LEASE_END_MS - 1, LEASE_END_MS - 1).accepted
+    assert ask(lake, Milliseconds(LEASE_END_MS - 1), Milliseconds(LEASE_END_MS - 1)).accepted
     register.abort(lake, at(LEASE_END_MS), second, "a test")
     assert ask(lake, LEASE_END_MS, LEASE_END_MS).accepted
 
@@ -222,7 +222,7 @@ def test_a_committed_generation_counts_before_it_is_in_the_ledger(lake: Lake, pr
     register.drive(lake, NOON, TWO_PHASE, prepared, "a test")
     told = ask(lake, TIME_MS, TIME_MS)
     assert (told.verdict, told.generation and told.generation.id) == (Verdict.OK, prepared)
-    assert ask(lake, TIME_MS - 1, TIME_MS - 1).verdict is Verdict.NO_STREAM
+    assert ask(lake, Milliseconds(TIME_MS - 1), Milliseconds(TIME_MS - 1)).verdict is Verdict.NO_STREAM
 
 
 def test_a_decision_while_explain_reads_is_not_missed(
@@ -237,7 +237,7 @@ def test_a_decision_while_explain_reads_is_not_missed(
         register.commit(lake, NOON, TWO_PHASE, prepared, "a test")
         return read(*given)
 
-    operating(lake, (1, 2), NOON_MS - 600_000)
+    operating(lake, (1, 2), Milliseconds(NOON_MS - 600_000))
     monkeypatch.setattr(ledger, "entries", decided_right_before)
     assert ask(lake, TIME_MS, TIME_MS).verdict is Verdict.UNDECIDED
     told = ask(lake, TIME_MS, TIME_MS)
@@ -287,7 +287,7 @@ def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path
     ring_of(lake, (1, 2))
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", RACER, str(lake.root), str(now * 1000), by],
+            [sys.executable, "-c", RACER, str(lake.root), str(us_of(Milliseconds(now))), by],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

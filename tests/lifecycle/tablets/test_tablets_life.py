@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 from support.oracles import oracle, tablet_oracle
 from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
 
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import (
+    Clock,
+    Microseconds,
+    Milliseconds,
+    ms_from_datetime,
+    ms_to_datetime,
+    us_of,
+)
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import streams_for, uniform_ends
 from cdc_platform.lake.lake import Lake
@@ -24,19 +32,19 @@ from cdc_platform.timeline.tablet_streams import TabletExplanation, TabletStream
 
 NAME = ("ks", "t")
 DEFAULTS = Settings()
-CREATION, SPLIT = Clock((SEED_FIRST_MS + 5_000) * 1000), Clock((SEED_SECOND_MS - 65_000) * 1000)
-DAY_US = 86_400_000_000
+CREATION, SPLIT = Clock(us_of(Milliseconds(SEED_FIRST_MS + 5_000))), Clock(us_of(Milliseconds(SEED_SECOND_MS - 65_000)))
+DAY_US = Microseconds(86_400_000_000)
 
 
 def later(clock: Clock, seconds: float) -> Clock:
     """The clock, so many seconds on."""
-    return Clock(clock.now_us() + int(seconds * 1_000_000))
+    return Clock(Microseconds(clock.now_us() + int(seconds * 1_000_000)))
 
 
 def rows_in_order(lake: Lake) -> list[tuple[int, int, str]]:
     """Every row of cdc_streams as a CQL client gets it: by time and state, then by token."""
     rows = [
-        (from_datetime(row["timestamp"]) // 1000, row["stream_state"], row["stream_id"])
+        (ms_from_datetime(row["timestamp"]), row["stream_state"], row["stream_id"])
         for row in lake.read(TABLET_STREAMS).to_pylist()
     ]
     return [
@@ -48,10 +56,10 @@ def rows_in_order(lake: Lake) -> list[tuple[int, int, str]]:
 def times(lake: Lake) -> list[int]:
     """The timestamps that readers see, in ms, newest first."""
     found = lake.read(TABLET_TIMESTAMPS)["timestamp"].to_pylist()
-    return sorted((from_datetime(time) // 1000 for time in found), reverse=True)
+    return sorted((ms_from_datetime(time) for time in found), reverse=True)
 
 
-def shape(rows: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def shape(rows: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Rows without what is random in a stream: (time, state, token in hexadecimal)."""
     return [(time, state, stream[:16]) for time, state, stream in rows]
 
@@ -62,16 +70,16 @@ def put_seed(lake: Lake) -> None:
     rows = [
         {
             **name,
-            "timestamp": to_datetime(time * 1000),
+            "timestamp": ms_to_datetime(Milliseconds(time)),
             "stream_state": state,
             "stream_id": bytes.fromhex(stream),
         }
         for time, state, stream in SEED_ROWS
     ]
-    listed = [{**name, "timestamp": to_datetime(time * 1000)} for time in (SEED_FIRST_MS, SEED_SECOND_MS)]
+    listed = [{**name, "timestamp": ms_to_datetime(Milliseconds(time))} for time in (SEED_FIRST_MS, SEED_SECOND_MS)]
     lake.merge(TABLET_STREAMS, pa.Table.from_pylist(rows, schema=TABLET_STREAMS.schema), update=False)
     lake.merge(TABLET_TIMESTAMPS, pa.Table.from_pylist(listed, schema=TABLET_TIMESTAMPS.schema), update=False)
-    cdc_tables.add(lake, CREATION, *NAME, ttl_seconds=86_400, created_at_ms=SEED_FIRST_MS)
+    cdc_tables.add(lake, CREATION, *NAME, ttl_seconds=86_400, created_at_ms=Milliseconds(SEED_FIRST_MS))
 
 
 def test_the_worked_example_comes_out(lake: Lake) -> None:
@@ -200,7 +208,12 @@ def test_writes_in_volume_get_the_streams_of_their_times(lake: Lake) -> None:
     changes.split(lake, SPLIT, DEFAULTS, *NAME, 4)
     random = np.random.default_rng(1)
     tokens = random.integers(oracle.FIRST, oracle.LAST, 1000)
-    bounds = [SEED_FIRST_MS * 1000 - 1, SEED_FIRST_MS * 1000, SEED_SECOND_MS * 1000 - 1, SEED_SECOND_MS * 1000]
+    bounds = [
+        us_of(Milliseconds(SEED_FIRST_MS)) - 1,
+        us_of(Milliseconds(SEED_FIRST_MS)),
+        us_of(Milliseconds(SEED_SECOND_MS)) - 1,
+        us_of(Milliseconds(SEED_SECOND_MS)),
+    ]
     ts = random.choice(bounds, 1000)
     sets = changes.stream_sets(lake, *NAME)
     found, rows = streams_for(sets, ts, tokens)
@@ -237,7 +250,7 @@ def test_sets_go_when_no_log_can_hold_their_rows(lake: Lake) -> None:
     """A set goes when the next one is as old as the TTL; the new base opens its whole set and closes nothing."""
     changes.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2))
     changes.split(lake, SPLIT, DEFAULTS, *NAME, 4)
-    expiry = Clock(SEED_SECOND_MS * 1000 + DAY_US)
+    expiry = Clock(us_of(Milliseconds(SEED_SECOND_MS)) + DAY_US)
     assert garbage.due(lake, later(expiry, -0.001)) == []
     assert garbage.collect(lake, later(expiry, -0.001), *NAME).removed_ms == ()
     assert len(rows_in_order(lake)) == 14
@@ -259,16 +272,16 @@ def test_a_base_of_partial_differences_opens_its_whole_set(lake: Lake) -> None:
     kept, old, new = (tablet_oracle.make(token, 1) for token in (oracle.LAST, 0, 5))
     states = {1_000: {0: [old, kept], 2: [old, kept]}, 2_000: {0: [new, kept], 1: [old], 2: [new]}}
     rows = [
-        {**name, "timestamp": to_datetime(time * 1000), "stream_state": state, "stream_id": stream}
+        {**name, "timestamp": ms_to_datetime(Milliseconds(time)), "stream_state": state, "stream_id": stream}
         for time, some in states.items()
         for state, streams in some.items()
         for stream in streams
     ]
     lake.merge(TABLET_STREAMS, pa.Table.from_pylist(rows, schema=TABLET_STREAMS.schema), update=False)
-    listed = [{**name, "timestamp": to_datetime(time * 1000)} for time in states]
+    listed = [{**name, "timestamp": ms_to_datetime(Milliseconds(time))} for time in states]
     lake.merge(TABLET_TIMESTAMPS, pa.Table.from_pylist(listed, schema=TABLET_TIMESTAMPS.schema), update=False)
-    cdc_tables.add(lake, Clock(10_000_000), *NAME, ttl_seconds=5)
-    garbage.collect(lake, Clock(10_000_000), *NAME)
+    cdc_tables.add(lake, Clock(Microseconds(10_000_000)), *NAME, ttl_seconds=5)
+    garbage.collect(lake, Clock(Microseconds(10_000_000)), *NAME)
     assert [(state, stream) for _, state, stream in rows_in_order(lake)] == [
         (0, new.hex()),
         (0, kept.hex()),
@@ -285,7 +298,7 @@ def test_rows_that_never_expire_keep_their_sets(lake: Lake) -> None:
     assert garbage.due(lake, later(SPLIT, 1e9)) == []
 
 
-def read_up_to(lake: Lake, name: str, position_us: int, table: str = "t") -> None:
+def read_up_to(lake: Lake, name: str, position_us: Microseconds, table: str = "t") -> None:
     """Register a consumer of the table with this position."""
     consumers.register(lake, CREATION, name, "ks", table, position_us=position_us)
 
@@ -295,11 +308,11 @@ def test_a_set_waits_for_those_who_read_it(lake: Lake) -> None:
     changes.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2))
     changes.split(lake, SPLIT, DEFAULTS, *NAME, 4)
     changes.split(lake, later(SPLIT, 60), DEFAULTS, *NAME, 8)
-    third_ms = SEED_SECOND_MS + 60_000
-    over = Clock(third_ms * 1000 + DAY_US)
-    read_up_to(lake, "slow", SEED_SECOND_MS * 1000 - 1)
-    read_up_to(lake, "quick", third_ms * 1000 - 1)
-    read_up_to(lake, "elsewhere", 0, table="u")
+    third_ms = SEED_SECOND_MS + Milliseconds(60_000)
+    over = Clock(us_of(Milliseconds(third_ms)) + DAY_US)
+    read_up_to(lake, "slow", Microseconds(us_of(Milliseconds(SEED_SECOND_MS)) - 1))
+    read_up_to(lake, "quick", Microseconds(us_of(Milliseconds(third_ms)) - 1))
+    read_up_to(lake, "elsewhere", Microseconds(0), table="u")
     versions = [lake.version(table) for table in (TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)]
     for found in (garbage.plan(lake, over, *NAME), garbage.collect(lake, over, *NAME), *garbage.due(lake, over)):
         assert (found.base_ms, found.removed_ms, found.at_risk_ms) == (SEED_FIRST_MS, (), ())
@@ -307,7 +320,10 @@ def test_a_set_waits_for_those_who_read_it(lake: Lake) -> None:
         assert held == {"slow": (SEED_FIRST_MS, SEED_SECOND_MS), "quick": (SEED_SECOND_MS,)}
     assert [lake.version(table) for table in (TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)] == versions
     slow = consumers.find(lake, "slow", *NAME)
-    moved = {"position_us": SEED_SECOND_MS * 1000, "set_timestamp_us": SEED_SECOND_MS * 1000}
+    moved = {
+        "position_us": us_of(Milliseconds(SEED_SECOND_MS)),
+        "set_timestamp_us": us_of(Milliseconds(SEED_SECOND_MS)),
+    }
     consumers.advance(lake, CREATION, slow, **moved, expected_window=0)
     (found,) = garbage.due(lake, over)
     assert (found.base_ms, found.removed_ms) == (SEED_SECOND_MS, (SEED_FIRST_MS,))
@@ -326,11 +342,14 @@ def test_a_consumer_holds_nothing_that_could_not_go(lake: Lake) -> None:
     """Before the TTL is over, and with rows that never expire, nobody is named."""
     changes.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2), ttl_seconds=0)
     changes.split(lake, SPLIT, DEFAULTS, *NAME, 4)
-    read_up_to(lake, "slow", 0)
+    read_up_to(lake, "slow", Microseconds(0))
     assert garbage.plan(lake, later(SPLIT, 1e9), *NAME).held_back == ()
     cdc_tables.alter(lake, SPLIT, *NAME, ttl_seconds=86_400)
-    assert garbage.plan(lake, Clock(SEED_SECOND_MS * 1000 + DAY_US - 1000), *NAME).held_back == ()
-    assert garbage.due(lake, Clock(SEED_SECOND_MS * 1000 + DAY_US - 1000)) == []
+    assert (
+        garbage.plan(lake, Clock(Microseconds(us_of(Milliseconds(SEED_SECOND_MS)) + DAY_US - 1000)), *NAME).held_back
+        == ()
+    )
+    assert garbage.due(lake, Clock(Microseconds(us_of(Milliseconds(SEED_SECOND_MS)) + DAY_US - 1000))) == []
 
 
 def test_a_lowered_ttl_is_warned_of(lake: Lake) -> None:
@@ -341,7 +360,7 @@ def test_a_lowered_ttl_is_warned_of(lake: Lake) -> None:
     cdc_tables.alter(lake, lowered, *NAME, ttl_seconds=60)
     found = garbage.plan(lake, lowered, *NAME)
     assert (found.removed_ms, found.at_risk_ms) == ((SEED_FIRST_MS,), (SEED_FIRST_MS,))
-    found = garbage.plan(lake, Clock(SEED_SECOND_MS * 1000 + DAY_US), *NAME)
+    found = garbage.plan(lake, Clock(us_of(Milliseconds(SEED_SECOND_MS)) + DAY_US), *NAME)
     assert (found.removed_ms, found.at_risk_ms) == ((SEED_FIRST_MS,), ())
 
 
@@ -423,7 +442,7 @@ def test_a_timestamp_waits_for_all_of_its_streams(lake: Lake) -> None:
 def test_damaged_sets_are_not_read(lake: Lake) -> None:
     """A timestamp without streams, and rows that hold no stream ID, are errors that say so."""
     changes.create(lake, CREATION, DEFAULTS, *NAME, uniform_ends(2))
-    short = {"timestamp": to_datetime(SEED_FIRST_MS * 1000), "stream_state": 0, "stream_id": b"short"}
+    short = {"timestamp": ms_to_datetime(Milliseconds(SEED_FIRST_MS)), "stream_state": 0, "stream_id": b"short"}
     row = {"keyspace_name": NAME[0], "table_name": NAME[1], **short}
     lake.merge(TABLET_STREAMS, pa.Table.from_pylist([row], schema=TABLET_STREAMS.schema), update=False)
     with pytest.raises(StateError, match=r"1 rows of system\.cdc_streams hold no stream ID"):

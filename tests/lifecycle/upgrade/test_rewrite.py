@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.homes.contents import contents
 from support.homes.v1_tables import HOUR_MS, START_MS, expected, nodes, old_cluster, published, times, write_v1
 
-from cdc_platform.clock import Clock, from_datetime, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_from_datetime, ms_to_datetime, to_datetime, us_of
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -33,24 +33,24 @@ from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 HOSTS = [str(node.host_id) for node in nodes(3)]
-QUIET = Settings(rewrite_retry_ms=0)
+QUIET = Settings(rewrite_retry_ms=Milliseconds(0))
 
 
 def at(hours: float) -> Clock:
     """A clock that stands some hours after the first V1 generation."""
-    return Clock((START_MS + int(hours * HOUR_MS)) * 1000)
+    return Clock(us_of(Milliseconds(START_MS + int(hours * HOUR_MS))))
 
 
 def listed(lake: Lake) -> list[int]:
     """The published times (ms), ascending."""
-    return sorted(from_datetime(time) // 1000 for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
+    return sorted(ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
 
 
 def markers(lake: Lake) -> dict[str, int | None]:
     """The marker's time (ms) of every node that has one."""
     rows = lake.read(CDC_LOCAL, filters=[("key", "=", "rewritten")]).to_pylist()
     return {
-        row["host_id"]: None if row["streams_timestamp"] is None else from_datetime(row["streams_timestamp"]) // 1000
+        row["host_id"]: None if row["streams_timestamp"] is None else ms_from_datetime(row["streams_timestamp"])
         for row in rows
     }
 
@@ -63,7 +63,7 @@ def actions(decisions: tuple[RewriteDecision, ...] | list[RewriteDecision]) -> d
 def test_an_emptied_old_table_leaves_nothing_to_decide(lake: Lake) -> None:
     """When expiry has taken the last V1 generation away there is nothing to decide, and asking is no error."""
     old_cluster(lake, times(1))
-    lake.delete(STREAMS_DESCRIPTIONS, [("time", "=", to_datetime(times(1)[0] * 1000))])
+    lake.delete(STREAMS_DESCRIPTIONS, [("time", "=", ms_to_datetime(Milliseconds(times(1)[0])))])
     assert decide(lake, at(1), QUIET) == []
 
 
@@ -75,7 +75,7 @@ def test_live_generations_are_rewritten_in_shard_order(lake: Lake) -> None:
     assert actions(done.decisions) == dict.fromkeys(old, "skip-too-old") | dict.fromkeys(live, "rewrite")
     assert listed(lake) == live
     for time_ms in live:
-        assert published(lake, time_ms) == expected(made[time_ms])
+        assert published(lake, Milliseconds(time_ms)) == expected(made[time_ms])
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 3 * 12
     assert markers(lake) == dict.fromkeys(HOSTS, times(5)[-1])
     assert done.marked == tuple(HOSTS)
@@ -84,7 +84,7 @@ def test_live_generations_are_rewritten_in_shard_order(lake: Lake) -> None:
 def test_every_step_is_told_with_its_reason(lake: Lake) -> None:
     """The run's log: tables with CDC, the scan, each timestamp with what becomes of it and why, the marker."""
     old_cluster(lake, times(4), without_data=[times(4)[2]])
-    publish_v1.publish_timestamp(lake, times(4)[1])
+    publish_v1.publish_timestamp(lake, Milliseconds(times(4)[1]))
     told: list[str] = []
     rewrite(lake, at(25.5), QUIET, HOSTS[:1], tell=told.append)
     assert told == [
@@ -145,12 +145,12 @@ def test_the_refinement_is_one_setting_away(lake: Lake) -> None:
     """A log that never expires and was created in hour 2 holds nothing from before, but for the clocks' margin."""
     old_cluster(lake, times(4), tables=[("t", 0)], created_at_ms=START_MS - HOUR_MS)
     cdc_tables.drop(lake, at(5), "ks", "t")
-    cdc_tables.add(lake, at(5), "ks", "t", ttl_seconds=0, created_at_ms=times(4)[2])
+    cdc_tables.add(lake, at(5), "ks", "t", ttl_seconds=0, created_at_ms=Milliseconds(times(4)[2]))
     kept = {
         (creation, margin): [
             time
             for time, action in actions(
-                decide(lake, at(9), Settings(use_creation_time=creation, clock_margin_ms=margin))
+                decide(lake, at(9), Settings(use_creation_time=creation, clock_margin_ms=Milliseconds(margin)))
             ).items()
             if action == "rewrite"
         ]
@@ -162,11 +162,11 @@ def test_the_refinement_is_one_setting_away(lake: Lake) -> None:
 def test_what_is_there_is_skipped_and_stays(lake: Lake) -> None:
     """Step 6.1: a timestamp that the new table has is not fetched, whatever its rows."""
     made = old_cluster(lake, times(2))
-    publish_v1.publish_streams(lake, times(2)[0], made[times(2)[1]])
-    publish_v1.publish_timestamp(lake, times(2)[0])
-    before = published(lake, times(2)[0])
+    publish_v1.publish_streams(lake, Milliseconds(times(2)[0]), made[times(2)[1]])
+    publish_v1.publish_timestamp(lake, Milliseconds(times(2)[0]))
+    before = published(lake, Milliseconds(times(2)[0]))
     assert actions(rewrite(lake, at(2), QUIET).decisions) == {times(2)[0]: "skip-present", times(2)[1]: "rewrite"}
-    assert published(lake, times(2)[0]) == before
+    assert published(lake, Milliseconds(times(2)[0])) == before
 
 
 def test_rows_without_their_timestamp_are_completed(lake: Lake) -> None:
@@ -174,12 +174,12 @@ def test_rows_without_their_timestamp_are_completed(lake: Lake) -> None:
     made = old_cluster(lake, times(2))
     first, second = times(2)
     foreign = made[second]
-    publish_v1.publish_streams(lake, first, foreign)
-    stray = {"time": to_datetime(first * 1000), "range_end": 42, "streams": [b"\0" * 15 + b"\1"]}
+    publish_v1.publish_streams(lake, Milliseconds(first), foreign)
+    stray = {"time": to_datetime(Microseconds(first * 1000)), "range_end": 42, "streams": [b"\0" * 15 + b"\1"]}
     rows = pa.Table.from_pylist([stray], schema=STREAMS_DESCRIPTIONS_V2.schema)
     lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
     rewrite(lake, at(2), QUIET)
-    assert published(lake, first) == expected(made[first])
+    assert published(lake, Milliseconds(first)) == expected(made[first])
     assert listed(lake) == [first, second]
 
 
@@ -203,9 +203,7 @@ def test_a_damaged_description_is_missing_data(lake: Lake) -> None:
     ]
     for time_ms, spoil in zip(times(4), damage, strict=False):
         row = next(
-            row
-            for row in lake.read(GENERATION_DESCRIPTIONS).to_pylist()
-            if from_datetime(row["time"]) // 1000 == time_ms
+            row for row in lake.read(GENERATION_DESCRIPTIONS).to_pylist() if ms_from_datetime(row["time"]) == time_ms
         )
         spoil(row["description"])
         rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS.schema)
@@ -232,7 +230,7 @@ def test_a_failing_read_is_tried_again(lake: Lake) -> None:
 
     path.rename(away)
     told: list[str] = []
-    rewrite(lake, at(1), Settings(rewrite_retry_ms=1500), tell=told.append, sleep=wait)
+    rewrite(lake, at(1), Settings(rewrite_retry_ms=Milliseconds(1500)), tell=told.append, sleep=wait)
     assert waited == [1.5, 1.5]
     assert sum("trying again" in line for line in told) == 2
     assert published(lake, START_MS) == expected(made[START_MS])
@@ -241,7 +239,7 @@ def test_a_failing_read_is_tried_again(lake: Lake) -> None:
 def test_what_cannot_be_read_leaves_the_node_unmarked(lake: Lake) -> None:
     """One of two descriptions stays unreadable: the other is rewritten, no node is marked, the next run ends it."""
     made = old_cluster(lake, times(2))
-    lake.delete(GENERATION_DESCRIPTIONS, [("time", ">=", to_datetime(START_MS * 1000))])
+    lake.delete(GENERATION_DESCRIPTIONS, [("time", ">=", ms_to_datetime(START_MS))])
     files = []
     for time_ms in times(2):
         write_v1(lake, {time_ms: made[time_ms]})
@@ -250,7 +248,7 @@ def test_what_cannot_be_read_leaves_the_node_unmarked(lake: Lake) -> None:
     whole = path.read_bytes()
     _spoil(path, "description")
     with pytest.raises(StateError, match=r"1 of 2 V1 generations .* no node is marked.*run it again"):
-        rewrite(lake, at(2), Settings(rewrite_attempts=3, rewrite_retry_ms=0), sleep=lambda _: None)
+        rewrite(lake, at(2), Settings(rewrite_attempts=3, rewrite_retry_ms=Milliseconds(0)), sleep=lambda _: None)
     assert (listed(lake), markers(lake)) == (times(2)[1:], {})
     path.write_bytes(whole)
     rewrite(lake, at(2), QUIET)
@@ -262,7 +260,7 @@ def test_the_scan_reads_no_streams(lake: Lake) -> None:
     count = 10_000
     old_cluster(lake, times(1))
     template = lake.read(STREAMS_DESCRIPTIONS), lake.read(GENERATION_DESCRIPTIONS)
-    moments = pa.array([to_datetime(time * 1000) for time in times(count)], pa.timestamp("us", "UTC"))
+    moments = pa.array([ms_to_datetime(Milliseconds(time)) for time in times(count)], pa.timestamp("us", "UTC"))
     for table, rows in zip((STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS), template, strict=True):
         many = rows.take(pa.array([0] * count)).set_column(0, table.schema.field("time"), moments)
         lake.merge(table, many, update=False)
@@ -343,15 +341,15 @@ def test_whatever_is_there_everything_live_with_data_ends_in_the_new_table(
     tables = [(f"t{number}", ttl) for number, ttl in enumerate(ttls)]
     made = old_cluster(lake, all_times, without_data=missing, tables=tables)
     for time in (time for number, time in enumerate(all_times) if number in there):
-        publish_v1.publish_streams(lake, time, made[time])
-        publish_v1.publish_timestamp(lake, time)
+        publish_v1.publish_streams(lake, Milliseconds(time), made[time])
+        publish_v1.publish_timestamp(lake, Milliseconds(time))
     clock = at(hours)
     rewrite(lake, clock, QUIET)
     now = clock.now_ms()
     for time, following in zip(all_times, [*all_times[1:], None], strict=True):
         dead = bool(ttls) and following is not None and all(ttl and now - ttl * 1000 > following for ttl in ttls)
         if ttls and not dead and time not in missing:
-            assert published(lake, time) == expected(made[time])
+            assert published(lake, Milliseconds(time)) == expected(made[time])
             assert time in listed(lake)
     before = contents(lake)
     rewrite(lake, clock, QUIET, again=True)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times, write_v1
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
 from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1, Finding
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -22,7 +22,7 @@ from cdc_platform.lifecycle.upgrade.audit import audit_rewrite
 from cdc_platform.lifecycle.upgrade.rewrite import rewrite
 from cdc_platform.settings import Settings
 
-NOW = Clock((START_MS + 25 * HOUR_MS + 1) * 1000)
+NOW = Clock(us_of(Milliseconds(START_MS + 25 * HOUR_MS + 1)))
 
 
 def audit(lake: Lake) -> dict[str, Finding]:
@@ -59,7 +59,7 @@ def test_a_live_generation_that_was_left_behind_is_found(lake: Lake) -> None:
     """A timestamp that vanished after the rewrite; one whose data was nowhere."""
     old_cluster(lake, times(4), without_data=times(4)[3:])
     rewrite(lake, NOW, Settings())
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", to_datetime(times(4)[1] * 1000))])
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", ms_to_datetime(Milliseconds(times(4)[1])))])
     line = audit(lake)[LIVE_GENERATIONS_REWRITTEN]
     assert (line.population, line.violations) == (3, 2)
     assert "V1 generation 2020-09-13T13:26:40.000Z is not in the new table" in line.sample
@@ -72,7 +72,7 @@ def test_rows_that_are_not_v1s_are_found(lake: Lake, kind: str) -> None:
     rewrite(lake, NOW, Settings())
     time_ms = times(2)[1]
     end = int(made[time_ms].range_ends[5])
-    of_range = [("time", "=", to_datetime(time_ms * 1000)), ("range_end", "=", end)]
+    of_range = [("time", "=", ms_to_datetime(Milliseconds(time_ms))), ("range_end", "=", end)]
     row: dict[str, Any] = lake.read(STREAMS_DESCRIPTIONS_V2, filters=of_range).to_pylist()[0]
     if kind == "a missing row":
         lake.delete(STREAMS_DESCRIPTIONS_V2, of_range)
@@ -99,7 +99,7 @@ def test_a_description_that_was_damaged_afterwards_is_found(lake: Lake) -> None:
     rewrite(lake, NOW, Settings())
     write_v1(lake, {times(2)[0]: made[times(2)[1]]})
     assert audit(lake)[REWRITTEN_EQUALS_V1].violations == 12
-    row = {"time": to_datetime(times(2)[0] * 1000), "description": [], "expired": None}
+    row = {"time": ms_to_datetime(Milliseconds(times(2)[0])), "description": [], "expired": None}
     rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS.schema)
     lake.merge(GENERATION_DESCRIPTIONS, rows, update=True)
     line = audit(lake)[REWRITTEN_EQUALS_V1]
@@ -110,6 +110,6 @@ def test_a_description_that_was_damaged_afterwards_is_found(lake: Lake) -> None:
 def test_a_v1_generation_that_was_published_by_other_means_is_compared_too(lake: Lake) -> None:
     """What a mixed cluster publishes at once is held against V1 like what was rewritten."""
     made = old_cluster(lake, times(2))
-    publish_v1.publish_streams(lake, times(2)[0], made[times(2)[0]])
-    publish_v1.publish_timestamp(lake, times(2)[0])
+    publish_v1.publish_streams(lake, Milliseconds(times(2)[0]), made[times(2)[0]])
+    publish_v1.publish_timestamp(lake, Milliseconds(times(2)[0]))
     assert audit(lake)[REWRITTEN_EQUALS_V1].population == 12

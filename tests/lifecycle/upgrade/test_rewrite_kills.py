@@ -14,12 +14,12 @@ from support.homes.contents import contents
 from support.homes.v1_tables import HOUR_MS, START_MS, description, expected, nodes, old_cluster, published, times
 
 from cdc_platform import failpoints
-from cdc_platform.clock import format_ms, from_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 
-NOW = format_ms(START_MS + 10 * HOUR_MS)
+NOW = format_ms(Milliseconds(START_MS + 10 * HOUR_MS))
 
 
 def command(home: Path, *options: str) -> list[str]:
@@ -48,7 +48,7 @@ def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: P
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     lake, done = Lake(home / "lake"), Lake(upgraded / "done" / "lake")
     for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist():
-        assert published(lake, from_datetime(time) // 1000) == published(done, from_datetime(time) // 1000)
+        assert published(lake, ms_from_datetime(time)) == published(done, ms_from_datetime(time))
     assert contents(home)["system.cdc_local"] == []
     again = subprocess.run(command(home), capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
@@ -69,4 +69,4 @@ def test_nodes_that_rewrite_at_once_leave_one_result(upgraded: Path) -> None:
     assert contents(home) == contents(upgraded / "done")
     lake = Lake(home / "lake")
     for time_ms in times(3)[1:]:
-        assert published(lake, time_ms) == expected(description(time_ms, nodes(3)))
+        assert published(lake, Milliseconds(time_ms)) == expected(description(Milliseconds(time_ms), nodes(3)))

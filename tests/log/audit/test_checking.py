@@ -32,7 +32,7 @@ from support.homes.log_lake import (
     write,
 )
 
-from cdc_platform.clock import Clock, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.clock import Clock, Microseconds, parse_time_ms, parse_time_us, to_datetime
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import log_columns
@@ -136,7 +136,10 @@ def test_without_rows_nothing_is_asked(tmp_path: Path, lake: Lake) -> None:
 
 def _too_early(lake: Lake, rows: list[Row]) -> None:
     row = alone(rows)
-    row |= {"cdc$time": str(log_time(START_US - 1, b"x")), WRITTEN_AT: to_datetime(START_US - 1)}
+    row |= {
+        "cdc$time": str(log_time(Microseconds(START_US - 1), b"x")),
+        WRITTEN_AT: to_datetime(Microseconds(START_US - 1)),
+    }
 
 
 def _no_timeuuid(lake: Lake, rows: list[Row]) -> None:
@@ -148,7 +151,7 @@ def _no_uuid(lake: Lake, rows: list[Row]) -> None:
 
 
 def _other_timestamp(lake: Lake, rows: list[Row]) -> None:
-    alone(rows)[WRITTEN_AT] = to_datetime(START_US + 5)
+    alone(rows)[WRITTEN_AT] = to_datetime(Microseconds(START_US + 5))
 
 
 def _no_timestamp(lake: Lake, rows: list[Row]) -> None:
@@ -295,7 +298,7 @@ def test_collected_stream_sets_are_as_removed_generations(lake: Lake) -> None:
     """The row of a log's creation stays, so that older rows are not taken for rows of no time at all."""
     from cdc_platform.lifecycle.tablets import garbage
 
-    gone = garbage.collect(lake, Clock(SWITCH_US + 3 * 86_400_000_000), "ks", "tabs")
+    gone = garbage.collect(lake, Clock(Microseconds(SWITCH_US + 3 * 86_400_000_000)), "ks", "tabs")
     assert len(gone.removed_ms) == 1
     assert failed(lake, "tabs") == []
     assert "not judged" in found(lake, "tabs")[names.LOG_STREAM_OPERATES].sample
@@ -334,7 +337,7 @@ def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
     ddl = """CREATE TABLE ks.d (a decimal, b frozen<list<int>>, c timestamp, v int, PRIMARY KEY ((a, b, c)))
         WITH cdc = {'enabled': 'true'};"""
     writes = [f"INSERT INTO ks.d (a, b, c, v) VALUES ({n}.5, [1, {n}], '2020-01-0{n}', 1);" for n in (1, 2, 3)]
-    script = Script(lake, Settings(), SWITCH_US + 1, Kept(Catalog(), lambda _: ()))
+    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: ()))
     script.run(parse(ddl + "".join(writes)))
     cdc_tables.add(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
     schema = schema_of(lake, "ks", "d")

@@ -17,7 +17,7 @@ from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, parse_time_us, to_datetime
+from cdc_platform.clock import Clock, Microseconds, ms_of, parse_time_us, to_datetime, us_of
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
@@ -39,18 +39,27 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 START_US, SWITCH_US = parse_time_us(FIRST), parse_time_us(SECOND)
-NOW_US = SWITCH_US + 3_600_000_000
+NOW_US = SWITCH_US + Microseconds(3_600_000_000)
 DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
-    home_with_generations(tmp_path, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
+    home_with_generations(tmp_path, {ID: ms_of(START_US), OTHER_ID: ms_of(SWITCH_US)})
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
-    write(lake, 0, [START_US, START_US + 1, SWITCH_US - 1])
-    write(lake, 1, [SWITCH_US, SWITCH_US + 1, NOW_US - SAFETY_US, NOW_US - SAFETY_US + 1])
+    write(lake, 0, [Microseconds(START_US), Microseconds(START_US + 1), Microseconds(SWITCH_US - 1)])
+    write(
+        lake,
+        1,
+        [
+            Microseconds(SWITCH_US),
+            Microseconds(SWITCH_US + 1),
+            Microseconds(NOW_US - SAFETY_US),
+            Microseconds(NOW_US - SAFETY_US + 1),
+        ],
+    )
     return tmp_path / "home"
 
 
@@ -59,7 +68,7 @@ def schema(lake: Lake) -> TableSchema:
     return schema_of(lake, "ks", "t")
 
 
-def write(lake: Lake, number: int, times_us: list[int]) -> None:
+def write(lake: Lake, number: int, times_us: list[Microseconds]) -> None:
     """Log writes at these times."""
     typed = [
         {"operation": 2, "timestamp": when, "p": place, "k": number, "v": when % 1000}
@@ -86,7 +95,7 @@ def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
     assert (rows, consumer.window_number, consumer.set_timestamp_us) == (6, 2, SWITCH_US)
     assert times_of(lake, sink_table(table, "audit")) == READABLE
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
-    assert consume(lake, Clock(NOW_US + 1), table, "audit")[1] == 1
+    assert consume(lake, Clock(Microseconds(NOW_US + 1)), table, "audit")[1] == 1
     assert times_of(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - SAFETY_US + 1]
     everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
     assert lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")]).equals(everything)
@@ -98,7 +107,7 @@ def test_until_and_names_are_the_consumers_own(home: Path) -> None:
     table = schema(lake)
     assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 1
     assert consume(lake, Clock(NOW_US), table, "fast")[1] == 6
-    assert consume(lake, Clock(NOW_US), table, "slow", until_us=SWITCH_US - 1)[1] == 2
+    assert consume(lake, Clock(NOW_US), table, "slow", until_us=Microseconds(SWITCH_US - 1))[1] == 2
     assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 0
     assert times_of(lake, sink_table(table, "slow")) == READABLE[:3]
 
@@ -109,7 +118,7 @@ def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.
     table = schema(lake)
     monkeypatch.setattr(reader, "ROWS_AT_ONCE", 1)
     for part in range(3):
-        write(lake, 2 + part, [START_US + 1000 * part + 10, START_US + 1000 * part + 20])
+        write(lake, 2 + part, [Microseconds(START_US + 1000 * part + 10), Microseconds(START_US + 1000 * part + 20)])
     consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
     assert rows == 12
     assert consumer.window_number > 2
@@ -194,7 +203,7 @@ def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
 def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
     """ALTER TABLE added a column and dropped another: the consumer reads on; what it has of the old one stays."""
     lake = Lake(home / "lake")
-    consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US - 1)
+    consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
     cdc_tables.alter(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "w text"))
     assert consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US)[1] == 1
     stored = lake.widen(log_table(schema(lake)))
@@ -211,7 +220,7 @@ def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
 def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) -> None:
     """Dropped and made anew: the sink says what to do, and takes nothing in."""
     lake = Lake(home / "lake")
-    before, _ = consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=SWITCH_US - 1)
+    before, _ = consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
     lake.widen(sink_table(schema(lake), "audit"))
     shutil.rmtree(lake.path(log_table(schema(lake))))
     cdc_tables.alter(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "v text"))
@@ -224,13 +233,13 @@ def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) ->
 def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
     """Two tablets that split into four: rows in the streams of their set, a window each, every row once."""
     lake = Lake(tmp_path / "lake")
-    created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
+    created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     changes.create(lake, created, Settings(), "ks", "t", uniform_ends(2), ttl_seconds=86_400)
     changes.split(lake, split, Settings(), "ks", "t", 4)
     cdc_tables.drop(lake, created, "ks", "t")
     cdc_tables.add(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
     sets = tablet_sets.stream_sets(lake, "ks", "t")
-    assert [each.timestamp_ms * 1000 for each in sets] == [START_US, SWITCH_US]
+    assert [us_of(each.timestamp_ms) for each in sets] == [START_US, SWITCH_US]
     times = [START_US, *range(SWITCH_US - 20, SWITCH_US + 20)]
     write(lake, 0, times)
     consumer, rows = consume(lake, Clock(NOW_US), schema(lake), "audit")
@@ -249,10 +258,10 @@ def test_changes_come_in_the_order_of_generations(home: Path, spark: SparkSessio
     lake = Lake(home / "lake")
     table = schema(lake)
 
-    def read(since_us: int, until_us: int) -> list[int]:
+    def read(since_us: Microseconds, until_us: Microseconds) -> list[int]:
         rows = read_changes(spark, lake, table, since_us, until_us, now_us=NOW_US)
         return [row[0] for row in rows.selectExpr(f"unix_micros(`{WRITTEN_AT}`)").collect()]
 
-    assert read(0, NOW_US * 2) == READABLE
+    assert read(Microseconds(0), NOW_US * 2) == READABLE
     assert read(START_US, SWITCH_US) == READABLE[1:4]
     assert read(NOW_US, NOW_US * 2) == []

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.errors import StateError
 from cdc_platform.log.reading.windows import Sets, Window, next_window
 
@@ -14,13 +15,15 @@ times = st.integers(1, 60)
 
 @given(st.sets(times, min_size=1, max_size=5), st.lists(times, min_size=1, max_size=8), st.none() | st.integers(1, 9))
 def test_every_time_is_in_one_window_of_its_generation(
-    begins: set[int], horizons: list[int], longest: int | None
+    begins: set[Microseconds], horizons: list[int], longest: Microseconds | None
 ) -> None:
     """However often the reader comes back, and however far the clock has moved since."""
     sets, position, number = Sets(sorted(begins)), 0, 0
     read: list[int] = []
     for horizon in sorted(horizons):
-        while (window := next_window(sets, position, number, horizon, longest_us=longest)) is not None:
+        while (
+            window := next_window(sets, Microseconds(position), number, Microseconds(horizon), longest_us=longest)
+        ) is not None:
             number += 1
             assert window.number == number
             assert window.after_us >= position
@@ -35,24 +38,34 @@ def test_every_time_is_in_one_window_of_its_generation(
 
 def test_a_generation_is_half_open() -> None:
     """Its last microsecond is its own, the next one's first is not."""
-    sets = Sets([10, 20])
-    assert next_window(sets, 0, 0, 100) == Window(1, 10, 9, 19)
-    assert next_window(sets, 19, 1, 100) == Window(2, 20, 19, 100)
-    assert next_window(sets, 19, 1, 19) is None
-    assert next_window(sets, 5, 0, 9) is None
-    assert next_window(Sets([]), 0, 0, 100) is None
+    sets = Sets([Microseconds(10), Microseconds(20)])
+    assert next_window(sets, Microseconds(0), 0, Microseconds(100)) == Window(
+        1, Microseconds(10), Microseconds(9), Microseconds(19)
+    )
+    assert next_window(sets, Microseconds(19), 1, Microseconds(100)) == Window(
+        2, Microseconds(20), Microseconds(19), Microseconds(100)
+    )
+    assert next_window(sets, Microseconds(19), 1, Microseconds(19)) is None
+    assert next_window(sets, Microseconds(5), 0, Microseconds(9)) is None
+    assert next_window(Sets([]), Microseconds(0), 0, Microseconds(100)) is None
 
 
 def test_a_generation_that_is_seen_late_still_cuts() -> None:
     """One that appears behind the position changes nothing that was read, and everything that comes."""
-    assert next_window(Sets([10]), 9, 0, 30) == Window(1, 10, 9, 30)
-    assert next_window(Sets([10, 40]), 30, 1, 50) == Window(2, 10, 30, 39)
+    assert next_window(Sets([Microseconds(10)]), Microseconds(9), 0, Microseconds(30)) == Window(
+        1, Microseconds(10), Microseconds(9), Microseconds(30)
+    )
+    assert next_window(Sets([Microseconds(10), Microseconds(40)]), Microseconds(30), 1, Microseconds(50)) == Window(
+        2, Microseconds(10), Microseconds(30), Microseconds(39)
+    )
 
 
 def test_a_removed_generation_is_no_silent_jump() -> None:
     """Not while it is next, nor when the reader is in its middle; once it is read it no longer matters."""
-    sets = Sets([20, 30], [10])
+    sets = Sets([Microseconds(20), Microseconds(30)], [Microseconds(10)])
     for position in (0, 9, 15, 18):
         with pytest.raises(StateError, match="has been removed"):
-            next_window(sets, position, 3, 100)
-    assert next_window(sets, 19, 3, 100) == Window(4, 20, 19, 29)
+            next_window(sets, Microseconds(position), 3, Microseconds(100))
+    assert next_window(sets, Microseconds(19), 3, Microseconds(100)) == Window(
+        4, Microseconds(20), Microseconds(19), Microseconds(29)
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, histories
 from support.oracles.log_model import ModelPartition
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import CollectionChange, Mutation, merge
 from cdc_platform.cql.schema import TableSchema
@@ -89,7 +90,9 @@ def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema,
 
 
 @given(histories(), st.integers(EPOCH_US, EPOCH_US + 10_000_000))
-def test_what_is_alive_equals_the_model(history: tuple[TableSchema, list[list[Mutation]]], now_us: int) -> None:
+def test_what_is_alive_equals_the_model(
+    history: tuple[TableSchema, list[list[Mutation]]], now_us: Microseconds
+) -> None:
     """Rows, static rows and values at any time, with cells that have expired by then."""
     schema, batches = history
     for partition in {batch[0].partition_key for batch in batches}:

@@ -19,6 +19,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, USER_TYPE, histories, mutations
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.base_table import BaseTable
 from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
@@ -119,7 +120,7 @@ def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: int | None) -> list[str]:
+def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: Microseconds | None) -> list[str]:
     """The rows of the replay in one process, by partition and, inside, in clustering order."""
     base = BaseTable(schema, replay(schema, rows))
     found = (base if now_us is None else base.without_expired(now_us)).rows()
@@ -162,7 +163,10 @@ def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
 @settings(max_examples=80)
 @given(histories(), NOW, st.lists(st.integers(0, 1000), max_size=12), st.randoms(use_true_random=False))
 def test_batches_may_be_cut_anywhere(
-    history: tuple[TableSchema, list[list[Mutation]]], now_us: int | None, places: list[int], order: random.Random
+    history: tuple[TableSchema, list[list[Mutation]]],
+    now_us: Microseconds | None,
+    places: list[int],
+    order: random.Random,
 ) -> None:
     """Rows that come by base partition, else in any order and any batches, come to what one process makes of them."""
     schema, batches = history
@@ -236,9 +240,9 @@ def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
         rows = _logged(_drawn(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
         assert {row["cdc$operation"] for row in rows} == set(range(1, 9))
         assert max(Counter(row["p"] for row in rows).values()) > 20
-        assert _expected(WIDE, rows, None) != _expected(WIDE, rows, EPOCH_US + 5_000_005)
+        assert _expected(WIDE, rows, None) != _expected(WIDE, rows, Microseconds(EPOCH_US + 5_000_005))
         _assert_replayed(spark, WIDE, rows, rows_table(WIDE, rows), None)
-        _assert_replayed(spark, WIDE, rows, rows_table(WIDE, rows), EPOCH_US + 5_000_005)
+        _assert_replayed(spark, WIDE, rows, rows_table(WIDE, rows), Microseconds(EPOCH_US + 5_000_005))
 
         # Images are passed over; the log has not yet seen what ALTER TABLE and ALTER TYPE have added.
         rows = _logged(_drawn(IMAGED, [(number,) for number in range(20)], 12))
@@ -275,7 +279,7 @@ def test_a_bad_log_fails_the_job_with_one_line(spark: SparkSession) -> None:
 
 
 def _assert_replayed(
-    spark: SparkSession, schema: TableSchema, rows: list[dict[str, Any]], table: pa.Table, now_us: int | None
+    spark: SparkSession, schema: TableSchema, rows: list[dict[str, Any]], table: pa.Table, now_us: Microseconds | None
 ) -> None:
     order = list(range(table.num_rows))
     random.Random(0).shuffle(order)
@@ -320,9 +324,9 @@ def _in_other_forms(table: pa.Table) -> pa.Table:
 
 
 def _insert(schema: TableSchema, key: tuple[Any, ...], number: int) -> Mutation:
-    values = {"v": Cell(EPOCH_US + number, number)}
-    return Mutation(schema, key, rows={(): RowChange(Marker(EPOCH_US + number), values)})
+    values = {"v": Cell(Microseconds(EPOCH_US + number), number)}
+    return Mutation(schema, key, rows={(): RowChange(Marker(Microseconds(EPOCH_US + number)), values)})
 
 
 def _update(schema: TableSchema, key: tuple[Any, ...], number: int) -> Mutation:
-    return Mutation(schema, key, rows={(): RowChange(None, {"w": Cell(EPOCH_US + number + 1, -number)})})
+    return Mutation(schema, key, rows={(): RowChange(None, {"w": Cell(Microseconds(EPOCH_US + number + 1), -number)})})

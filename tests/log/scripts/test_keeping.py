@@ -14,7 +14,7 @@ import pytest
 from support.files.cql_scripts import NOW_US
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.clock import Clock, Microseconds, parse_time_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS
 from cdc_platform.log.ddl import schema_of
@@ -71,7 +71,7 @@ def copied(home: Path, other: Path) -> Lake:
     return Lake(other / "lake")
 
 
-def kept(lake: Lake, script: str, at_us: int, spark: SparkSession) -> Result:
+def kept(lake: Lake, script: str, at_us: Microseconds, spark: SparkSession) -> Result:
     """Keep a script at a time."""
     return keep(script, lake, Clock(at_us), Settings(), lambda: spark)
 
@@ -159,5 +159,5 @@ def test_a_killed_script_is_finished_by_the_next(
         timeout=250,
     )
     assert killed.returncode == -signal.SIGKILL
-    kept(lake, "", LATER_US + 1, spark)
+    kept(lake, "", Microseconds(LATER_US + 1), spark)
     assert everything(lake) == everything(both_kept[0])

@@ -10,6 +10,7 @@ import pytest
 from cassandra.util import min_uuid_from_time
 from support.files.cql_scripts import NOW_US, Accepted, Rehearse
 
+from cdc_platform.clock import ms_of
 from cdc_platform.cql.schema import log_columns
 from cdc_platform.cql.types import timeuuid_order, timeuuid_us
 from cdc_platform.errors import WriteRefused
@@ -500,7 +501,7 @@ def test_batches_reach_several_tables(rehearsed: Rehearse):
         ("toDate(toTimestamp(now()))", "date", "2020-11-26"),
         ("currentDate()", "date", "2020-11-26"),
         ("currentTime()", "time", "12:00:00"),
-        ("toUnixTimestamp(now())", "bigint", NOW_US // 1000),
+        ("toUnixTimestamp(now())", "bigint", ms_of(NOW_US)),
         ("minTimeuuid('2020-11-26 12:00+0000')", "timeuuid", min_uuid_from_time(NOW_US / 1_000_000)),
         ("textAsBlob('é')", "blob", b"\xc3\xa9"),
         ("toTimestamp(null)", "timestamp", None),

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from cdc_platform.clock import Microseconds, Milliseconds, ms_of
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.ring import Node, Ring
 
 ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001"
 OTHER_ID = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de002"
-TIME_MS = 1_769_860_800_384  # 2026-01-31 12:00:00.384 UTC
-LATER_MS = 1_769_947_200_000  # 2026-02-01 12:00:00.000 UTC
+TIME_MS = Milliseconds(1_769_860_800_384)  # 2026-01-31 12:00:00.384 UTC
+LATER_MS = Milliseconds(1_769_947_200_000)  # 2026-02-01 12:00:00.000 UTC
 
 NODES = (
     Node(
@@ -73,7 +74,7 @@ def v2_csv(
     return _file(lines)
 
 
-def streams_csv(generations: Mapping[int, TopologyDescription], *, skip: frozenset[int] = frozenset()) -> str:
+def streams_csv(generations: Mapping[Milliseconds, TopologyDescription], *, skip: frozenset[int] = frozenset()) -> str:
     """cdc_streams_descriptions_v2 of generations by their time (ms)."""
     lines = ["time,range_end,streams"]
     for time_ms, description in generations.items():
@@ -87,13 +88,14 @@ def streams_csv(generations: Mapping[int, TopologyDescription], *, skip: frozens
 def timestamps_csv(times: Mapping[int, int | None]) -> str:
     """cdc_generation_timestamps: times (ms) with the times at which they expired."""
     rows = [
-        f"timestamps,{cql_time(time)},{'' if expired is None else cql_time(expired)}" for time, expired in times.items()
+        f"timestamps,{cql_time(Milliseconds(time))},{'' if expired is None else cql_time(Milliseconds(expired))}"
+        for time, expired in times.items()
     ]
     return _file(["key,time,expired", *rows])
 
 
 def v1_descriptions_csv(
-    generations: Mapping[int, TopologyDescription], expired: Mapping[int, int] | None = None
+    generations: Mapping[Milliseconds, TopologyDescription], expired: Mapping[Milliseconds, Milliseconds] | None = None
 ) -> str:
     """cdc_generation_descriptions: the list of a generation's entries as cqlsh writes it, in shard order."""
     lines = ["time,description,expired"]
@@ -108,7 +110,9 @@ def v1_descriptions_csv(
     return _file(lines)
 
 
-def v1_streams_csv(generations: Mapping[int, TopologyDescription], expired: Mapping[int, int] | None = None) -> str:
+def v1_streams_csv(
+    generations: Mapping[Milliseconds, TopologyDescription], expired: Mapping[Milliseconds, Milliseconds] | None = None
+) -> str:
     """cdc_streams_descriptions: all streams of a generation as one set."""
     lines = ["time,expired,streams"]
     for time_ms, description in generations.items():
@@ -117,7 +121,7 @@ def v1_streams_csv(generations: Mapping[int, TopologyDescription], expired: Mapp
     return _file(lines)
 
 
-def local_csv(rows: Mapping[str, tuple[int | None, str | None]], host_id: str | None = None) -> str:
+def local_csv(rows: Mapping[str, tuple[Milliseconds | None, str | None]], host_id: str | None = None) -> str:
     """cdc_local: (time in ms, UUID) by key; ScyllaDB's table has no host_id."""
     lines = ["key,streams_timestamp,uuid" + (",host_id" if host_id else "")]
     for key, (time_ms, uuid) in rows.items():
@@ -129,12 +133,16 @@ def local_csv(rows: Mapping[str, tuple[int | None, str | None]], host_id: str | 
 def tablet_streams_csv(rows: Iterable[tuple[int, int, str]], table: str = "t") -> str:
     """An export of system.cdc_streams: rows (time in ms, stream_state, stream_id in hexadecimal) of a table of ks."""
     lines = ["keyspace_name,table_name,timestamp,stream_state,stream_id"]
-    return _file([*lines, *(f"ks,{table},{cql_time(time)},{state},0x{stream}" for time, state, stream in rows)])
+    return _file(
+        [*lines, *(f"ks,{table},{cql_time(Milliseconds(time))},{state},0x{stream}" for time, state, stream in rows)]
+    )
 
 
 def tablet_timestamps_csv(times: Iterable[int], table: str = "t") -> str:
     """An export of system.cdc_timestamps: times in ms of a table of ks."""
-    return _file(["keyspace_name,table_name,timestamp", *(f"ks,{table},{cql_time(time)}" for time in times)])
+    return _file(
+        ["keyspace_name,table_name,timestamp", *(f"ks,{table},{cql_time(Milliseconds(time))}" for time in times)]
+    )
 
 
 def blob_set(streams: object) -> str:
@@ -144,13 +152,13 @@ def blob_set(streams: object) -> str:
     return f'"{text}"' if len(ids) > 1 else text
 
 
-def cql_time(ms: int) -> str:
+def cql_time(ms: Milliseconds) -> str:
     """A time as cqlsh writes it."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}+0000"
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms_of(Microseconds(moment.microsecond)):03d}+0000"
 
 
-def iso_time(ms: int) -> str:
+def iso_time(ms: Milliseconds) -> str:
     """A time as the platform writes it."""
     return cql_time(ms).replace(" ", "T").replace("+0000", "Z")
 

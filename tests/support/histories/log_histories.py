@@ -7,12 +7,13 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
+from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
 
-EPOCH_US = 1_600_000_000_000_000
+EPOCH_US = Microseconds(1_600_000_000_000_000)
 TIMES = st.integers(EPOCH_US, EPOCH_US + 6)
 """Few, so that writes meet at one time and next to each other."""
 TTLS = st.sampled_from([0, 0, 0, 5, 9])
@@ -66,7 +67,7 @@ def schemas(draw: st.DrawFn, cdc: CdcOptions | None = None) -> TableSchema:
     return TableSchema("ks", "t", tuple(columns), cdc or CdcOptions(enabled=True))
 
 
-def _cells(draw: st.DrawFn, value: st.SearchStrategy[Any], timestamp: int, ttl: int) -> Cell:
+def _cells(draw: st.DrawFn, value: st.SearchStrategy[Any], timestamp: Microseconds, ttl: int) -> Cell:
     if draw(st.integers(0, 3)) == 0:
         return Cell(timestamp, dead=True)
     return Cell(timestamp, draw(value), ttl)
@@ -86,11 +87,11 @@ def _element_values(kind: CqlType, key: Any) -> st.SearchStrategy[Any]:
     return values(kind.parts[key] if isinstance(kind, UserType) else kind.parts[-1])
 
 
-def _change(draw: st.DrawFn, kind: CqlType, timestamp: int, ttl: int) -> Cell | CollectionChange:
+def _change(draw: st.DrawFn, kind: CqlType, timestamp: Microseconds, ttl: int) -> Cell | CollectionChange:
     if not kind.multicell:
         return _cells(draw, values(kind), timestamp, ttl)
     # An overwrite has its tombstone one microsecond earlier, a DELETE of the column at the time itself.
-    tombstone = draw(st.sampled_from([None, None, timestamp - 1, timestamp]))
+    tombstone = draw(st.sampled_from([None, None, timestamp - ONE_US, timestamp]))
     if tombstone == timestamp:
         return CollectionChange(tombstone)
     keys = draw(st.sets(_element_keys(kind), min_size=0 if tombstone else 1, max_size=3))
@@ -98,7 +99,7 @@ def _change(draw: st.DrawFn, kind: CqlType, timestamp: int, ttl: int) -> Cell | 
     return CollectionChange(tombstone, elements)
 
 
-def _columns(draw: st.DrawFn, columns: tuple[Column, ...], timestamp: int, ttl: int) -> dict[str, Any]:
+def _columns(draw: st.DrawFn, columns: tuple[Column, ...], timestamp: Microseconds, ttl: int) -> dict[str, Any]:
     chosen = [column for column in columns if draw(st.booleans())]
     return {column.name: _change(draw, column.type, timestamp, ttl) for column in chosen}
 
@@ -107,7 +108,7 @@ def _key(draw: st.DrawFn, columns: tuple[Column, ...]) -> tuple:
     return tuple(draw(values(column.type)) for column in columns)
 
 
-def _ranges(draw: st.DrawFn, schema: TableSchema, timestamp: int) -> RangeTombstone:
+def _ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> RangeTombstone:
     """A range as CQL can say it: equal columns first, then one or two bounds of the next, or none of them."""
     columns = schema.clustering_key
     equal = _key(draw, columns[: draw(st.integers(0, len(columns) - 1))])
@@ -128,7 +129,7 @@ def _ranges(draw: st.DrawFn, schema: TableSchema, timestamp: int) -> RangeTombst
 @st.composite
 def mutations(draw: st.DrawFn, schema: TableSchema, partition_key: tuple) -> Mutation:
     """One write to a partition, as a statement could make it."""
-    timestamp, ttl = draw(TIMES), draw(TTLS)
+    timestamp, ttl = Microseconds(draw(TIMES)), draw(TTLS)
     empty = Mutation(schema, partition_key)
     kind = draw(st.sampled_from(["upsert", "upsert", "upsert", "static", "row", "range", "partition"]))
     if kind == "partition":

@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 from support.histories.log_histories import LIST_KEYS, values
 
+from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import Column, TableSchema
@@ -64,32 +65,32 @@ Change = tuple[str, Cell | CollectionChange]
 """What stands after SET, and what it does."""
 
 
-def _elements(kind: CqlType, value: Any, timestamp: int, ttl: int) -> dict[Any, Cell]:
+def _elements(kind: CqlType, value: Any, timestamp: Microseconds, ttl: int) -> dict[Any, Cell]:
     if isinstance(kind, SetType):
         return {part: Cell(timestamp, None, ttl) for part in value}
     pairs = enumerate(value) if isinstance(kind, UserType) else value
     return {key: Cell(timestamp, part, ttl) for key, part in pairs if part is not None}
 
 
-def _overwrites(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
+def _overwrites(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
     """`X = literal` and `X = null`, which INSERT has as well."""
     kind, name = column.type, column.name
     if not kind.multicell:
         dead = (f"{name} = null", Cell(timestamp, dead=True))
         live = values(kind).map(lambda value: (f"{name} = {literal(kind, value)}", Cell(timestamp, value, ttl)))
         return st.just(dead) | live
-    null = (f"{name} = null", CollectionChange(timestamp - 1))
+    null = (f"{name} = null", CollectionChange(Microseconds(timestamp - 1)))
     if isinstance(kind, ListType):
-        return st.just(null) | st.just((f"{name} = []", CollectionChange(timestamp - 1)))
+        return st.just(null) | st.just((f"{name} = []", CollectionChange(Microseconds(timestamp - 1))))
     return st.just(null) | values(kind).map(
         lambda value: (
             f"{name} = {literal(kind, value)}",
-            CollectionChange(timestamp - 1, _elements(kind, value, timestamp, ttl)),
+            CollectionChange(Microseconds(timestamp - 1), _elements(kind, value, timestamp, ttl)),
         )
     )
 
 
-def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
+def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
     """What only UPDATE can do: to some elements of a collection or user type."""
     kind, name = column.type, column.name
 
@@ -141,7 +142,7 @@ def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrate
     raise AssertionError(kind)
 
 
-def _deletion(column: Column, timestamp: int) -> Cell | CollectionChange:
+def _deletion(column: Column, timestamp: Microseconds) -> Cell | CollectionChange:
     return CollectionChange(timestamp) if column.type.multicell else Cell(timestamp, dead=True)
 
 
@@ -183,14 +184,14 @@ class _Drawing:
     def _insert(self) -> Written:
         ttl, schema = self._ttl(), self.schema
         chosen = self._some([*schema.statics, *schema.regulars])
-        changes = {column.name: self.draw(_overwrites(column, self.timestamp, ttl)) for column in chosen}
+        changes = {column.name: self.draw(_overwrites(column, Microseconds(self.timestamp), ttl)) for column in chosen}
         key = self._key(schema.clustering_key)
         keyed = zip((*schema.partition_key, *schema.clustering_key), (*self.partition, *key), strict=True)
         given = [(column.name, literal(column.type, value)) for column, value in keyed]
         given += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
         names, texts = zip(*given, strict=True)
         text = f"INSERT INTO ks.t ({', '.join(names)}) VALUES ({', '.join(texts)}){self._using(ttl)};"
-        return Written(text, (self._upsert(key, Marker(self.timestamp, ttl), changes),))
+        return Written(text, (self._upsert(key, Marker(Microseconds(self.timestamp), ttl), changes),))
 
     def _upsert(self, key: tuple, marker: Marker | None, changes: dict[str, Change]) -> Mutation:
         static = {column.name for column in self.schema.statics}
@@ -207,9 +208,9 @@ class _Drawing:
             return self._insert()
         changes = {}
         for column in chosen:
-            ways = _overwrites(column, self.timestamp, ttl)
+            ways = _overwrites(column, Microseconds(self.timestamp), ttl)
             changes[column.name] = self.draw(
-                ways | _element_writes(column, self.timestamp, ttl) if column.type.multicell else ways
+                ways | _element_writes(column, Microseconds(self.timestamp), ttl) if column.type.multicell else ways
             )
         static_alone = all(column.kind == "static" for column in chosen) and bool(schema.clustering_key)
         key = () if static_alone else self._key(schema.clustering_key)
@@ -224,7 +225,7 @@ class _Drawing:
             return self._partition()
         key = self._key(self.schema.clustering_key)
         where = _where((*self.schema.partition_key, *self.schema.clustering_key), (*self.partition, *key))
-        changes = {column.name: ("", _deletion(column, self.timestamp)) for column in chosen}
+        changes = {column.name: ("", _deletion(column, Microseconds(self.timestamp))) for column in chosen}
         text = f"DELETE {', '.join(changes)} FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
         return Written(text, (self._upsert(key, None, changes),))
 
@@ -252,11 +253,13 @@ class _Drawing:
             where.append(f"{column.name} {side}{'=' * inclusive} {literal(column.type, value)}")
         start, end = (bounds["<"], bounds[">"]) if column.descending else (bounds[">"], bounds["<"])
         text = f"DELETE FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
-        return Written(text, (self._mutation(range_tombstones=[RangeTombstone(start, end, self.timestamp)]),))
+        return Written(
+            text, (self._mutation(range_tombstones=[RangeTombstone(start, end, Microseconds(self.timestamp))]),)
+        )
 
 
 @st.composite
-def scripts(draw: st.DrawFn, schema: TableSchema, base_us: int) -> list[Written]:
+def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds) -> list[Written]:
     """Writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or with the batch's."""
     partitions = [
         tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)

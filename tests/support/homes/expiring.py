@@ -10,18 +10,18 @@ import pyarrow as pa
 from support.command_line import run
 from support.files.export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, to_datetime, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.records import cdc_tables
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
-START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
-TIMES_MS = tuple(START_MS + number * DAY_MS for number in range(4))
+HOUR_MS = Milliseconds(3_600_000)
+DAY_MS = HOUR_MS * 24
+START_MS = Milliseconds(1_767_225_600_000)  # 2026-01-01 00:00:00 UTC
+TIMES_MS = tuple(START_MS + DAY_MS * number for number in range(4))
 """A generation a day."""
 IDS = tuple(str(uuid.UUID(int=0x8D3F3F2E3C614B0E9A595A3F7C1DE100 + number)) for number in range(4))
-SKEW_MS = 10_000
+SKEW_MS = Milliseconds(10_000)
 GRACE_MS = HOUR_MS
 RANGES = sum(len(node.tokens) for node in NODES)
 
@@ -42,19 +42,21 @@ def import_generations(folder: Path, count: int = 4) -> Path:
     return home
 
 
-def at(ms: int) -> Clock:
+def at(ms: Milliseconds) -> Clock:
     """A clock that stands at this time."""
-    return Clock(ms * 1000)
+    return Clock(us_of(ms))
 
 
-def iso(ms: int) -> str:
+def iso(ms: Milliseconds) -> str:
     """A time as the platform writes it."""
     return iso_time(ms)
 
 
-def add_table(lake: Lake, ttl_seconds: int, *, name: str = "t", created_ms: int = START_MS - DAY_MS) -> None:
+def add_table(lake: Lake, ttl_seconds: int, *, name: str = "t", created_ms: Milliseconds = START_MS - DAY_MS) -> None:
     """A table that has a log since before the first generation, with this TTL ever since."""
-    cdc_tables.add(lake, at(START_MS + 30 * DAY_MS), "ks", name, ttl_seconds=ttl_seconds, created_at_ms=created_ms)
+    cdc_tables.add(
+        lake, at(Milliseconds(START_MS + 30 * DAY_MS)), "ks", name, ttl_seconds=ttl_seconds, created_at_ms=created_ms
+    )
 
 
 def write(lake: Lake, table: Table, *rows: dict[str, Any]) -> None:
@@ -62,7 +64,7 @@ def write(lake: Lake, table: Table, *rows: dict[str, Any]) -> None:
     times = {field.name for field in table.schema if pa.types.is_timestamp(field.type)}
     made = [
         {
-            name: to_datetime(value * 1000) if name in times and isinstance(value, int) else value
+            name: to_datetime(Microseconds(value * 1000)) if name in times and isinstance(value, int) else value
             for name, value in row.items()
         }
         for row in rows

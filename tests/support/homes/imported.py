@@ -8,8 +8,10 @@ from pathlib import Path
 from support.command_line import run
 from support.files.export_files import generation, streams_csv, timestamps_csv, v2_csv
 
+from cdc_platform.clock import Milliseconds
 
-def home_with_generations(folder: Path, times_ms: Mapping[str, int], **more: str) -> Path:
+
+def home_with_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **more: str) -> Path:
     """Make the home in `folder`, with generations of these IDs that begin at these times.
 
     `more` are the texts of other files that are imported with them, by name without the ending: JSON.

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from cdc_platform.clock import Clock, parse_time_us, to_datetime
+from cdc_platform.clock import Clock, Microseconds, parse_time_us, to_datetime
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.tablets import changes
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 def split(lake: Lake) -> None:
     """A table of two tablets that become four, and its log."""
-    created, split = Clock(START_US + 5_000_000), Clock(SWITCH_US - 65_000_000)
+    created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     changes.create(lake, created, Settings(), "ks", "tabs", uniform_ends(2), ttl_seconds=86_400)
     changes.split(lake, split, Settings(), "ks", "tabs", 4)
     cdc_tables.alter(lake, split, "ks", "tabs", ddl=DDL.format("tabs"))
@@ -42,13 +42,13 @@ def write(lake: Lake, table: str) -> None:
     schema = schema_of(lake, "ks", table)
     streams = table_streams(lake, schema)
     for half, begin in enumerate((START_US, SWITCH_US)):
-        typed = [_write(number, begin + number * 1000) for number in range(BATCHES // 2)]
+        typed = [_write(number, Microseconds(begin + number * 1000)) for number in range(BATCHES // 2)]
         batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(schema))
         rows = pa.Table.from_batches([log_batch(schema, batch, streams)])
         assert lake.append_once(log_table(schema), rows, {"writer": half + 1}, half or None)
 
 
-def _write(number: int, at_us: int) -> Row:
+def _write(number: int, at_us: Microseconds) -> Row:
     row = {"operation": 2, "timestamp": at_us, "p": number * 7, "k": number, "v": number}
     if number % 4:
         return row

@@ -10,7 +10,7 @@ import pyarrow as pa
 from support.homes.v1_tables import write_v1
 from support.worlds.switch_lake import describe, host, parse_node
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.arrow import stream_lists
@@ -30,24 +30,24 @@ from cdc_platform.records import cdc_tables
 from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
 
-HOUR_MS = 3_600_000
-FIRST_MS, SECOND_MS, THIRD_MS = (1_700_000_000_000 + number * HOUR_MS for number in range(3))
-LEASE_END_MS = SECOND_MS - 5_000
+HOUR_MS = Milliseconds(3_600_000)
+FIRST_MS, SECOND_MS, THIRD_MS = (Milliseconds(1_700_000_000_000 + number * HOUR_MS) for number in range(3))
+LEASE_END_MS = Milliseconds(SECOND_MS - Milliseconds(5_000))
 """From when on writes need the decision on the switch of `undecided`."""
 DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
 
 
-def uuid_of(time_ms: int) -> str:
+def uuid_of(time_ms: Milliseconds) -> str:
     """The UUID of the generation of a time."""
     return host(time_ms)
 
 
-def members(time_ms: int) -> Ring:
+def members(time_ms: Milliseconds) -> Ring:
     """The ring for which the generation of a time was made: a node more with each."""
     return Ring.of(parse_node(number + 1) for number in range(1 + (time_ms - FIRST_MS) // HOUR_MS))
 
 
-def description(time_ms: int) -> TopologyDescription:
+def description(time_ms: Milliseconds) -> TopologyDescription:
     """What the generation of a time describes, by the rules alone."""
     return generate(RingLayout.of(members(time_ms)), UUID(uuid_of(time_ms)))
 
@@ -79,8 +79,8 @@ def undecided(lake: Lake) -> None:
     promise = {
         "generation_id": uuid_of(SECOND_MS),
         "host_id": host(1),
-        "lease_end": to_datetime(LEASE_END_MS * 1000),
-        "promised_at": to_datetime(FIRST_MS * 1000),
+        "lease_end": ms_to_datetime(LEASE_END_MS),
+        "promised_at": ms_to_datetime(FIRST_MS),
     }
     _put(lake, SWITCH_PROMISES, promise)
 
@@ -97,10 +97,10 @@ def removed(lake: Lake) -> None:
     enter(lake, SECOND_MS)
     publish(lake, SECOND_MS)
     gone = {
-        "time": to_datetime(FIRST_MS * 1000),
+        "time": ms_to_datetime(FIRST_MS),
         "generation_id": uuid_of(FIRST_MS),
-        "expired": to_datetime(SECOND_MS * 1000),
-        "removed_at": to_datetime(THIRD_MS * 1000),
+        "expired": ms_to_datetime(SECOND_MS),
+        "removed_at": ms_to_datetime(THIRD_MS),
         "rows": 1,
         "bytes": 1,
     }
@@ -114,20 +114,20 @@ def only_v1(lake: Lake) -> None:
 
 def timestamp_only(lake: Lake) -> None:
     """One generation of which only the timestamp was exported."""
-    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": to_datetime(FIRST_MS * 1000)})
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(FIRST_MS)})
 
 
 def named_by_node(lake: Lake) -> None:
     """One generation, and a later one that a node's `cdc_local` names and nothing else tells of."""
     plain(lake)
-    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": to_datetime(SECOND_MS * 1000)}
+    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": ms_to_datetime(SECOND_MS)}
     _put(lake, CDC_LOCAL, kept | {"uuid": uuid_of(SECOND_MS)})
 
 
 def with_tablets(lake: Lake) -> None:
     """One generation, and a table that has tablets of its own from the second time on."""
     plain(lake)
-    changes.create(lake, Clock((SECOND_MS + 5_000) * 1000), Settings(), "ks", "t", uniform_ends(4))
+    changes.create(lake, Clock(us_of(Milliseconds(SECOND_MS + 5_000))), Settings(), "ks", "t", uniform_ends(4))
 
 
 HOMES: dict[str, Callable[[Lake], None]] = {
@@ -153,39 +153,39 @@ def home_of(folder: Path, name: str) -> Path:
     lake = Lake(home / "lake")
     HOMES[name](lake)
     if name == "with_tablets":
-        cdc_tables.alter(lake, Clock((SECOND_MS + 5_000) * 1000), "ks", "t", ddl=DDL)
+        cdc_tables.alter(lake, Clock(us_of(Milliseconds(SECOND_MS + 5_000))), "ks", "t", ddl=DDL)
     else:
-        cdc_tables.add(lake, Clock(FIRST_MS * 1000), "ks", "t", ttl_seconds=86_400, ddl=DDL)
+        cdc_tables.add(lake, Clock(us_of(FIRST_MS)), "ks", "t", ttl_seconds=86_400, ddl=DDL)
     return home
 
 
-def enter(lake: Lake, time_ms: int) -> None:
+def enter(lake: Lake, time_ms: Milliseconds) -> None:
     """A generation that is described and in the ledger."""
     count = describe(lake, uuid_of(time_ms), members(time_ms))
     row = {
         "generation_id": uuid_of(time_ms),
-        "time": to_datetime(time_ms * 1000),
+        "time": ms_to_datetime(time_ms),
         "num_ranges": count,
         "num_streams": 2 * count,
-        "created_at": to_datetime(FIRST_MS * 1000),
+        "created_at": ms_to_datetime(FIRST_MS),
     }
     _put(lake, GENERATIONS, row)
 
 
-def publish(lake: Lake, time_ms: int) -> None:
+def publish(lake: Lake, time_ms: Milliseconds) -> None:
     """What readers are shown of a generation."""
     made = description(time_ms)
     rows = {
-        "time": pa.array([to_datetime(time_ms * 1000)] * len(made)),
+        "time": pa.array([ms_to_datetime(time_ms)] * len(made)),
         "range_end": pa.array(made.range_ends),
         "streams": stream_lists(made.stream_counts, made.streams),
     }
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.table(rows), update=False)
-    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": to_datetime(time_ms * 1000)})
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(time_ms)})
 
 
-def _switch(lake: Lake, phase: str, time_ms: int | None) -> None:
-    when = None if time_ms is None else to_datetime(time_ms * 1000)
+def _switch(lake: Lake, phase: str, time_ms: Milliseconds | None) -> None:
+    when = None if time_ms is None else ms_to_datetime(time_ms)
     row = {
         "generation_id": uuid_of(SECOND_MS),
         "phase": phase,
@@ -193,10 +193,10 @@ def _switch(lake: Lake, phase: str, time_ms: int | None) -> None:
         "participants": [host(1), host(2)],
         "acknowledged": [],
         "lease_ends": [],
-        "prepared_at": to_datetime(FIRST_MS * 1000),
-        "deadline": to_datetime((FIRST_MS + 30_000) * 1000),
+        "prepared_at": ms_to_datetime(FIRST_MS),
+        "deadline": ms_to_datetime(Milliseconds(FIRST_MS + 30_000)),
         "time": when,
-        "decided_at": None if time_ms is None else to_datetime((FIRST_MS + 20_000) * 1000),
+        "decided_at": None if time_ms is None else ms_to_datetime(Milliseconds(FIRST_MS + 20_000)),
         "decided_by": None if time_ms is None else host(2),
     }
     _put(lake, GENERATION_SWITCHES, row)

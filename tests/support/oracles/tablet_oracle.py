@@ -1,14 +1,18 @@
 """The rules of tablets once more, one value at a time and in plain integers: what the arrays are held against.
 
-Written from the rules alone; shares no code with the platform.
+Written from the rules alone; shares no code with the platform but the names of its units.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from cdc_platform.clock import Milliseconds
+
 FIRST = -(2**63) + 1
 LAST = 2**63 - 1
 
-SEED_FIRST_MS, SEED_SECOND_MS = 1_757_428_896_977, 1_757_429_087_820
+SEED_FIRST_MS, SEED_SECOND_MS = Milliseconds(1_757_428_896_977), Milliseconds(1_757_429_087_820)
 """2025-09-09 14:41:36.977 and 14:44:47.820: the two stream sets of design document 002's example."""
 SEED_TWO = ["ffffffffffffffff50e84c99d4000001", "7fffffffffffffff55ebbda510000001"]
 SEED_FOUR = [
@@ -70,7 +74,7 @@ def set_at(times_us: list[int], ts_us: int) -> int:
     return max((number for number, time in enumerate(times_us) if time <= ts_us), default=-1)
 
 
-def base_after_gc(times_ms: list[int], now_ms: int, ttl_seconds: int) -> int:
+def base_after_gc(times_ms: Sequence[int], now_ms: int, ttl_seconds: int) -> int:
     """Step by step from the oldest, as long as the next one is as old as the TTL."""
     base = 0
     while ttl_seconds and base + 1 < len(times_ms) and times_ms[base + 1] <= now_ms - ttl_seconds * 1000:
@@ -78,7 +82,7 @@ def base_after_gc(times_ms: list[int], now_ms: int, ttl_seconds: int) -> int:
     return base
 
 
-def base_for_readers(times_ms: list[int], now_ms: int, ttl_seconds: int, positions_us: list[int]) -> int:
+def base_for_readers(times_ms: Sequence[int], now_ms: int, ttl_seconds: int, positions_us: Sequence[int]) -> int:
     """As `base_after_gc`, but a set is left behind only when every reader has come to the one after it."""
     base = 0
     while (

@@ -11,6 +11,7 @@ from support.standin.proxy import Proxy
 from support.standin.server import CassandraServer, free_ports
 from support.standin.world import World, time_uuid
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.cluster.connection import Connection
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.ring import Node, Ring
@@ -18,7 +19,7 @@ from cdc_platform.ring import Node, Ring
 NODES = 3
 SHARDS = 4
 USER, PASSWORD = "CDC_TEST_USER", "CDC_TEST_PASSWORD"
-FIRST_MS = 1_790_000_000_000
+FIRST_MS = Milliseconds(1_790_000_000_000)
 """When the first generation of the tests starts: far enough back for every clock here."""
 
 

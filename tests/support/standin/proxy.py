@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 from support.standin.versions import NEWEST, Version
 
+from cdc_platform.clock import Milliseconds
+
 _HEAD = struct.Struct(">BBhBi")
 _ERROR, _SUPPORTED, _QUERY, _PREPARE, _BATCH = 0x00, 0x06, 0x07, 0x09, 0x0D
 _PROTOCOL, _INVALID = 0x000A, 0x2200
@@ -186,7 +188,9 @@ class Proxy:
             return body, _error(OVERLOADED, "too many requests")
         changed = _CLAUSES.sub("", _TABLE.sub(lambda name: place_of(node, name[1], name[2]), text))
         if node in self.faults.clock_offset_ms:
-            changed = changed.replace("now()", f"(timeuuid){_timeuuid(self.faults.clock_offset_ms[node])}")
+            changed = changed.replace(
+                "now()", f"(timeuuid){_timeuuid(Milliseconds(self.faults.clock_offset_ms[node]))}"
+            )
         encoded = changed.encode()
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
 
@@ -243,7 +247,7 @@ def _string(text: str) -> bytes:
     return struct.pack(">H", len(text.encode())) + text.encode()
 
 
-def _timeuuid(offset_ms: int) -> uuid.UUID:
+def _timeuuid(offset_ms: Milliseconds) -> uuid.UUID:
     ticks = time.time_ns() // 100 + offset_ms * 10_000 + _GREGORIAN
     fields = (ticks & 0xFFFFFFFF, ticks >> 32 & 0xFFFF, ticks >> 48 & 0x0FFF | 0x1000, 0x80, 0, 1)
     return uuid.UUID(fields=fields)

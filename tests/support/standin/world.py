@@ -15,6 +15,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.ring import Node
 
@@ -155,7 +156,7 @@ class World:
         self.put("scylla.versions", key="local", version="2026.3.0", build_mode="release", build_id="x")
 
     def generation(
-        self, time_ms: int, id_: uuid.UUID, description: TopologyDescription, *, timestamp: bool = True
+        self, time_ms: Milliseconds, id_: uuid.UUID, description: TopologyDescription, *, timestamp: bool = True
     ) -> None:
         """A generation in its user-facing tables and both internal ones; in `cdc_local` of all nodes."""
         for row in range(len(description)):
@@ -176,7 +177,7 @@ class World:
         if timestamp:
             self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
 
-    def first_format(self, time_ms: int, description: TopologyDescription) -> None:
+    def first_format(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
         """A generation of the first format, in both of its tables."""
         entries = [description.entry(row) for row in range(len(description))]
         listed = [(e.range_end, [stream.tobytes() for stream in e.streams], e.ignore_msb) for e in entries]
@@ -193,7 +194,7 @@ class World:
             self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms)
 
     def stream_set(
-        self, keyspace: str, table: str, time_ms: int, current: Iterable[bytes], closed: Iterable[bytes] = (),
+        self, keyspace: str, table: str, time_ms: Milliseconds, current: Iterable[bytes], closed: Iterable[bytes] = (),
         opened: Iterable[bytes] | None = None,
     ) -> None:  # fmt: skip
         """A stream set of a tablet-based table; without `opened` it is the first, which opens all of itself."""
@@ -245,7 +246,7 @@ class World:
         self._session.execute(f"GRANT SELECT ON KEYSPACE scylla_schema TO {PLAIN[0]}")
 
 
-def time_uuid(ms: int, number: int = 1) -> uuid.UUID:
+def time_uuid(ms: Milliseconds, number: int = 1) -> uuid.UUID:
     """The timeuuid of a moment, always the same."""
     return uuid_from_time(ms / 1000, node=number, clock_seq=number)
 

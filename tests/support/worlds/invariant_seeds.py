@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from support.oracles import oracle
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.invariants.findings import Finding, Tally, add_up
 from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.lake import Lake
@@ -46,7 +46,7 @@ OWNERS: Owners = {
 """A ring: token -> (shard_count, ignore_msb) of its owner."""
 ONE = str(uuid.UUID(int=1))
 OTHER = str(uuid.UUID(int=2))
-TIME_MS = 1_700_000_000_123
+TIME_MS = Milliseconds(1_700_000_000_123)
 CROWDED = 3
 """The row (and range end) of the range in which most shards own nothing."""
 
@@ -139,16 +139,16 @@ class SeededLake:
         claim = len(rows) if num_ranges == -1 else num_ranges
         self.write(GENERATION_DESCRIPTIONS_V2, [row | {"id": generation, "num_ranges": claim} for row in rows])
 
-    def published(self, rows: list[Row], time_ms: int = TIME_MS) -> None:
+    def published(self, rows: list[Row], time_ms: Milliseconds = TIME_MS) -> None:
         """Rows of `cdc_streams_descriptions_v2`."""
         self.write(STREAMS_DESCRIPTIONS_V2, [row | {"time": _time(time_ms)} for row in rows])
 
-    def introduced(self, generation: str = ONE, time_ms: int = TIME_MS) -> None:
+    def introduced(self, generation: str = ONE, time_ms: Milliseconds = TIME_MS) -> None:
         """The generation's time in the ledger."""
         row = {"generation_id": generation, "time": _time(time_ms), "num_ranges": 1, "num_streams": 1}
         self.write(GENERATIONS, [row | {"created_at": _time(time_ms)}])
 
-    def listed(self, time_ms: int = TIME_MS) -> None:
+    def listed(self, time_ms: Milliseconds = TIME_MS) -> None:
         """The published timestamp."""
         self.write(GENERATION_TIMESTAMPS, [{"key": "timestamps", "time": _time(time_ms)}])
 
@@ -166,7 +166,7 @@ class SeededLake:
         row = _node(tokens, number, self.owners) | {"event_id": f"event {number}", "kind": "join"}
         self.write(BOOTSTRAP_EVENTS, [row | {"generation_id": generation, "created_at": _time(TIME_MS)}])
 
-    def whole(self, rows: list[Row], generation: str = ONE, time_ms: int = TIME_MS) -> None:
+    def whole(self, rows: list[Row], generation: str = ONE, time_ms: Milliseconds = TIME_MS) -> None:
         """A generation in every table, as at the end of its join."""
         self.described(rows, generation)
         self.inserted(rows, generation)
@@ -201,5 +201,5 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _time(ms: int) -> Any:
-    return to_datetime(ms * 1000)
+def _time(ms: Milliseconds) -> Any:
+    return ms_to_datetime(ms)

@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
@@ -24,8 +24,8 @@ from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
-NOON_MS = 1_700_000_000_000
-NOON = Clock(NOON_MS * 1000)
+NOON_MS = Milliseconds(1_700_000_000_000)
+NOON = Clock(us_of(NOON_MS))
 TWO_PHASE = Settings(two_phase_switch=True)
 
 
@@ -67,17 +67,17 @@ def trusted(lake: Lake, generation_id: str) -> None:
     verdicts.keep(lake, NOON, passed)
 
 
-def operating(lake: Lake, numbers: Iterable[int], time_ms: int) -> None:
+def operating(lake: Lake, numbers: Iterable[int], time_ms: Milliseconds) -> None:
     """A generation over these nodes that has its timestamp, as the ledger has it."""
     generation_id = host(1_000)
     count = describe(lake, generation_id, Ring.of(parse_node(number) for number in numbers))
     row = {
         "generation_id": generation_id,
-        "time": to_datetime(time_ms * 1000),
+        "time": ms_to_datetime(time_ms),
         "num_ranges": count,
         "num_streams": 2 * count,
-        "created_at": to_datetime(time_ms * 1000),
-        "published_at": to_datetime(time_ms * 1000),
+        "created_at": ms_to_datetime(time_ms),
+        "published_at": ms_to_datetime(time_ms),
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([row]), update=False)
 

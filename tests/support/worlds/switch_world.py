@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from uuid import UUID
 
+from cdc_platform.clock import HOUR_MS, HOUR_US, ONE_MS, SECOND_US, Microseconds, Milliseconds, ms_of, us_of
 from cdc_platform.errors import StateError, WriteRefused
 from cdc_platform.generations import Metadata, RingLayout, TopologyDescription, generate, new_generation_timestamp
 from cdc_platform.generations import switch as rules
@@ -20,13 +21,12 @@ from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.node.participant import Participant, Promise
 from cdc_platform.ring import Node, Ring
 
-MS = 1_000
-SECOND = 1_000_000
-START = 1_700_000_000 * SECOND
-HEARTBEAT_MS = 5_000
+SECOND = SECOND_US
+START = SECOND * 1_700_000_000
+HEARTBEAT_MS = Milliseconds(5_000)
 """A node that is well looks at the register, or hears gossip, this often."""
 INITIAL = 3
-RING_DELAY_MS = 30_000
+RING_DELAY_MS = Milliseconds(30_000)
 
 
 @lru_cache(maxsize=64)
@@ -74,7 +74,7 @@ class Generation:
 class Write:
     """A write that a node has taken: timestamp (µs), token and stream, and the nodes by whose ring it was routed."""
 
-    ts_us: int
+    ts_us: Microseconds
     token: int
     node: int
     stream: bytes
@@ -86,13 +86,13 @@ class Machine:
     """A node's computer: how its clock is off, what is wrong with it, and what survives a restart."""
 
     number: int
-    offset_us: int = 0
+    offset_us: Microseconds = Microseconds(0)
     deaf: bool = False
     paused: bool = False
     dead: bool = False
     disk: list[Promise] = field(default_factory=list)
     outbox: list[tuple[int, Switch]] = field(default_factory=list)
-    ill_at_us: int = -1
+    ill_at_us: Microseconds = Microseconds(-1)
     """When it was last anything but well."""
 
     @property
@@ -109,23 +109,23 @@ class World:
         self.now_us = START
         self.machines = {number: Machine(number) for number in range(1, INITIAL + 1)}
         self.tables: dict[int, Generation] = {0: Generation(0, tuple(self.machines))}
-        self.started: dict[int, int] = {0: (START - 3600 * SECOND)}
+        self.started: dict[int, Microseconds] = {0: START - HOUR_US}
         """Committed generations: number -> timestamp (µs)."""
         self.writes: list[Write] = []
         self.refused: list[tuple[int, int, str]] = []
         self.calm = True
 
-    def clock_us(self, machine: Machine) -> int:
+    def clock_us(self, machine: Machine) -> Microseconds:
         """What a node's clock shows."""
         return self.now_us + machine.offset_us
 
-    def tick(self, ms: int) -> None:
+    def tick(self, ms: Milliseconds) -> None:
         """Time goes by; nodes that are well look around every heartbeat."""
         left = ms
         while left > 0:
             step = min(left, HEARTBEAT_MS)
             left -= step
-            self.now_us += step * MS
+            self.now_us += us_of(step)
             for machine in list(self.machines.values()):
                 if machine.hears:
                     self.look(machine.number)
@@ -147,7 +147,7 @@ class World:
             machine.paused = False
             self.restart(machine)
 
-    def set_clock(self, number: int, offset_us: int) -> None:
+    def set_clock(self, number: int, offset_us: Microseconds) -> None:
         """A clock is set; it may go back."""
         self.calm = False
         self.machines[number].offset_us = offset_us
@@ -157,7 +157,7 @@ class World:
         for machine in self.machines.values():
             machine.deaf = machine.paused = False
 
-    def write(self, number: int, token: int, ts_us: int) -> bool:
+    def write(self, number: int, token: int, ts_us: Microseconds) -> bool:
         """A client asks a node to take a write. Whether it was asked at all: a paused or dead one is not."""
         machine = self.machines[number]
         if machine.paused or machine.dead:
@@ -170,7 +170,7 @@ class World:
             self.writes.append(Write(ts_us, token, number, stream, routed))
         return True
 
-    def moments_us(self) -> list[int]:
+    def moments_us(self) -> list[Microseconds]:
         """Times at which something ends or begins: where a write is worth trying."""
         return list(self.started.values())
 
@@ -180,7 +180,7 @@ class World:
         """Writes whose stream is not of the generation with the greatest timestamp at or before theirs."""
         return [write for write in self.writes if write.stream not in self.streams_due(write.ts_us)]
 
-    def streams_due(self, ts_us: int) -> frozenset[bytes]:
+    def streams_due(self, ts_us: Microseconds) -> frozenset[bytes]:
         """The streams of the generation that a write of this timestamp belongs to."""
         _, number = max((time, number) for number, time in self.started.items() if time <= ts_us)
         return streams_in(self.tables[number].members, number)
@@ -221,7 +221,7 @@ class World:
         """A node loses what it had in memory."""
         raise NotImplementedError
 
-    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+    def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
         """The stream of a write, and the nodes of the ring that routes it."""
         raise NotImplementedError
 
@@ -244,7 +244,7 @@ class SwitchWorld(World):
         number = len(self.machines) + 1
         generation = len(self.tables)
         ring = self.committed_members()
-        clock_ms = self.now_us // MS
+        clock_ms = ms_of(self.now_us)
         machine = Machine(number)
         try:
             switch = rules.prepare(
@@ -253,7 +253,7 @@ class SwitchWorld(World):
                 str(number),
                 [str(each) for each in (*ring, number)],
                 self.times,
-                now_ms=clock_ms,
+                now_ms=Milliseconds(clock_ms),
                 newest_ms=self.newest_ms(),
             )
         except StateError:
@@ -270,7 +270,7 @@ class SwitchWorld(World):
             return
         node = self.nodes[number]
         if number <= INITIAL:
-            self.tell(number, 0, START // MS - 3_600_000)
+            self.tell(number, 0, ms_of(START) - HOUR_MS)
         for switch in list(self.register.values()):
             if str(number) in switch.participants and not node.learn(switch, self.clock_us(machine)):
                 assert switch.time_ms is not None
@@ -292,17 +292,17 @@ class SwitchWorld(World):
         host = str(machine.number)
         if switch.is_decided:
             return
-        if host in switch.missing and clock_us // MS < switch.deadline_ms:
+        if host in switch.missing and ms_of(clock_us) < switch.deadline_ms:
             promise = self.promise(machine, switch)
             try:
-                answered = rules.acknowledge(switch, host, promise.lease_end_ms, self.times, clock_us // MS)
+                answered = rules.acknowledge(switch, host, promise.lease_end_ms, self.times, ms_of(clock_us))
             except StateError:
                 return  # its promise has run out before it could answer with it
             self.send(machine, answered, late=late)
             if late:
                 return
             switch = self.register[generation]
-        decided = self.decide(switch, clock_us // MS, host)
+        decided = self.decide(switch, ms_of(clock_us), host)
         if decided is not switch:
             self.send(machine, decided, late=late)
             if not late:
@@ -315,7 +315,7 @@ class SwitchWorld(World):
         machine.disk = list(self.nodes[machine.number].promises)
         return promise
 
-    def decide(self, switch: Switch, now_ms: int, by: str) -> Switch:
+    def decide(self, switch: Switch, now_ms: Milliseconds, by: str) -> Switch:
         """What is due."""
         return rules.decide(switch, self.times, now_ms=now_ms, newest_ms=self.newest_ms(), by=by)
 
@@ -344,25 +344,27 @@ class SwitchWorld(World):
     def restart(self, machine: Machine) -> None:
         self.nodes[machine.number] = Participant(str(machine.number), self.times, promises=machine.disk)
 
-    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+    def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
         taken = self.nodes[number].accept(ts_us, token, self.clock_us(self.machines[number]))
         return taken.stream_id, tuple(node.host_id.int for node in taken.ring.nodes)
 
-    def moments_us(self) -> list[int]:
-        leases = [end * MS for switch in self.register.values() for _, end in switch.leases]
+    def moments_us(self) -> list[Microseconds]:
+        leases = [us_of(end) for switch in self.register.values() for _, end in switch.leases]
         return [*super().moments_us(), *leases]
 
     def read(self, generation: int) -> tuple[TopologyDescription, Ring]:
         """A generation's description and ring, from the tables."""
         return described(self.tables[generation].members, generation)
 
-    def tell(self, number: int, generation: int, time_ms: int) -> None:
+    def tell(self, number: int, generation: int, time_ms: Milliseconds) -> None:
         """A node reads a committed generation."""
         self.nodes[number].know(time_ms, *self.read(generation), self.clock_us(self.machines[number]))
 
-    def newest_ms(self) -> int:
+    def newest_ms(self) -> Milliseconds:
         """The timestamp of the newest generation."""
-        return max([time // MS for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
+        return Milliseconds(
+            max([ms_of(time) for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
+        )
 
     def committed_members(self) -> tuple[int, ...]:
         """The nodes of the ring: those that have begun, and those of committed switches."""
@@ -380,7 +382,7 @@ class SwitchWorld(World):
             if switch.phase is Phase.COMMITTED:
                 assert switch.time_ms is not None
                 assert len(switch.leases) == len(switch.participants)
-                self.started.setdefault(int(generation), switch.time_ms * MS)
+                self.started.setdefault(int(generation), us_of(switch.time_ms))
 
 
 class GossipWorld(World):
@@ -400,11 +402,11 @@ class GossipWorld(World):
         generation = len(self.tables)
         ring = tuple(range(1, number))
         time_ms = new_generation_timestamp(
-            self.now_us // MS, ring_delay_ms=RING_DELAY_MS, leeway_ms=self.times.leeway_ms
+            ms_of(self.now_us), ring_delay_ms=RING_DELAY_MS, leeway_ms=self.times.leeway_ms
         )
-        time_ms = max([time_ms, *(time // MS + 1 for time in self.started.values())])
+        time_ms = max([time_ms, *(ms_of(time) + ONE_MS for time in self.started.values())])
         self.tables[generation] = Generation(generation, (*ring, number))
-        self.started[generation] = time_ms * MS
+        self.started[generation] = us_of(time_ms)
         self.machines[number] = Machine(number)
         self.restart(self.machines[number])
         self.gossip.append(generation)
@@ -425,7 +427,7 @@ class GossipWorld(World):
         newest = max(self.heard[machine.number])
         self.rings[machine.number] = self.tables[newest].members
         description, _ = described(self.tables[generation].members, generation)
-        self.memory[machine.number].insert(self.started[generation], description, self.clock_us(machine))
+        self.memory[machine.number].insert(Microseconds(self.started[generation]), description, self.clock_us(machine))
 
     def deliver(self, number: int, *, lost: bool = False) -> None:
         self.look(number, late=lost)
@@ -435,13 +437,13 @@ class GossipWorld(World):
         if machine.number in self.memory:
             return
         first = machine.number <= INITIAL
-        self.memory[machine.number] = Metadata(self.times.leeway_ms * MS)
+        self.memory[machine.number] = Metadata(us_of(self.times.leeway_ms))
         self.heard[machine.number] = set()
         self.rings[machine.number] = self.tables[0].members
         if first:
             self.hear(machine, 0)
 
-    def accept(self, number: int, token: int, ts_us: int) -> tuple[bytes, tuple[int, ...]]:
+    def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
         machine = self.machines[number]
         return self.memory[number].get_stream(ts_us, token, self.clock_us(machine)), self.rings[number]
 
@@ -453,17 +455,17 @@ def random_history(world: World, source: random.Random, steps: int, *, faults: b
         step = source.random()
         if step < 0.55:
             clock = world.clock_us(world.machines[number])
-            ts_us = clock + source.randrange(-SECOND, world.times.leeway_ms * MS)
-            world.write(number, source.randrange(-(2**63) + 1, 2**63), ts_us)
+            ts_us = clock + source.randrange(-SECOND, us_of(world.times.leeway_ms))
+            world.write(number, source.randrange(-(2**63) + 1, 2**63), Microseconds(ts_us))
         elif step < 0.60 and len(world.machines) < 9:
             world.join()
         elif step < 0.80 or not faults:
-            world.tick(source.randrange(1, 20_000))
+            world.tick(Milliseconds(source.randrange(1, 20_000)))
         elif step < 0.97:
             world.ail(number, source.choice(["deaf", "deaf", "hears", "hears", "paused", "resumed", "restarted"]))
         else:
-            margin = world.times.margin_ms * MS
-            world.set_clock(number, source.randrange(-margin, margin + 1))
+            margin = us_of(world.times.margin_ms)
+            world.set_clock(number, Microseconds(source.randrange(-margin, margin + 1)))
         if isinstance(world, SwitchWorld):
             world.note_decisions()
     return world

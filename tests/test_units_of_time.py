@@ -1,0 +1,187 @@
+"""Times keep their units: the type checker refuses a mix, and the clock alone converts."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from cdc_platform.clock import Microseconds, Milliseconds
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cdc_platform", "assets", "resources", "bench")
+CLOCK = Path("cdc_platform/clock.py")
+SECOND_IN_UNITS = (10**3, 10**6, 10**9)
+CONVERSIONS = {
+    seconds * units for seconds in (1, 60, 3_600, 86_400) for units in SECOND_IN_UNITS if seconds * units != 60 * 10**9
+} | {3_600, 86_400}
+COUNTS = {
+    "reader.ROWS_AT_ONCE": "rows that a window reads at once",
+    "one_pass.ROWS_IN_PROCESS": "rows that an audit takes without Spark",
+    "session._EVERY_NODE": "nodes that one answer can hold",
+    "removal._AT_ONCE": "range ends in one predicate",
+    "inbox.MOST_NEW_PARTITIONS": "partitions that one evaluation adds",
+    "settings.rewrite_attempts": "attempts",
+    "rehearsal._UNITS": "bytes of a unit on an axis",
+    "life.peak": "bytes",
+    "rehearsal.used": "bytes",
+    "rehearsal._ALLOWED_BYTES": "bytes",
+    "log._FULL": "writes of a benchmark",
+    "session.growth": "generations of a benchmark",
+}
+"""Numbers as large as a conversion that count something else: by module, and by what they are given to or divide."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A number that converts times, in a file."""
+
+    path: Path
+    line: int
+    value: float
+
+
+def number_of(node: ast.AST) -> float | None:
+    """The number that an expression writes: a literal, or a power of literals."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return value
+        case ast.BinOp(left=ast.Constant(value=int() as base), op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            return base**power
+    return None
+
+
+def conversions(path: Path, source: str) -> list[Found]:
+    """The numbers of a source that convert times, those left out that count something by a name of `COUNTS`."""
+    found: list[Found] = []
+
+    def look(node: ast.AST, named: frozenset[str]) -> None:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                named |= {name}
+            case ast.keyword(arg=str() as name):
+                named |= {name}
+            case ast.BinOp(left=ast.Name(id=name) | ast.Attribute(attr=name)):
+                named |= {name}
+        value = number_of(node)
+        if value is not None:
+            if value in CONVERSIONS and not {f"{path.stem}.{name}" for name in named} & COUNTS.keys():
+                found.append(Found(path, getattr(node, "lineno", 0), value))
+            return
+        for child in ast.iter_child_nodes(node):
+            look(child, named)
+
+    look(ast.parse(source), frozenset())
+    return found
+
+
+def checked(folder: Path, lines: str) -> list[str]:
+    """What the type checker says of `lines`, behind the import of both units."""
+    snippet = folder / "snippet.py"
+    head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US, ms_of, us_of\n\n"
+    setup = "ms = Milliseconds(1)\nus = Microseconds(1)\n\n"
+    snippet.write_text(head + setup + lines, encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(snippet)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+    offset = (head + setup).count("\n")
+    told = json.loads(done.stdout)["generalDiagnostics"]
+    return sorted(
+        {lines.splitlines()[each["range"]["start"]["line"] - offset] for each in told if each["severity"] == "error"}
+    )
+
+
+def test_times_are_converted_in_the_clock_alone() -> None:
+    """No file but the clock's writes a thousand, a million or the seconds of a day to make one unit of another."""
+    found = [
+        each
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.relative_to(ROOT) != CLOCK
+        for each in conversions(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+    ]
+    assert [f"{each.path}:{each.line}: {each.value}" for each in found] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "us = ms * 1000",
+        "ms = us // 1_000",
+        "wait(us / 1e6)",
+        "HOUR_US = 3_600_000_000",
+        "retry(every_ms=3_600_000)",
+        "ttl = 20 * 365 * 86_400",
+        "ns = seconds * 10**9",
+        "rest = us % 1000",
+    ],
+)
+def test_a_conversion_elsewhere_is_found(line: str) -> None:
+    """Whatever the operator and however the number is written."""
+    assert len(conversions(Path("anywhere.py"), line)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("reader.py", "ROWS_AT_ONCE = 1_000_000"),
+        ("settings.py", "rewrite_attempts: int = Field(le=1000)"),
+        ("anywhere.py", "year = 2000"),
+    ],
+)
+def test_a_count_is_no_conversion(path: str, line: str) -> None:
+    """Rows and attempts may be a thousand."""
+    assert conversions(Path(path), line) == []
+
+
+def test_every_count_is_in_use() -> None:
+    """No name is excused that nothing is called by."""
+    texts = [
+        (path.stem, path.read_text(encoding="utf-8")) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+    ]
+    used = {
+        name for name in COUNTS for stem, text in texts if name.startswith(f"{stem}.") and name[len(stem) + 1 :] in text
+    }
+    assert used == COUNTS.keys()
+
+
+def test_the_type_checker_refuses_a_mix(tmp_path: Path) -> None:
+    """Adding, subtracting, comparing and handing over the other unit are errors; what keeps the unit is none."""
+    refused = [
+        "ms + us",
+        "us - ms",
+        "ms < us",
+        "ms == us",
+        "max(ms, us) + ms",
+        "Clock(ms)",
+        "Clock(5)",
+        "ms_of(ms)",
+        "us_of(us)",
+        "later: Milliseconds = us",
+        "later: Milliseconds = ms * 1000 + us",
+        "sooner: Milliseconds = 3 + ms",
+        "ms += us",
+    ]
+    allowed = [
+        "Clock(us)",
+        "Clock(us_of(ms) + SECOND_US * 3 - us)",
+        "sum_ms: Milliseconds = ms + HOUR_MS * 2 - ms_of(us)",
+        "hours: int = ms // HOUR_MS",
+        "days: Milliseconds = HOUR_MS * 24 // 7 % 3",
+        "plain: int = ms",
+        "by_time: dict[Milliseconds, str] = {ms: 'a'}",
+        "ms > 0",
+    ]
+    assert checked(tmp_path, "\n".join(refused + allowed) + "\n") == sorted(refused)
+
+
+def test_times_are_plain_numbers_at_run_time() -> None:
+    """JSON, Arrow and pydantic are handed ints, and what reads annotations finds ints."""
+    assert (Milliseconds, Microseconds) == (int, int)
+    assert json.dumps(Milliseconds(5)) == "5"
+    assert TypeAdapter(Milliseconds).validate_python(5, strict=True) == 5
