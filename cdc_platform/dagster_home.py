@@ -5,9 +5,9 @@ Knows two files at the project's root; starting anything on them is left to the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.home import Home, owners_alone
 
@@ -34,7 +34,5 @@ def dagster_home(home: Home) -> Path:
     folder = owners_alone(home.dagster)
     settings = folder / INSTANCE_FILE
     if not settings.exists():
-        draft = settings.with_name(f"{INSTANCE_FILE}.{os.getpid()}")
-        draft.write_text(project_file(INSTANCE_FILE).read_text(encoding="utf-8"), encoding="utf-8")
-        draft.replace(settings)
+        drafts.write(settings, project_file(INSTANCE_FILE).read_text(encoding="utf-8"))
     return folder

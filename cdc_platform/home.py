@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem, InputError
 from cdc_platform.settings import Settings, load_settings
 
@@ -72,9 +73,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
         if not os.access(root, os.W_OK | os.X_OK):
             raise EnvironmentProblem(f"home {root} is not writable; change its permissions or {mend}")
         if not marker.exists():
-            draft = marker.with_name(f"platform.json.{os.getpid()}")
-            draft.write_text(json.dumps({"layout": LAYOUT}) + "\n", encoding="utf-8")
-            draft.replace(marker)
+            drafts.write(marker, json.dumps({"layout": LAYOUT}) + "\n")
         layout = json.loads(marker.read_text(encoding="utf-8"))["layout"]
     except OSError as error:
         raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {mend}") from None

@@ -7,7 +7,6 @@ reached, and `identity.json`, by which a cluster that was restored or rebuilt un
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cdc_platform import drafts
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.cluster.connection import Connection, checked
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
@@ -171,9 +171,7 @@ def remember(known: KnownCluster, seen: Identity) -> None:
 
 
 def _write(path: Path, value: BaseModel) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    drafts.write(path, json.dumps(value.model_dump(mode="json"), indent=2) + "\n")
 
 
 def _read(path: Path, kind: type[_Kind]) -> _Kind | None:

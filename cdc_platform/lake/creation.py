@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import deltalake
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from cdc_platform import drafts
 from cdc_platform.errors import StateError
 from cdc_platform.lake.tables import Table
 
@@ -20,7 +19,7 @@ def create(table: Table, target: Path) -> None:
 
     deltalake's own `mode="ignore"` lets two creators both commit, and the constraints are commits after it.
     """
-    draft = target.with_name(f".{table.name}.{uuid.uuid4().hex}")
+    draft = drafts.make_folder(target.parent, table.name)
     try:
         made = DeltaTable.create(
             draft,
@@ -34,7 +33,7 @@ def create(table: Table, target: Path) -> None:
             made.alter.add_constraint({name: rule})
         _move(draft, target)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        drafts.discard(draft)
 
 
 def widen(opened: DeltaTable, table: Table) -> Table:

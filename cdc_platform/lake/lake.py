@@ -20,7 +20,7 @@ from cdc_platform.lake import creation, files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
-from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, rows_of, transact
+from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import OpenTables
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
@@ -168,21 +168,45 @@ class Lake:
         while_so = f"t.{filter_sql(name, operator, value)}"
         return self._write(table, lambda opened: merge(opened, table, source, True, only=while_so)).updated == 1
 
-    def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
+    def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, whole: bool = False) -> None:
         """Make rows out of all rows of a small table, as one step that no other write comes between.
 
         `rule` gets every row of one version and answers with the rows to insert, or to put in the place of those with
-        their key; None or none of them: nothing is written. The commit has to be the next version of the table,
-        whatever else was written: if it is not, the rule is asked again with newer rows. What it raises, is raised.
+        their key, which stay where the table is append-only; with `whole`, with all rows that there are to be. None
+        or no other rows: nothing is written. The commit has to be the next version of the table, whatever else was
+        written: if it is not, the rule is asked again with newer rows. What it raises, is raised.
 
         Raises:
             InputError: the rows don't fit the table, or hold a key twice.
-            StateError: the table is append-only.
+            StateError: the table is append-only, and `whole` is asked for.
             ConflictError: other writers kept winning.
         """
-        _refuse_append_only(table)
+        if whole:
+            _refuse_append_only(table)
+        if not self.exists(table) and rule(table.schema.empty_table()) is None:
+            return
         self.ensure(table)
-        self._write(table, lambda opened: transact(opened, table, rule))
+        update = not _is_append_only(table)
+        self._write(table, lambda opened: transact(opened, table, rule, update=update, whole=whole))
+
+    def merge_judged(
+        self, table: Table, judge: Callable[[], pa.Table | None], *, update: bool = False
+    ) -> Merged | None:
+        """Merge the rows that `judge` makes of what it reads itself; None where it makes none.
+
+        The commit has to be the version after the newest that there was before `judge` read: if it is not, it is
+        asked again. So what it was told of this table holds when its rows are in. What it raises, is raised, and then
+        nothing was written.
+
+        Raises:
+            As `merge`.
+        """
+        if update:
+            _refuse_append_only(table)
+        if not self.exists(table) and judge() is None:
+            return None
+        self.ensure(table)
+        return self._write(table, lambda opened: merge_judged(opened, table, judge, update))
 
     def raise_column(self, table: Table, rows: pa.Table, name: str) -> int:
         """Replace the rows that are there by those of `rows` with their key, where column `name` is null or less.
@@ -345,8 +369,12 @@ class Lake:
         raise AssertionError("unreachable: the last attempt raises")
 
 
+def _is_append_only(table: Table) -> bool:
+    return table.properties.get("delta.appendOnly") == "true"
+
+
 def _refuse_append_only(table: Table) -> None:
-    if table.properties.get("delta.appendOnly") == "true":
+    if _is_append_only(table):
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
 
 

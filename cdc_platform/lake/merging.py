@@ -38,14 +38,30 @@ def rows_of(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
     return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 
-def transact(opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None]) -> None:
+def transact(
+    opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, update: bool, whole: bool
+) -> None:
     """Merge what a rule makes of all rows; only as the version after the one that they were read from."""
-    made = rule(rows_of(opened, table.schema))
+    rows = rows_of(opened, table.schema)
+    made = rule(rows)
     if made is None:
         return
     source = conform(table, made)
     refuse_repeated_keys(table, source)
-    merge(opened, table, source, True, properties=alone())
+    order = [(key, "ascending") for key in table.keys]
+    if whole and source.sort_by(order).equals(rows.sort_by(order)):
+        return
+    merge(opened, table, source, update, properties=alone(), whole=whole)
+
+
+def merge_judged(opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool) -> Merged | None:
+    """Merge what is made of the newest rows, whoever reads them; only as the version after the one that is opened."""
+    made = judge()
+    if made is None:
+        return None
+    source = conform(table, made)
+    refuse_repeated_keys(table, source)
+    return merge(opened, table, source, update, properties=alone())
 
 
 def merge(
@@ -55,9 +71,13 @@ def merge(
     update: bool,
     only: str | None = None,
     properties: CommitProperties | None = None,
+    whole: bool = False,
 ) -> Merged:
-    """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted."""
-    if not rows.num_rows:
+    """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted.
+
+    `whole`: rows whose key is not among the given ones go.
+    """
+    if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
     on_keys = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in table.keys)
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
@@ -77,5 +97,7 @@ def merge(
     if update and others:
         differs = " OR ".join(f"(t.{quoted(name)} IS DISTINCT FROM s.{quoted(name)})" for name in others)
         merger = merger.when_matched_update_all(predicate=differs)
+    if whole:
+        merger = merger.when_not_matched_by_source_delete()
     metrics = merger.when_not_matched_insert_all().execute()
     return Merged(metrics["num_target_rows_inserted"], metrics["num_target_rows_updated"], opened.version())

@@ -9,7 +9,6 @@ import atexit
 import logging
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
@@ -202,9 +202,9 @@ def worker_environment() -> dict[str, str]:
 @cache
 def work_folder() -> Path:
     """A temporary folder of this process for what Spark leaves around; gone when the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="cdc-platform-"))
+    folder = drafts.make_folder(Path(tempfile.gettempdir()), "cdc-platform", mode=0o700)
     owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    atexit.register(lambda: drafts.discard(folder) if os.getpid() == owner else None)
     return folder
 
 

@@ -9,10 +9,7 @@ that), and every row passes through the JVM.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,8 +32,8 @@ from deltalake import (
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from cdc_platform import errors
-from cdc_platform.clock import DAY_SECONDS, from_datetime, to_datetime
+from cdc_platform import drafts, errors
+from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
@@ -77,9 +74,8 @@ def write_draft(
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         EnvironmentProblem: Spark's workers do not see the folder that the driver made.
     """
-    folder = Path(lake.path(table)).with_name(f".{table.name}.{uuid.uuid4().hex}")
-    folder.mkdir()
-    _sweep(folder)
+    folder = drafts.make_folder(Path(lake.path(table)).parent, table.name)
+    drafts.sweep_unheld(folder.parent)
     part = _Part(table, str(folder), _blank(table), dict(where), what)
     try:
         if isinstance(rows, TaskRows):
@@ -147,7 +143,7 @@ def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, 
 
 def discard(folder: Path) -> None:
     """Remove a draft, or what is left of it."""
-    shutil.rmtree(folder, ignore_errors=True)
+    drafts.discard(folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +212,7 @@ class _Part:
 @cache
 def _blank(table: Table) -> tuple[tuple[str, bytes], ...]:
     """The log of an empty table of the declared shape and constraints: its files with what is in them, in order."""
-    with tempfile.TemporaryDirectory(prefix="cdc-platform-") as folder:
+    with drafts.temporary_folder("cdc-platform") as folder:
         lake = Lake(folder)
         lake.ensure(table)
         log = Path(lake.path(table), LOG_FOLDER)
@@ -271,12 +267,3 @@ def _partition_text(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{to_datetime(from_datetime(value)):%Y-%m-%d %H:%M:%S.%f}"
     return str(value)
-
-
-def _sweep(draft: Path) -> None:
-    """Remove what killed writers left beside the table, a day later: whoever still writes is not disturbed."""
-    table, _, _ = draft.name.rpartition(".")
-    for left in draft.parent.glob(f"{table}.*"):
-        with contextlib.suppress(OSError):  # another writer sweeps as well
-            if draft.stat().st_mtime - left.stat().st_mtime > DAY_SECONDS:
-                discard(left)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, StateError
 from cdc_platform.lake.filters import quoted
 from cdc_platform.lake.lake import Lake
@@ -47,7 +48,7 @@ def answer(
         StateError: a file of a table is missing or damaged, or a table takes more than this reader knows.
         EnvironmentProblem: neither memory nor disk suffice.
     """
-    with tempfile.TemporaryDirectory(prefix="cdc-platform-sql-") as spill, _engine(Path(spill), memory) as engine:
+    with drafts.temporary_folder("cdc-platform-sql") as spill, _engine(spill, memory) as engine:
         names = Names(lake)
         known = {(table.keyspace.lower(), table.name.lower()) for table in names.tables}
         query = judged(engine, unambiguous(text, _CATALOG, known))

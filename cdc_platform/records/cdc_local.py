@@ -58,11 +58,14 @@ def kept_id(lake: Lake, host_id: UUID | str) -> GenerationId | None:
 
 def keep(lake: Lake, host_id: UUID | str, id: GenerationId) -> bool:
     """Keep an ID at a node in place of an older one or none; whether it was."""
-    before = kept_id(lake, host_id)
-    if before is not None and before.time_ms >= id.time_ms:
-        return False
-    _write(lake, [_row_of(str(host_id), id)], update=True)
-    return True
+
+    def newer() -> pa.Table | None:
+        before = kept_id(lake, host_id)
+        if before is not None and before.time_ms >= id.time_ms:
+            return None
+        return rows_of([_row_of(str(host_id), id)])
+
+    return lake.merge_judged(CDC_LOCAL, newer, update=True) is not None
 
 
 def keep_first(lake: Lake, host_ids: Collection[UUID], id: GenerationId) -> None:
@@ -75,11 +78,14 @@ def keep_at_maker(lake: Lake, host_id: UUID | str, id: GenerationId, *, joins: b
 
     Both in one commit. A node that has learnt of a newer generation since keeps that one.
     """
-    before = kept_id(lake, host_id)
-    if before is not None and before.time_ms > id.time_ms:
-        return
-    marker = [KeptRow(str(host_id), REWRITTEN, None)] if joins else []
-    _write(lake, [_row_of(str(host_id), id), *marker], update=True)
+
+    def not_older() -> pa.Table | None:
+        before = kept_id(lake, host_id)
+        if before is not None and before.time_ms > id.time_ms:
+            return None
+        return rows_of([_row_of(str(host_id), id), *([KeptRow(str(host_id), REWRITTEN, None)] if joins else [])])
+
+    lake.merge_judged(CDC_LOCAL, not_older, update=True)
 
 
 def raise_at(lake: Lake, host_ids: Collection[str], id: GenerationId) -> None:

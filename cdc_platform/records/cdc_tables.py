@@ -7,6 +7,7 @@ for old generations is `expiry`'s business.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -29,7 +30,7 @@ from cdc_platform.clock import (
 )
 from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import LOG_SUFFIX
-from cdc_platform.errors import ConflictError, InputError, NotFound
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
@@ -100,10 +101,7 @@ def find(lake: Lake, keyspace: str, table: str) -> CdcTable:
     for known in cdc_tables(lake):
         if (known.keyspace_name, known.table_name) == (keyspace, table):
             return known
-    raise NotFound(
-        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, "
-        f"or tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS"
-    )
+    raise _unknown(keyspace, table)
 
 
 def changes(lake: Lake) -> list[TableChange]:
@@ -162,19 +160,19 @@ def add(
             f"{keyspace}.{table}: its log cannot have been created at {format_ms(created_at_ms)}, which is after now, "
             f"{format_ms(clock.now_ms())}; give the time of the log's CREATE TABLE"
         )
-    last = _last(lake, keyspace, table)
-    if last is not None and last.what != DROPPED:
-        _assert_same(last, ttl_seconds, created_at_ms, enabled)
-        _complete(lake)
-        return find(lake, keyspace, table)
-    after_us = -ONE_US if last is None else last.changed_at_us
-    if created_at_ms is None:
-        created_at_ms = max(clock.now_ms(), ms_of(after_us) + ONE_MS)
-    # The TTL is in force since the log was created, however late that is told.
-    created_us = us_of(created_at_ms)
-    at_us = max(created_us, after_us + ONE_US)
-    _commit(lake, TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl))
-    return find(lake, keyspace, table)
+
+    def addition(last: TableChange | None) -> TableChange | None:
+        if last is not None and last.what != DROPPED:
+            _assert_same(last, ttl_seconds, created_at_ms, enabled)
+            return None
+        after_us = -ONE_US if last is None else last.changed_at_us
+        created_ms = max(clock.now_ms(), ms_of(after_us) + ONE_MS) if created_at_ms is None else created_at_ms
+        # The TTL is in force since the log was created, however late that is told.
+        created_us = us_of(created_ms)
+        at_us = max(created_us, after_us + ONE_US)
+        return TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl)
+
+    return _as_it_stands(_said(lake, keyspace, table, addition))
 
 
 def alter(
@@ -197,19 +195,20 @@ def alter(
     """
     if ttl_seconds is not None:
         _check_ttl(ttl_seconds)
-    last = _standing(lake, keyspace, table)
-    wanted = replace(
-        last,
-        what=ALTERED,
-        enabled=last.enabled if enabled is None else enabled,
-        ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
-        ddl=last.ddl if ddl is None else ddl,
-    )
-    if replace(wanted, what=last.what) == last:
-        _complete(lake)
-    else:
-        _commit(lake, replace(wanted, changed_at_us=_next_us(clock, last)))
-    return find(lake, keyspace, table)
+
+    def alteration(last: TableChange | None) -> TableChange | None:
+        last = _standing(last, keyspace, table)
+        wanted = replace(
+            last,
+            what=ALTERED,
+            enabled=last.enabled if enabled is None else enabled,
+            ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
+            ddl=last.ddl if ddl is None else ddl,
+        )
+        unchanged = replace(wanted, what=last.what) == last
+        return None if unchanged else replace(wanted, changed_at_us=_next_us(clock, last))
+
+    return _as_it_stands(_said(lake, keyspace, table, alteration))
 
 
 def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
@@ -218,36 +217,49 @@ def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
     Raises:
         NotFound: the table is not known.
     """
-    last = _standing(lake, keyspace, table)
-    _commit(lake, replace(last, what=DROPPED, changed_at_us=_next_us(clock, last)))
+
+    def end(last: TableChange | None) -> TableChange | None:
+        if last is not None and last.what == DROPPED and _is_listed(lake, keyspace, table):
+            return None  # one who died, or is at it, has said so: this finishes it
+        last = _standing(last, keyspace, table)
+        return replace(last, what=DROPPED, changed_at_us=_next_us(clock, last))
+
+    _said(lake, keyspace, table, end)
 
 
-def _standing(lake: Lake, keyspace: str, table: str) -> TableChange:
-    last = _last(lake, keyspace, table)
+def _standing(last: TableChange | None, keyspace: str, table: str) -> TableChange:
     if last is None or last.what == DROPPED:
-        _complete(lake)
-        find(lake, keyspace, table)
-        raise AssertionError("unreachable: a table without history or log is not found")
+        raise _unknown(keyspace, table)
     return last
 
 
-def _last(lake: Lake, keyspace: str, table: str) -> TableChange | None:
-    """How the table stood when something was last said of it; None where nothing ever was."""
-    said = [change for change in changes(lake) if (change.keyspace_name, change.table_name) == (keyspace, table)]
-    return said[-1] if said else None
+def _said(
+    lake: Lake, keyspace: str, table: str, rule: Callable[[TableChange | None], TableChange | None]
+) -> TableChange:
+    """Say what a rule makes of how the table stood when something was last said of it; answers with what stands then.
 
+    Read, judged and said in one step: what others say at the same moment comes before or after it.
+    """
+    standing: list[TableChange | None] = []
 
-def _commit(lake: Lake, change: TableChange) -> None:
-    if not _append(lake, [*_silent(lake, _told(lake)), change]):
-        raise ConflictError(
-            f"{change.full_name} was changed by somebody else at the same moment; look and run it again"
-        )
+    def next_rows(rows: pa.Table) -> pa.Table | None:
+        told = _changes_of(rows)
+        silent = _silent(lake, told)
+        said = [each for each in [*silent, *told] if (each.keyspace_name, each.table_name) == (keyspace, table)]
+        last = said[-1] if said else None
+        change = rule(last)
+        standing[:] = [last if change is None else change]
+        return None if change is None else _rows_of([*silent, change])
+
+    lake.transact(CDC_TABLE_CHANGES, next_rows)
     failpoints.reached(failpoints.AFTER_TABLE_CHANGE)
     _complete(lake)
+    assert standing[0] is not None, "a rule that says nothing of a table that nothing was said of"
+    return standing[0]
 
 
-def _append(lake: Lake, several: list[TableChange]) -> bool:
-    """Add to the history; whether all of it was new."""
+def _rows_of(several: list[TableChange]) -> pa.Table:
+    """Changes as rows of the history."""
     rows = [
         {
             "keyspace_name": change.keyspace_name,
@@ -261,36 +273,56 @@ def _append(lake: Lake, several: list[TableChange]) -> bool:
         }
         for change in several
     ]
-    merged = lake.merge(CDC_TABLE_CHANGES, pa.Table.from_pylist(rows, schema=CDC_TABLE_CHANGES.schema), update=False)
-    return merged.inserted == len(rows)
+    return pa.Table.from_pylist(rows, schema=CDC_TABLE_CHANGES.schema)
 
 
 def _complete(lake: Lake) -> None:
     """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are."""
-    last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}
-    rows = [
-        {
-            "keyspace_name": change.keyspace_name,
-            "table_name": change.table_name,
-            "enabled": change.enabled,
-            "ttl_seconds": change.ttl_seconds,
-            "created_at": to_datetime(change.created_at_us),
-            "ddl": change.ddl,
-        }
-        for change in last.values()
-        if change.what != DROPPED
-    ]
-    if rows:
-        lake.merge(CDC_TABLES, pa.Table.from_pylist(rows, schema=CDC_TABLES.schema), update=True)
-    for table in cdc_tables(lake):
-        change = last.get((table.keyspace_name, table.table_name))
-        if change is not None and change.what == DROPPED:
-            where = [("keyspace_name", "=", table.keyspace_name), ("table_name", "=", table.table_name)]
-            lake.delete(CDC_TABLES, where)
+
+    def followed(rows: pa.Table) -> pa.Table | None:
+        last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}
+        silent = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
+        told = [
+            {
+                "keyspace_name": change.keyspace_name,
+                "table_name": change.table_name,
+                "enabled": change.enabled,
+                "ttl_seconds": change.ttl_seconds,
+                "created_at": to_datetime(change.created_at_us),
+                "ddl": change.ddl,
+            }
+            for change in last.values()
+            if change.what != DROPPED
+        ]
+        if not told and not rows.num_rows:
+            return None
+        return pa.Table.from_pylist([*silent, *told], schema=CDC_TABLES.schema)
+
+    lake.transact(CDC_TABLES, followed, whole=True)
+
+
+def _is_listed(lake: Lake, keyspace: str, table: str) -> bool:
+    return any((each.keyspace_name, each.table_name) == (keyspace, table) for each in cdc_tables(lake))
+
+
+def _as_it_stands(change: TableChange) -> CdcTable:
+    return CdcTable(
+        change.keyspace_name,
+        change.table_name,
+        change.enabled,
+        change.ttl_seconds,
+        ms_of(change.created_at_us),
+        change.ddl,
+    )
 
 
 def _told(lake: Lake) -> list[TableChange]:
     """The history as it stands in the lake, oldest first."""
+    return _changes_of(lake.read(CDC_TABLE_CHANGES))
+
+
+def _changes_of(rows: pa.Table) -> list[TableChange]:
+    """Rows of the history as changes, oldest first."""
     return sorted(
         (
             TableChange(
@@ -303,7 +335,7 @@ def _told(lake: Lake) -> list[TableChange]:
                 from_datetime(row["created_at"]),
                 row["ddl"],
             )
-            for row in lake.read(CDC_TABLE_CHANGES).to_pylist()
+            for row in rows.to_pylist()
         ),
         key=lambda change: change.changed_at_us,
     )
@@ -326,6 +358,13 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
         for table in cdc_tables(lake)
         if (table.keyspace_name, table.table_name) not in known
     ]
+
+
+def _unknown(keyspace: str, table: str) -> NotFound:
+    return NotFound(
+        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, "
+        f"or tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS"
+    )
 
 
 def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Milliseconds | None, enabled: bool) -> None:

@@ -70,7 +70,7 @@ def find(lake: Lake, name: str, keyspace: str, table: str) -> Consumer:
     for consumer in consumers(lake):
         if consumer.key == (name, keyspace, table):
             return consumer
-    raise NotFound(f"no consumer {name} of {keyspace}.{table} is registered; list them with: cdc-platform consumers")
+    raise _not_registered(name, keyspace, table)
 
 
 def register(lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, position_us: Microseconds) -> Consumer:
@@ -84,7 +84,8 @@ def register(lake: Lake, clock: Clock, name: str, keyspace: str, table: str, *, 
     if not name.strip():
         raise InputError("a consumer needs a name that is not empty: it is what names the checkpoint")
     consumer = Consumer(name, keyspace, table, None, position_us, 0, clock.now_us())
-    lake.merge(CONSUMERS, _rows(consumer), update=False)
+    if lake.merge(CONSUMERS, _rows(consumer), update=False).inserted:
+        return consumer
     return find(lake, name, keyspace, table)
 
 
@@ -127,9 +128,13 @@ def forget(lake: Lake, name: str, keyspace: str, table: str) -> None:
     Raises:
         NotFound: it is not registered.
     """
-    find(lake, name, keyspace, table)
     where: list[Filter] = [("name", "=", name), ("keyspace_name", "=", keyspace), ("table_name", "=", table)]
-    lake.delete(CONSUMERS, where)
+    if not lake.delete(CONSUMERS, where):
+        raise _not_registered(name, keyspace, table)
+
+
+def _not_registered(name: str, keyspace: str, table: str) -> NotFound:
+    return NotFound(f"no consumer {name} of {keyspace}.{table} is registered; list them with: cdc-platform consumers")
 
 
 def _place(consumer: Consumer) -> tuple[int, int, int | None]:

@@ -1,12 +1,14 @@
 """The inbox: which nodes want to join or ask for a repair, in which order, and which of them is next.
 
 It knows bootstrap events and who is finished; what a join does is in `bootstrap`, when a repair is needed in `repair`.
+What is queued was judged by the inbox as it is when it goes in, and by a ring that no import replaces meanwhile.
 No Spark: it runs in sensors.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +18,7 @@ from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_da
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
+from cdc_platform.lake.turns import JOINS, turn
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import current_ring, node_rows, nodes_of
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
@@ -66,21 +69,26 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         InputError: the host is in the ring or waits already with other content, or a token has an owner.
         StateError: the join is to run now, and an earlier one is unfinished.
     """
-    event_id, known = _event_id(lake, request.event_id)
-    if known is not None:
-        return known
-    ahead = waiting(lake)
-    if to_run_now and ahead and ahead[0].event_id != event_id:
-        raise StateError(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
-    # Another process may have queued this very request since the look above: it is not in its own way.
-    others = [other.node for other in _unfinished(lake) if other.event_id != event_id and not other.is_repair]
-    ring = Ring.of([*current_ring(lake).nodes, *others])
-    generation_id = uuid.uuid4()
-    node = _node(request, ring, generation_id)
-    ring.join(node)
-    rows = _row(lake, clock, event_id, JOIN, str(generation_id), node)
-    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
-    return event(lake, event_id=event_id)
+
+    def judged() -> pa.Table | None:
+        event_id, known = _event_id(lake, request.event_id)
+        if known is not None:
+            return None
+        # Who waits is read before the ring: a join that ends in between is then in both, and in none never.
+        ahead = waiting(lake)
+        if to_run_now and ahead:
+            raise StateError(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
+        members = {node.host_id: node for node in current_ring(lake).nodes}
+        joining = [each.node for each in _joins(lake, ahead) if each.node.host_id not in members]
+        ring = Ring.of([*members.values(), *joining])
+        generation_id = uuid.uuid4()
+        node = _node(request, ring, generation_id)
+        ring.join(node)
+        return _row(lake, clock, event_id, JOIN, str(generation_id), node)
+
+    with turn(lake, JOINS):
+        lake.merge_judged(BOOTSTRAP_EVENTS, judged)
+        return event(lake, event_id=_event_id(lake, request.event_id)[0])
 
 
 def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> BootstrapEvent:
@@ -89,12 +97,14 @@ def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> Boots
     The same `request_id` (a UUID) is the same event, whichever node asks: the first to write it has drawn the
     generation's UUID, everybody else gets that one. A withdrawn repair may be queued again.
     """
-    event_id, known = _event_id(lake, request_id)
-    if known is not None:
-        return known
-    rows = _row(lake, clock, event_id, REPAIR, str(uuid.uuid4()), node)
-    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
-    return event(lake, event_id=event_id)
+
+    def judged() -> pa.Table | None:
+        event_id, known = _event_id(lake, request_id)
+        return None if known is not None else _row(lake, clock, event_id, REPAIR, str(uuid.uuid4()), node)
+
+    with turn(lake, JOINS):
+        lake.merge_judged(BOOTSTRAP_EVENTS, judged)
+        return event(lake, event_id=_event_id(lake, request_id)[0])
 
 
 def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
@@ -104,21 +114,9 @@ def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
         NotFound: there is no such event.
         StateError: its generation has its timestamp already, or nodes are switching to it: it can't be taken back.
     """
-    taken_back = event(lake, event_id=event_id)
-    if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", taken_back.generation_id)]).num_rows:
-        finish = "repair with repair --run" if taken_back.is_repair else "join with bootstrap --run"
-        raise StateError(
-            f"event {event_id}: generation {taken_back.generation_id} has its timestamp and cannot be withdrawn; "
-            f"finish the {finish}"
-        )
-    switched = [("generation_id", "=", taken_back.generation_id), ("phase", "!=", "aborted")]
-    if lake.read(GENERATION_SWITCHES, ["generation_id"], switched).num_rows:
-        raise StateError(
-            f"event {event_id}: generation {taken_back.generation_id} is being switched to and cannot be withdrawn "
-            f"before that is aborted; look at: cdc-platform switch show {taken_back.generation_id}"
-        )
-    rows = _row(lake, clock, _withdrawal_id(event_id), WITHDRAW, taken_back.generation_id, taken_back.node)
-    lake.merge(BOOTSTRAP_EVENTS, rows, update=False)
+    event(lake, event_id=event_id)
+    with turn(lake, JOINS):
+        lake.merge_judged(BOOTSTRAP_EVENTS, lambda: _withdrawal(lake, clock, event_id))
 
 
 def waiting(lake: Lake) -> list[WaitingJoin]:
@@ -170,6 +168,24 @@ def assert_next(lake: Lake, generation_id: str) -> None:
         raise StateError(f"generation {generation_id}: its bootstrap event was withdrawn; queue the node again")
 
 
+def _withdrawal(lake: Lake, clock: Clock, event_id: str) -> pa.Table:
+    """The row that takes an event back, where that can be."""
+    taken_back = event(lake, event_id=event_id)
+    if lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", taken_back.generation_id)]).num_rows:
+        finish = "repair with repair --run" if taken_back.is_repair else "join with bootstrap --run"
+        raise StateError(
+            f"event {event_id}: generation {taken_back.generation_id} has its timestamp and cannot be withdrawn; "
+            f"finish the {finish}"
+        )
+    switched = [("generation_id", "=", taken_back.generation_id), ("phase", "!=", "aborted")]
+    if lake.read(GENERATION_SWITCHES, ["generation_id"], switched).num_rows:
+        raise StateError(
+            f"event {event_id}: generation {taken_back.generation_id} is being switched to and cannot be withdrawn "
+            f"before that is aborted; look at: cdc-platform switch show {taken_back.generation_id}"
+        )
+    return _row(lake, clock, _withdrawal_id(event_id), WITHDRAW, taken_back.generation_id, taken_back.node)
+
+
 def _in_the_way(join: WaitingJoin) -> str:
     if join.kind == REPAIR:
         return (
@@ -206,11 +222,10 @@ def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[Bootstra
     ]
 
 
-def _unfinished(lake: Lake) -> list[BootstrapEvent]:
-    generations = [join.generation_id for join in waiting(lake)]
-    if not generations:
-        return []
-    return _events(lake, [("generation_id", "in", generations), ("kind", "in", MAKING)])
+def _joins(lake: Lake, unfinished: Sequence[WaitingJoin]) -> list[BootstrapEvent]:
+    """The joins among what is unfinished, with their tokens, in no order."""
+    generations = [each.generation_id for each in unfinished if each.kind == JOIN]
+    return _events(lake, [("generation_id", "in", generations), ("kind", "=", JOIN)]) if generations else []
 
 
 def _introduced(lake: Lake, generation_id: str) -> bool:

@@ -64,14 +64,18 @@ class Replaced:
 
 
 def replace_ring(lake: Lake, nodes: Sequence[Node]) -> Replaced:
-    """Let these nodes be all that there are."""
-    before, after = ({row["host_id"]: row for row in rows.to_pylist()} for rows in (lake.read(NODES), node_rows(nodes)))
-    removed = sorted(before.keys() - after.keys())
-    written = put_nodes(lake, nodes)
-    if removed:
-        written += lake.delete(NODES, [("host_id", "in", removed)])
-    changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
-    return Replaced(sorted(after.keys() - before.keys()), removed, changed, written)
+    """Let these nodes be all that there are, in one commit."""
+    replaced: list[Replaced] = []
+
+    def rule(rows: pa.Table) -> pa.Table:
+        before, after = ({row["host_id"]: row for row in each.to_pylist()} for each in (rows, node_rows(nodes)))
+        added, removed = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
+        changed = sorted(host for host in after.keys() & before.keys() if after[host] != before[host])
+        replaced[:] = [Replaced(added, removed, changed, len(added) + len(removed) + len(changed))]
+        return node_rows(nodes)
+
+    lake.transact(NODES, rule, whole=True)
+    return replaced[0]
 
 
 def node_rows(nodes: Sequence[Node]) -> pa.Table:

@@ -104,10 +104,14 @@ def _introduced(lake: Lake, generation_id: str) -> GenerationId:
 
 def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
     """Note in the ledger that the join is finished; the first note stays."""
-    if ledger.published_at_ms(lake, generation_id) is None:
+
+    def noted() -> pa.Table | None:
         row = lake.read(GENERATIONS, filters=[("generation_id", "=", generation_id)]).to_pylist()[0]
-        row["published_at"] = to_datetime(clock.now_us())
-        lake.merge(GENERATIONS, pa.Table.from_pylist([row], schema=GENERATIONS.schema), update=True)
+        if row["published_at"] is not None:
+            return None
+        return pa.Table.from_pylist([row | {"published_at": to_datetime(clock.now_us())}], schema=GENERATIONS.schema)
+
+    lake.merge_judged(GENERATIONS, noted, update=True)
 
 
 def _published(batch: pa.RecordBatch, time: datetime) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription, layout_o
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.turns import JOINS, turn
 from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
@@ -80,14 +81,17 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
         StateError: a node is neither NORMAL nor LEFT, or joins; whether a repair is needed or not.
         NotFound: `host_id` is no node of the ring.
     """
-    node = _asked_at(lake, host_id)
+    with turn(lake, JOINS):
+        return _asked(lake, clock, checkup, _asked_at(lake, host_id))
+
+
+def _asked(lake: Lake, clock: Clock, checkup: Checkup, node: Node) -> inbox.BootstrapEvent | None:
     pending = next((event for event in inbox.waiting(lake) if event.kind == inbox.REPAIR), None)
     if pending is not None:
         return inbox.event(lake, event_id=pending.event_id)
-    if checkup.blocked_by:
-        raise StateError(
-            f"all nodes must be in NORMAL or LEFT state while the streams are repaired: {checkup.blocked_by[0]}"
-        )
+    blocked_by = checkup.blocked_by or _blocked_by(lake)
+    if blocked_by:
+        raise StateError(f"all nodes must be in NORMAL or LEFT state while the streams are repaired: {blocked_by[0]}")
     if not checkup.needed:
         return None
     return inbox.queue_repair(lake, clock, _request_id(checkup.latest, current_ring(lake)), node)

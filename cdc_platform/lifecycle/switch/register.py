@@ -66,11 +66,13 @@ def prepare(
             are not all there.
     """
     descriptions.complete_range_ends(lake, generation_id)
-    times, newest = times_of(settings), _newest_ms(lake)
+    times = times_of(settings)
 
     def begun(known: list[Switch]) -> Switch:
         now = clock.now_ms()
-        return rules.prepare(known, generation_id, initiator, participants, times, now_ms=now, newest_ms=newest)
+        return rules.prepare(
+            known, generation_id, initiator, participants, times, now_ms=now, newest_ms=_newest_ms(lake)
+        )
 
     switch = _change(lake, begun)
     failpoints.reached(failpoints.AFTER_SWITCH_PREPARED)
@@ -110,11 +112,11 @@ def commit(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by:
         NotFound: there is no such switch.
         StateError: it is aborted, or answers are missing.
     """
-    times, newest = times_of(settings), _newest_ms(lake)
+    times = times_of(settings)
     return _decided(
         lake,
         generation_id,
-        lambda row: rules.commit(row, times, now_ms=clock.now_ms(), newest_ms=newest, by=by),
+        lambda row: rules.commit(row, times, now_ms=clock.now_ms(), newest_ms=_newest_ms(lake), by=by),
     )
 
 
@@ -138,11 +140,11 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
     switch = switches.find(lake, generation_id)
     if rules.due(switch, clock.now_ms()) is Phase.PREPARING:
         acknowledge(lake, clock, settings, generation_id, switch.missing)
-    times, newest = times_of(settings), _newest_ms(lake)
+    times = times_of(settings)
     return _decided(
         lake,
         generation_id,
-        lambda row: rules.decide(row, times, now_ms=clock.now_ms(), newest_ms=newest, by=by),
+        lambda row: rules.decide(row, times, now_ms=clock.now_ms(), newest_ms=_newest_ms(lake), by=by),
     )
 
 

@@ -1,0 +1,101 @@
+"""Turns: of the processes that judge by several tables at once, one at a time does so and writes.
+
+What one table tells is decided by compare-and-set alone (`Lake.transact`, `Lake.merge_judged`). A turn is a lock beside
+the lake, which the system lets go of when its holder ends, however it ends: whoever comes next finds what it left.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from cdc_platform.errors import ConflictError, EnvironmentProblem
+from cdc_platform.lake.lake import Lake
+
+JOINS = "joins"
+"""Who joins, and on which ring: the inbox, the ring, and the ledger of generations."""
+TABLES = "tables"
+"""Which tables have logs and tablets: what was said of them, the ledger of tablets, and the stream sets."""
+IMPORTS = "imports"
+SCRIPTS = "scripts"
+
+PATIENCE_SECONDS = 600.0
+_TOLD_AFTER_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 0.1
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+log = logging.getLogger(__name__)
+_mine = threading.local()
+
+
+@contextmanager
+def turn(lake: Lake, name: str) -> Iterator[None]:
+    """Run a block while nobody else, in any process or thread, has the turn of this name; a turn inside it is the same.
+
+    On a file system without locks the block runs all the same: what one table tells is decided rightly there too.
+
+    Raises:
+        ConflictError: somebody else has had it for ten minutes.
+        EnvironmentProblem: the lock cannot be made.
+    """
+    place = lake.root.with_name(f".{lake.root.name}.turns") / name
+    held: set[str] = _mine.__dict__.setdefault("held", set())
+    if str(place) in held:
+        yield
+        return
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = place.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
+    with lock:
+        _take(lock, name)
+        held.add(str(place))
+        try:
+            yield
+        finally:
+            held.discard(str(place))
+
+
+def _take(lock: TextIO, name: str) -> None:
+    """Wait for the lock, and leave in the file who has it."""
+    begun, pause, told = time.monotonic(), 0.005, False
+    while not _taken(lock, name):
+        waited = time.monotonic() - begun
+        if waited > PATIENCE_SECONDS:
+            raise ConflictError(
+                f"process {_holder(lock)} has been at it ({name}) for {PATIENCE_SECONDS:.0f} s, and this one would "
+                "judge by what that one changes; run it again when it is done"
+            )
+        if waited > _TOLD_AFTER_SECONDS and not told:
+            told = True
+            log.warning("Waiting for process %s, which is at it (%s).", _holder(lock), name)
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
+def _taken(lock: TextIO, name: str) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise EnvironmentProblem(f"{lock.name} cannot be locked: {error.strerror}") from None
+        log.warning("%s cannot be locked (%s): start one process at a time (%s).", lock.name, error.strerror, name)
+    return True
+
+
+def _holder(lock: TextIO) -> str:
+    lock.seek(0)
+    return lock.read().strip() or "unknown"
