@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from functools import wraps
+from typing import Concatenate, ParamSpec, TextIO, TypeVar
 
 from cdc_platform.errors import ConflictError, EnvironmentProblem
 from cdc_platform.lake.lake import Lake
@@ -30,6 +31,9 @@ PATIENCE_SECONDS = 600.0
 _TOLD_AFTER_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 log = logging.getLogger(__name__)
 _mine = threading.local()
@@ -62,6 +66,24 @@ def turn(lake: Lake, name: str) -> Iterator[None]:
             yield
         finally:
             held.discard(str(place))
+
+
+def in_turn(
+    name: str,
+) -> Callable[[Callable[Concatenate[Lake, _Arguments], _Result]], Callable[Concatenate[Lake, _Arguments], _Result]]:
+    """Let a function, whose first argument is the lake, run in the turn of this name; it raises what `turn` does."""
+
+    def taking(
+        work: Callable[Concatenate[Lake, _Arguments], _Result],
+    ) -> Callable[Concatenate[Lake, _Arguments], _Result]:
+        @wraps(work)
+        def in_it(lake: Lake, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            with turn(lake, name):
+                return work(lake, *args, **kwargs)
+
+        return in_it
+
+    return taking
 
 
 def _take(lock: TextIO, name: str) -> None:

@@ -34,6 +34,7 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
+from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.limits import MAX_CDC_TTL
 
 ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
@@ -137,6 +138,7 @@ def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
     return found
 
 
+@in_turn(TABLES)
 def add(
     lake: Lake,
     clock: Clock,
@@ -175,6 +177,7 @@ def add(
     return _as_it_stands(_said(lake, keyspace, table, addition))
 
 
+@in_turn(TABLES)
 def alter(
     lake: Lake,
     clock: Clock,
@@ -211,6 +214,7 @@ def alter(
     return _as_it_stands(_said(lake, keyspace, table, alteration))
 
 
+@in_turn(TABLES)
 def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
     """Note that a table's log was dropped, with all of its rows.
 

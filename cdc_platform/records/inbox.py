@@ -18,7 +18,7 @@ from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_da
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
-from cdc_platform.lake.turns import JOINS, turn
+from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import current_ring, node_rows, nodes_of
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
@@ -59,6 +59,7 @@ class WaitingJoin:
     kind: str = JOIN
 
 
+@in_turn(JOINS)
 def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = False) -> BootstrapEvent:
     """Put a joining node into the inbox and answer with its event. The same request is the same event.
 
@@ -86,11 +87,11 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         ring.join(node)
         return _row(lake, clock, event_id, JOIN, str(generation_id), node)
 
-    with turn(lake, JOINS):
-        lake.merge_judged(BOOTSTRAP_EVENTS, judged)
-        return event(lake, event_id=_event_id(lake, request.event_id)[0])
+    lake.merge_judged(BOOTSTRAP_EVENTS, judged)
+    return event(lake, event_id=_event_id(lake, request.event_id)[0])
 
 
+@in_turn(JOINS)
 def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> BootstrapEvent:
     """Put a repair into the inbox, asked for at `node` of the ring, and answer with its event.
 
@@ -102,11 +103,11 @@ def queue_repair(lake: Lake, clock: Clock, request_id: str, node: Node) -> Boots
         event_id, known = _event_id(lake, request_id)
         return None if known is not None else _row(lake, clock, event_id, REPAIR, str(uuid.uuid4()), node)
 
-    with turn(lake, JOINS):
-        lake.merge_judged(BOOTSTRAP_EVENTS, judged)
-        return event(lake, event_id=_event_id(lake, request_id)[0])
+    lake.merge_judged(BOOTSTRAP_EVENTS, judged)
+    return event(lake, event_id=_event_id(lake, request_id)[0])
 
 
+@in_turn(JOINS)
 def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
     """Take a waiting join back, so that those behind it can go on. Withdrawing twice changes nothing.
 
@@ -115,8 +116,7 @@ def withdraw(lake: Lake, clock: Clock, event_id: str) -> None:
         StateError: its generation has its timestamp already, or nodes are switching to it: it can't be taken back.
     """
     event(lake, event_id=event_id)
-    with turn(lake, JOINS):
-        lake.merge_judged(BOOTSTRAP_EVENTS, lambda: _withdrawal(lake, clock, event_id))
+    lake.merge_judged(BOOTSTRAP_EVENTS, lambda: _withdrawal(lake, clock, event_id))
 
 
 def waiting(lake: Lake) -> list[WaitingJoin]:

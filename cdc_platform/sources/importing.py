@@ -6,14 +6,15 @@ How files are read is left to `ring_snapshots` and `cqlsh`, what exports mean fo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, Milliseconds
-from cdc_platform.errors import InputError
+from cdc_platform.errors import ConflictError, InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
@@ -29,6 +30,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
+from cdc_platform.lake.turns import IMPORTS, JOINS, in_turn
 from cdc_platform.records import inbox
 from cdc_platform.records.ring import current_ring, replace_ring
 from cdc_platform.ring import Node, Ring
@@ -56,6 +58,9 @@ _ORDER = (
 )
 # A row of a ledger keeps the moment at which it was first entered, and a stream set never changes.
 _ENTERED_ONCE = (GENERATIONS, TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)
+
+_LOOKS = 5
+"""How often an import is judged anew because other writers changed what it was judged by."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +138,32 @@ def read_sources(
     return ImportSources(nodes, exports, ignore_msb, ignored, host_id)
 
 
+class _ChangedMeanwhile(Exception):
+    """A table is no longer as it was when the import was judged by it."""
+
+
+@in_turn(IMPORTS)
 def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     """Take in what was read. A ring snapshot becomes the ring as it stands. The same again changes nothing.
+
+    Imports take turns, and each table is written as the version after the one by which its rows were judged.
 
     Raises:
         InputError: an export contradicts the lake or is half-written; nothing was written.
         StateError: the log of a tablet-based table was dropped after its stream sets began; nothing was written.
+        ConflictError: other writers kept changing the tables.
     """
+    for _ in range(_LOOKS):
+        with suppress(_ChangedMeanwhile):
+            return _import(lake, clock, sources)
+    raise ConflictError(
+        "the tables of the import changed each time between its look at them and its writing; run it again"
+    )
+
+
+def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     nodes = sources.nodes
+    seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *_ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = current_ring(lake) if nodes is None else Ring.of(nodes)
@@ -150,7 +173,7 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
     report.warnings += plan.warnings
     if nodes is not None:
         _replace_ring(lake, nodes, report)
-    report.rows_written += _write(lake, plan)
+    report.rows_written += _write(lake, plan, seen)
     return report
 
 
@@ -212,32 +235,41 @@ def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:
             ) from None
 
 
+@in_turn(JOINS)
 def _replace_ring(lake: Lake, nodes: Sequence[Node], report: ImportReport) -> None:
+    """Who was queued while the rest was judged is asked for again: nobody is queued while the ring is replaced."""
+    _check_ring(lake, nodes)
     replaced = replace_ring(lake, nodes)
     report.nodes_added, report.nodes_removed = replaced.added, replaced.removed
     report.nodes_changed = replaced.changed
     report.rows_written += replaced.rows_written
 
 
-def _write(lake: Lake, plan: ImportPlan) -> int:
+def _write(lake: Lake, plan: ImportPlan, seen: Mapping[str, int | None]) -> int:
     """Write in the order in which a death at any point leaves a lake that the same import completes.
 
     Marks before the rows that they are about, rows before the times that commit them.
     """
-    written = _merge(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks)) if plan.marks else 0
+    written = _merge(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks), seen) if plan.marks else 0
     for table in _ORDER:
         batches = [rows for each, rows in plan.rows if each is table]
         if batches:
-            written += _merge(lake, table, pa.concat_tables(batches), update=table not in _ENTERED_ONCE)
+            written += _merge(lake, table, pa.concat_tables(batches), seen, update=table not in _ENTERED_ONCE)
     for table, name, ends in plan.unmarked:
         of_generation = [("table_name", "=", table.full_name), ("generation", "=", name)]
         written += lake.delete(UNORDERED_RANGES, [*of_generation, ("range_end", "in", ends)])
     return written
 
 
-def _merge(lake: Lake, table: Table, rows: pa.Table, *, update: bool = True) -> int:
-    merged = lake.merge(table, rows, update=update)
-    return merged.inserted + merged.updated
+def _merge(lake: Lake, table: Table, rows: pa.Table, seen: Mapping[str, int | None], *, update: bool = True) -> int:
+    def as_judged() -> pa.Table:
+        version = seen[table.full_name]
+        if lake.files(table, ()) if version is None else lake.version(table) != version:
+            raise _ChangedMeanwhile
+        return rows
+
+    merged = lake.merge_judged(table, as_judged, update=update)
+    return 0 if merged is None else merged.inserted + merged.updated
 
 
 def _generations(plan: ImportPlan, v1: V1Exports) -> list[ImportedGeneration]:

@@ -30,7 +30,7 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lake.turns import JOINS, turn
+from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
 from cdc_platform.lifecycle.switch import register
@@ -167,6 +167,7 @@ def assert_described(lake: Lake, generation_id: str, expected: np.ndarray) -> No
         )
 
 
+@in_turn(JOINS)
 def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give the inserted generation its timestamp (ms), as late as possible and once; keep its ID at the joining node.
 
@@ -177,18 +178,17 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
     """
     event = inbox.event(lake, generation_id=generation_id)
     num_ranges = descriptions.complete_range_ends(lake, generation_id).size
-    with turn(lake, JOINS):
-        chosen = ledger.introduced_at_ms(lake, generation_id)
+    chosen = ledger.introduced_at_ms(lake, generation_id)
+    if chosen is None:
+        inbox.assert_next(lake, generation_id)
+        after = rings(lake, generation_id)[1]
+        hosts = [str(node.host_id) for node in after.nodes]
+        chosen = register.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
         if chosen is None:
-            inbox.assert_next(lake, generation_id)
-            after = rings(lake, generation_id)[1]
-            hosts = [str(node.host_id) for node in after.nodes]
-            chosen = register.switched_at_ms(lake, clock, settings, generation_id, str(event.node.host_id), hosts)
-            if chosen is None:
-                chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
-            _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))
-            failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
-            chosen = ledger.introduced_at_ms(lake, generation_id)
+            chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+        _enter_ledger(lake, clock, chosen, event, num_ranges, int(after.shard_counts.sum()))
+        failpoints.reached(failpoints.AFTER_SWITCH_LEDGER)
+        chosen = ledger.introduced_at_ms(lake, generation_id)
     assert chosen is not None
     id_ = GenerationId(chosen, uuid.UUID(generation_id))
     cdc_local.keep_at_maker(lake, event.node.host_id, id_, joins=not event.is_repair)
@@ -196,6 +196,7 @@ def introduce(lake: Lake, clock: Clock, settings: Settings, generation_id: str) 
     return chosen
 
 
+@in_turn(JOINS)
 def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation_id: str) -> Milliseconds:
     """Give a generation of the first format its timestamp (ms), once: it is the key that its data is inserted under.
 
@@ -203,14 +204,13 @@ def choose_v1_timestamp(lake: Lake, clock: Clock, settings: Settings, generation
         StateError: an earlier join is unfinished, or the clock is behind the newest generation.
     """
     event = inbox.event(lake, generation_id=generation_id)
-    with turn(lake, JOINS):
+    chosen = ledger.introduced_at_ms(lake, generation_id)
+    if chosen is None:
+        inbox.assert_next(lake, generation_id)
+        layout = layout_of(rings(lake, generation_id)[1], v1=True)
+        chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
+        _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
         chosen = ledger.introduced_at_ms(lake, generation_id)
-        if chosen is None:
-            inbox.assert_next(lake, generation_id)
-            layout = layout_of(rings(lake, generation_id)[1], v1=True)
-            chosen = _choose(lake, clock, settings, always_delay=event.is_repair)
-            _enter_ledger(lake, clock, chosen, event, len(layout), layout.stream_total, "v1")
-            chosen = ledger.introduced_at_ms(lake, generation_id)
     assert chosen is not None
     return chosen
 

@@ -19,7 +19,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription, layout_o
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.turns import JOINS, turn
+from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
@@ -70,6 +70,7 @@ def check(
     return Checkup(latest, reasons, warnings, tuple(_blocked_by(lake)))
 
 
+@in_turn(JOINS)
 def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = None) -> inbox.BootstrapEvent | None:
     """Queue the repair that `checkup` found to be needed; None where it did not and none is unfinished.
 
@@ -81,11 +82,7 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
         StateError: a node is neither NORMAL nor LEFT, or joins; whether a repair is needed or not.
         NotFound: `host_id` is no node of the ring.
     """
-    with turn(lake, JOINS):
-        return _asked(lake, clock, checkup, _asked_at(lake, host_id))
-
-
-def _asked(lake: Lake, clock: Clock, checkup: Checkup, node: Node) -> inbox.BootstrapEvent | None:
+    node = _asked_at(lake, host_id)
     pending = next((event for event in inbox.waiting(lake) if event.kind == inbox.REPAIR), None)
     if pending is not None:
         return inbox.event(lake, event_id=pending.event_id)

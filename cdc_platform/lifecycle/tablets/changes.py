@@ -15,10 +15,11 @@ import numpy as np
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, format_ms
 from cdc_platform.cql.schema import DEFAULT_TTL
-from cdc_platform.errors import ConflictError, NotFound, StateError
+from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.records import cdc_tables, tablet_rows
 from cdc_platform.records.tablet_ledger import (
     CREATED,
@@ -62,6 +63,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
+@in_turn(TABLES)
 def create(
     lake: Lake,
     clock: Clock,
@@ -85,6 +87,7 @@ def create(
     return _finished(lake, decide_create(lake, clock, settings, keyspace, table, last_tokens, ttl_seconds=ttl_seconds))
 
 
+@in_turn(TABLES)
 def split(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, count: int) -> TabletChange:
     """Split a table's tablets to `count`, see `generations.tablets.split_ends`; all of its streams are new then.
 
@@ -95,6 +98,7 @@ def split(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: st
     return _finished(lake, decide_resize(lake, clock, settings, keyspace, table, _to_count(tablets.split_ends, count)))
 
 
+@in_turn(TABLES)
 def merge(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, count: int) -> TabletChange:
     """Merge a table's tablets to `count`, see `generations.tablets.merged_ends`; all of its streams are new then.
 
@@ -105,6 +109,7 @@ def merge(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: st
     return _finished(lake, decide_resize(lake, clock, settings, keyspace, table, _to_count(tablets.merged_ends, count)))
 
 
+@in_turn(TABLES)
 def resize(
     lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str, last_tokens: np.ndarray
 ) -> TabletChange:
@@ -121,6 +126,7 @@ def resize(
     return _finished(lake, decide_resize(lake, clock, settings, keyspace, table, lambda _: ends))
 
 
+@in_turn(TABLES)
 def decide_create(
     lake: Lake,
     clock: Clock,
@@ -152,6 +158,7 @@ def decide_create(
     return decide(lake, Layout(keyspace, table, number, CREATED, table_id, time, ends, at_us))
 
 
+@in_turn(TABLES)
 def decide_resize(
     lake: Lake,
     clock: Clock,
@@ -182,6 +189,7 @@ def decide_resize(
     return decide(lake, Layout(keyspace, table, newest.number + 1, RESIZED, newest.table_id, time, ends, at_us))
 
 
+@in_turn(TABLES)
 def write_streams(lake: Lake, layout: Layout) -> int | None:
     """The second step: the streams rows of a decided set; answers with the table's version, None where it is listed.
 
@@ -199,6 +207,7 @@ def write_streams(lake: Lake, layout: Layout) -> int | None:
     return version
 
 
+@in_turn(TABLES)
 def publish_timestamp(lake: Lake, layout: Layout) -> None:
     """The last step: the set's timestamp, from which on readers rely on its rows.
 
@@ -220,6 +229,7 @@ def publish_timestamp(lake: Lake, layout: Layout) -> None:
     lake.merge(TABLET_TIMESTAMPS, rows_of_time, update=False)
 
 
+@in_turn(TABLES)
 def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
     """Note that the log of a table was dropped, and remove its stream sets.
 
@@ -239,6 +249,7 @@ def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
         _finish(lake, newest if newest.kind == DROPPED else _let_go(lake, clock, newest))
 
 
+@in_turn(TABLES)
 def enable(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: str) -> TabletChange | None:
     """Turn a table's CDC on again. A log that is there keeps its sets; one that was dropped is made anew.
 
@@ -255,6 +266,7 @@ def enable(lake: Lake, clock: Clock, settings: Settings, keyspace: str, table: s
     return None if newest is None else TabletChange(newest, changed=False)
 
 
+@in_turn(TABLES)
 def finish(lake: Lake, clock: Clock, keyspace: str, table: str) -> Layout | None:
     """Finish the table's newest change, or remove the sets of a log that was dropped; answers with what then holds.
 
@@ -329,11 +341,7 @@ def _tell_of(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_seconds: i
             return cdc_tables.find(lake, keyspace, table)
         except NotFound:
             ttl_seconds = _last_ttl(lake, keyspace, table)
-    try:
-        return cdc_tables.add(lake, clock, keyspace, table, ttl_seconds=ttl_seconds)
-    except ConflictError:
-        # Another process told of it at the same moment: then this asks whether it said the same.
-        return cdc_tables.add(lake, clock, keyspace, table, ttl_seconds=ttl_seconds)
+    return cdc_tables.add(lake, clock, keyspace, table, ttl_seconds=ttl_seconds)
 
 
 def _last_ttl(lake: Lake, keyspace: str, table: str) -> int:

@@ -18,6 +18,7 @@ from cdc_platform.generations import tablets
 from cdc_platform.generations.expiry import Margins, held_until_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.records import cdc_tables, consumers, tablet_rows
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.records.tablet_ledger import RESIZED
@@ -79,6 +80,7 @@ def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
     return _collection(lake, (keyspace, table), times, ttl_seconds, readers, clock.now_ms())
 
 
+@in_turn(TABLES)
 def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
     """Remove what `plan` names, and what a collection that died has left.
 

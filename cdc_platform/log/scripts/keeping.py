@@ -27,6 +27,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
+from cdc_platform.lake.turns import SCRIPTS, turn
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
@@ -78,14 +79,26 @@ def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session
     """Run a script on the tables that the lake has, and keep what it does; `spark` is called when there are rows.
 
     Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
+    Who keeps takes turns, so that a script that is not finished is one whose process died: the same one again is that
+    one, finished as it was begun.
 
     Raises:
         InputError: the script does not parse.
-        ConflictError: another process keeps a script at the same moment.
+        ConflictError: another process has been keeping a script for too long.
     """
+    with turn(lake, SCRIPTS):
+        return _kept(text, lake, clock, settings, spark)
+
+
+def _kept(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session) -> Result:
     statements = parse(text)
+    finished = None
     for noted in _unfinished(lake):
-        _write(lake, settings, noted, _run(lake, settings, noted, parse(noted.text))[0], spark)
+        script, result = _run(lake, settings, noted, parse(noted.text))
+        _write(lake, settings, noted, script, spark)
+        finished = result if noted.text == text else None
+    if finished is not None:
+        return finished
     tables = kept_tables(lake)
     noted = _Noted(_last_number(lake) + 1, text, clock.now_us(), _definitions(tables.catalog), _versions(lake, tables))
     script, result = _run(lake, settings, noted, statements)
