@@ -1,0 +1,185 @@
+"""Real processes of the command line that need no start of their own: a process that has everything imported forks them.
+
+Any number of them begin at the same moment; or one is traced, and dies before an operation on the files of its home.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from support.processes import tracing
+
+_ROOT = Path(__file__).resolve().parents[3]
+# What commands import when they run: nothing of it starts a thread before it is used.
+_MODULES = (
+    "pandas",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "cdc_platform.commands.bootstrap",
+    "cdc_platform.commands.import_files",
+    "cdc_platform.commands.output",
+    "cdc_platform.commands.program",
+    "cdc_platform.lake.frames",
+    "cdc_platform.lake.snapshots",
+    "cdc_platform.lifecycle.expiry.removal",
+    "cdc_platform.lifecycle.join.joining",
+    "cdc_platform.lifecycle.repair.checkup",
+    "cdc_platform.lifecycle.tablets.garbage",
+    "cdc_platform.lifecycle.upgrade.rewrite",
+    "cdc_platform.log.reading.hourly",
+    "cdc_platform.log.scripts.keeping",
+    "cdc_platform.sources.bootstrap_file",
+    "cdc_platform.sources.importing",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code, or the number of the signal with a minus; what it wrote.
+
+    `operations` are (call, path) of what it did to files of the home, or was about to do when it was killed.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    operations: tuple[tuple[str, str], ...] = ()
+
+
+class Nursery:
+    """The process that forks the others; `environment` is theirs, beside what this one has."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        given = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"} | dict(environment or {})
+        given["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "tests")])
+        self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.processes.nursery", self._folder.name],
+            env=given,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.refusal: str | None = self._answer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._folder.cleanup()
+
+    def race(self, commands: Sequence[Sequence[str | Path]]) -> list[Ended]:
+        """Run commands at the same moment, each in a process of its own."""
+        return [Ended(**each) for each in self._ask(race=[[str(word) for word in command] for command in commands])]
+
+    def traced(self, command: Sequence[str | Path], below: Path, kill_before: int | None = None) -> Ended:
+        """Run a command, which is killed before operation `kill_before` (from 0) on the files below a folder."""
+        told = self._ask(traced=[str(word) for word in command], below=str(below), kill_before=kill_before)
+        return Ended(**told | {"operations": tuple((call, path) for call, path in told["operations"])})
+
+    def _ask(self, **asked: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the nursery has ended ({self._process.wait()})"
+        return json.loads(line)
+
+
+def _serve(folder: Path) -> None:
+    for module in _MODULES:
+        importlib.import_module(module)
+    assert threading.active_count() == 1, "a fork would lose the threads that a module has started"
+    answers = os.fdopen(os.dup(1), "w")
+    refusal = tracing.refusal()
+    print(json.dumps(refusal), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        told = _race(folder, asked["race"]) if "race" in asked else _traced(folder, asked)
+        print(json.dumps(told), file=answers, flush=True)
+
+
+def _race(folder: Path, commands: list[list[str]]) -> list[dict[str, object]]:
+    gate = os.pipe()
+    children = [_fork(folder, str(number), command, gate, traced=False) for number, command in enumerate(commands)]
+    os.close(gate[0])
+    os.close(gate[1])
+    return [_told(folder, str(number), os.waitpid(child, 0)[1]) for number, child in enumerate(children)]
+
+
+def _traced(folder: Path, asked: dict[str, Any]) -> dict[str, object]:
+    gate = os.pipe()
+    child = _fork(folder, "traced", asked["traced"], gate, traced=True)
+    tracing.seize(child)
+    os.close(gate[0])
+    os.close(gate[1])
+    traced = tracing.follow(child, Path(asked["below"]), asked["kill_before"])
+    return _told(folder, "traced", traced.status) | {"operations": traced.operations}
+
+
+def _told(folder: Path, name: str, status: int) -> dict[str, object]:
+    said = {stream: (folder / f"{name}.{stream}").read_text(encoding="utf-8") for stream in ("stdout", "stderr")}
+    return {"exit_code": os.waitstatus_to_exitcode(status), **said}
+
+
+def _fork(folder: Path, name: str, command: list[str], gate: tuple[int, int], *, traced: bool) -> int:
+    """A child that runs the command once nobody else has the gate open, a pipe, for writing."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.close(gate[1])
+        for descriptor, stream in ((1, "stdout"), (2, "stderr")):
+            opened = os.open(folder / f"{name}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.read(gate[0], 1)
+        if traced:
+            tracing.stop_at_files()
+        code = _run(command)
+    finally:
+        os._exit(code)
+
+
+def _run(command: list[str]) -> int:
+    """The program to its end, as the interpreter would run it."""
+    from cdc_platform.commands.program import program
+
+    code: object = 0
+    try:
+        program.main(command)
+    except SystemExit as left:
+        code = left.code
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _serve(Path(sys.argv[1]))
