@@ -19,6 +19,7 @@ from cdc_platform.records.join_request import JoinRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from support.processes.nursery import Nursery
     from support.standin.cluster import StandIn
     from support.worlds.serving import Serving
 
@@ -44,6 +45,7 @@ LONG = {
     "demo": ("test_demo.py",),
     "commands": ("test_spark_commands.py",),
     "keeping": ("test_keeping.py",),
+    "processes": ("test_races.py", "test_every_kill.py"),
     "server": ("test_connect.py",),
     "cassandra": ("test_observing.py", "test_reach.py", "test_bad_clusters.py", "test_standin.py"),
 }
@@ -160,6 +162,15 @@ def server() -> Iterator[ConnectServer]:
 
     with ConnectServer(heavy=False) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Real processes of the command line without a start of their own."""
+    from support.processes.nursery import Nursery
+
+    with Nursery() as nursery:
+        yield nursery
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,6 @@ def ordered_words(ids: UInt8s) -> UInt64s:
     return np.asarray(np.ascontiguousarray(ids).view(_WORD), dtype=np.uint64, order="F")
 
 
-@np.errstate(over="ignore")
 def comparable(ids: UInt8s) -> np.ndarray:
     """Streams (uint8[n, 16]) as one value each (S16[n]), which numpy orders and finds equal where all bytes are.
 
@@ -112,6 +111,7 @@ def comparable(ids: UInt8s) -> np.ndarray:
     return np.ascontiguousarray(ids).view(f"S{STREAM_ID_BYTES}")[:, 0]
 
 
+@np.errstate(over="ignore")
 def random_bits(generation_id: UUID, range_ends: ArrayLike, shards: ArrayLike) -> UInt64s:
     """The 38 random bits (uint64, broadcast) of the streams of one generation.
 

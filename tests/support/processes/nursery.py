@@ -1,4 +1,4 @@
-"""Real processes of the command line that need no start of their own: a process that has everything imported forks them.
+"""Real processes of the command line without a start of their own: one that has everything imported forks them.
 
 Any number of them begin at the same moment; or one is traced, and dies before an operation on the files of its home.
 """

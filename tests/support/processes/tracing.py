@@ -140,19 +140,19 @@ def _operation(thread: int, below: Path) -> tuple[str, str] | None:
 
 
 def _path(thread: int, arguments: list[int], folder: int | None, place: int) -> str:
-    with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+    with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
         text = b""
         while b"\0" not in text:
             at = arguments[place] + len(text)
             text += os.pread(memory.fileno(), 4096 - at % 4096, at)
     path = os.fsdecode(text.partition(b"\0")[0])
     given = _AT_FDCWD if folder is None else ctypes.c_int(arguments[folder] & 0xFFFFFFFF).value
-    beside = os.readlink(f"/proc/{thread}/cwd") if given == _AT_FDCWD else _descriptor(thread, given)
-    return os.path.normpath(os.path.join(beside, path))
+    beside = str(Path(f"/proc/{thread}/cwd").readlink()) if given == _AT_FDCWD else _descriptor(thread, given)
+    return os.path.normpath(Path(beside, path))
 
 
 def _descriptor(thread: int, descriptor: int) -> str:
-    return os.readlink(f"/proc/{thread}/fd/{descriptor}")
+    return str(Path(f"/proc/{thread}/fd/{descriptor}").readlink())
 
 
 def _ptrace(request: int, thread: int, *, address: int = 0, data: int = 0) -> None:
