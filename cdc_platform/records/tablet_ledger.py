@@ -5,7 +5,7 @@ It knows what was decided and whether that is done; what a change writes is `tab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -109,6 +109,7 @@ def unfinished(lake: Lake) -> list[Layout]:
     gone = {name for name, each in newest.items() if each.kind == DROPPED} | _let_go(lake, known)
     sets = tablet_rows.listed_sets(lake)
     left_over = {name for name, _ in sets} | tablet_rows.tables_with_streams(lake, [name for _, name in gone])
+    left_over |= {(each.keyspace, each.table) for each in known if each.number < _number_of_drop(newest, each)}
     return [
         each
         for name, each in newest.items()
@@ -129,9 +130,11 @@ def live(lake: Lake, keyspace: str, table: str) -> Layout | None:
 
 
 def is_left(lake: Lake, newest: Layout) -> bool:
-    """Whether anything of a table's sets is there still."""
+    """Whether anything of a table's sets is there still, or of the changes before its drop."""
     name = (newest.keyspace, newest.table)
-    return name in tablet_rows.tables_with_streams(lake, [newest.table]) or bool(tablet_rows.listed_times(lake, *name))
+    if name in tablet_rows.tables_with_streams(lake, [newest.table]) or tablet_rows.listed_times(lake, *name):
+        return True
+    return any(each.number < newest.number for each in layouts(lake, *name)) or newest.kind != DROPPED
 
 
 def is_done(lake: Lake, layout: Layout) -> bool:
@@ -182,6 +185,12 @@ def rows_of(changes: Sequence[Layout]) -> pa.Table:
         for layout in changes
     ]
     return pa.Table.from_pylist(rows, schema=TABLET_LAYOUTS.schema)
+
+
+def _number_of_drop(newest: Mapping[tuple[str, str], Layout], each: Layout) -> int:
+    """The number of the change that was the drop of a table's log; 0 where its newest change is none."""
+    last = newest[each.keyspace, each.table]
+    return last.number if last.kind == DROPPED else 0
 
 
 def _let_go(lake: Lake, known: list[Layout]) -> set[tuple[str, str]]:

@@ -253,9 +253,11 @@ def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds
     readable_us = clock.now_us() - SAFETY_US
     if sets.awaited is not None:
         readable_us = min(readable_us, sets.awaited - ONE_US)
-    noted, hour = _noted(lake, schema), _hour_of(_position(lake, schema) + ONE_US)
+    first = hour = _hour_of(_position(lake, schema) + ONE_US)
+    noted = _noted(lake, schema)
     while hour + HOUR_US - ONE_US <= readable_us:
-        if hour not in noted:
+        # One that is noted, and that the consumer has not followed, was left by a process that died.
+        if hour not in noted or hour == first:
             yield hour
         hour += HOUR_US
 

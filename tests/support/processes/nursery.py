@@ -60,10 +60,10 @@ class Ended:
 
 
 class Nursery:
-    """The process that forks the others; `environment` is theirs, beside what this one has."""
+    """The process that forks the others. `refusal`: why it cannot trace them here, None where it can."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        given = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"} | dict(environment or {})
+    def __init__(self) -> None:
+        given = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
         given["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "tests")])
         self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
         self._process = subprocess.Popen(
@@ -86,13 +86,24 @@ class Nursery:
         self._process.wait(60)
         self._folder.cleanup()
 
-    def race(self, commands: Sequence[Sequence[str | Path]]) -> list[Ended]:
-        """Run commands at the same moment, each in a process of its own."""
-        return [Ended(**each) for each in self._ask(race=[[str(word) for word in command] for command in commands])]
+    def race(
+        self, commands: Sequence[Sequence[str | Path]], *, environment: Mapping[str, str] | None = None
+    ) -> list[Ended]:
+        """Run commands at the same moment, each in a process of its own; `-c` and a program is one of Python."""
+        words = [[str(word) for word in command] for command in commands]
+        return [Ended(**each) for each in self._ask(race=words, environment=dict(environment or {}))]
 
-    def traced(self, command: Sequence[str | Path], below: Path, kill_before: int | None = None) -> Ended:
+    def traced(
+        self,
+        command: Sequence[str | Path],
+        below: Path,
+        kill_before: int | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
         """Run a command, which is killed before operation `kill_before` (from 0) on the files below a folder."""
-        told = self._ask(traced=[str(word) for word in command], below=str(below), kill_before=kill_before)
+        words = [str(word) for word in command]
+        told = self._ask(traced=words, below=str(below), kill_before=kill_before, environment=dict(environment or {}))
         return Ended(**told | {"operations": tuple((call, path) for call, path in told["operations"])})
 
     def _ask(self, **asked: Any) -> Any:
@@ -117,7 +128,10 @@ def _serve(folder: Path) -> None:
     print(json.dumps(refusal), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        os.environ.update(asked["environment"])
         told = _race(folder, asked["race"]) if "race" in asked else _traced(folder, asked)
+        for name in asked["environment"]:
+            del os.environ[name]
         print(json.dumps(told), file=answers, flush=True)
 
 
@@ -171,7 +185,11 @@ def _run(command: list[str]) -> int:
 
     code: object = 0
     try:
-        program.main(command)
+        if command[0] == "-c":
+            sys.argv = command[1:]
+            exec(command[1], {"__name__": "__main__"})
+        else:
+            program.main(command)
     except SystemExit as left:
         code = left.code
     atexit._run_exitfuncs()

@@ -1,0 +1,114 @@
+"""Commands that die before an operation on a file and are run again: what is then there is what would have been there.
+
+Some operations are drawn anew in every run, by a seed that is printed; CDC_PLATFORM_SEED=N draws the same again, and
+CDC_PLATFORM_KILLS=all takes each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from support.processes.nursery import Ended, Nursery
+
+from cdc_platform import drafts
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.snapshots import stored_names
+
+SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
+KILLS = os.environ.get("CDC_PLATFORM_KILLS", "2")
+# A verdict names the data files by which it was given, and these have random names.
+_OF_FILES = frozenset({"content"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command, and what it finds.
+
+    `prepare` makes the home, and what else the command needs beside it; `{beside}` in `command` is that
+    folder, and `@name` what is in a file there.
+    `refused`: what the command may answer, run again, if it had done all before it died. `without`: columns that are
+    drawn at random.
+    """
+
+    prepare: Callable[[Path], object]
+    command: tuple[str, ...]
+    clock: str = "2026-01-01T00:00:00Z"
+    refused: str | None = None
+    without: Collection[str] = frozenset()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, list[str]]:
+    """Every row of every table that has any, declared or not; in one order."""
+    lake, left_out = Lake(home / "lake"), _OF_FILES | set(without)
+    found: dict[str, list[str]] = {}
+    for keyspace, name in stored_names(lake):
+        rows: list[dict[str, Any]] = DeltaTable(lake.root / keyspace / name).to_pyarrow_table().to_pylist()
+        kept = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
+        if kept:
+            found[f"{keyspace}.{name}"] = kept
+    return found
+
+
+def killed_and_run_again(nursery: Nursery, case: Case, folder: Path) -> int:
+    """Kill the command of a case before some operations, or all, each time on a new home; answers how often."""
+    before = folder / "before" / "home"
+    before.parent.mkdir()
+    case.prepare(before)
+    twin = _copied(before, folder / "undisturbed")
+    undisturbed = nursery.traced(_command(case, twin), twin, environment=case.environment)
+    assert undisturbed.exit_code == 0, undisturbed
+    due = everything(twin, case.without)
+    count = len(undisturbed.operations)
+    assert count, "a command that changes no file needs no test"
+    chosen = list(range(count)) if KILLS == "all" else random.Random(SEED).sample(range(count), min(count, int(KILLS)))
+    for number in chosen:
+        home = _copied(before, folder / f"killed-{number}")
+        died = nursery.traced(_command(case, home), home, number, environment=case.environment)
+        assert died.exit_code in (-signal.SIGKILL, 0), died
+        there = everything(home, case.without)
+        (again,) = nursery.race([_command(case, home)], environment=case.environment)
+        told = f"killed before operation {number} of {count}: {died.operations[-1:]}\n{again.stderr}"
+        assert _is_done(case, again, there == due), told
+        assert everything(home, case.without) == due, told
+        _assert_nobody_holds_a_draft(home)
+        shutil.rmtree(home.parent)
+    return len(chosen)
+
+
+def _is_done(case: Case, again: Ended, was_done: bool) -> bool:
+    if again.exit_code == 0:
+        return True
+    return was_done and case.refused is not None and bool(re.search(case.refused, again.stderr))
+
+
+def _assert_nobody_holds_a_draft(home: Path) -> None:
+    for place in [home, *(each for each in home.rglob("*") if each.is_dir())]:
+        drafts.sweep(place)
+    assert not list(home.rglob("*.draft"))
+
+
+def _copied(before: Path, beside: Path) -> Path:
+    """A copy of a home, and of what lies beside it, in a folder of its own."""
+    shutil.copytree(before.parent, beside)
+    return beside / "home"
+
+
+def _command(case: Case, home: Path) -> list[str]:
+    if case.command[0] == "-c":
+        return ["-c", case.command[1], str(home)]
+    return ["--home", str(home), "--clock", case.clock, *(_word(word, home.parent) for word in case.command)]
+
+
+def _word(word: str, beside: Path) -> str:
+    return (beside / word[1:]).read_text(encoding="utf-8") if word.startswith("@") else word.format(beside=beside)
