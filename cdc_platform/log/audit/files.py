@@ -23,9 +23,10 @@ from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, token
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.audit.rows import NO_TIME, LogRows
+from cdc_platform.log.exact import may_be_far
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.stored_names import stored
+from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)
@@ -98,19 +99,23 @@ def _cuts(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[int]:
 def part_rows(schema: TableSchema, part: LogPart) -> LogRows:
     """The rows of a part as columns."""
     schema = stored(schema)
-    keys = [column.name for column in schema.partition_key]
-    fields = log_table(schema).schema
+    names = [*_HEAD, *(column.name for column in schema.partition_key)]
+    if any(may_be_far(column.type) for column in schema.partition_key):
+        names.append(EXACT)
+    fields = log_table(schema, exact=True).schema
     found = [_empty(schema)]
     for path in part.paths:
-        for batch in file_batches(path, [*_HEAD, *keys]):
-            arrays = [batch.column(name).cast(fields.field(name).type) for name in (*_HEAD, *keys)]
-            whole = pa.RecordBatch.from_arrays(arrays, names=[*_HEAD, *keys])
+        for batch in file_batches(path, names):
+            # Files from before the first value that no native column holds have no column for such.
+            present = [name for name in names if name in batch.schema.names]
+            arrays = [batch.column(name).cast(fields.field(name).type) for name in present]
+            whole = pa.RecordBatch.from_arrays(arrays, names=present)
             inside = whole.filter(pa.array(_inside(part, whole.column(WRITTEN_AT))))
             if inside.num_rows:
                 found.append(_columns(schema, inside))
-    names = [name for name in LogRows.__dataclass_fields__ if name != "table"]
+    members = [name for name in LogRows.__dataclass_fields__ if name != "table"]
     return LogRows(
-        schema.full_name, **{name: np.concatenate([getattr(each, name) for each in found]) for name in names}
+        schema.full_name, **{name: np.concatenate([getattr(each, name) for each in found]) for name in members}
     )
 
 
@@ -197,6 +202,9 @@ def _tokens(schema: TableSchema, batch: pa.RecordBatch) -> tuple[Int64s, Bools]:
 def _key_bytes(schema: TableSchema, batch: pa.RecordBatch) -> pa.Array:
     """Serialized keys, by column where the types have such a way, else row by row."""
     columns = [batch.column(column.name) for column in schema.partition_key]
+    exact = batch.column(EXACT) if EXACT in batch.schema.names else None
+    if exact is not None and exact.null_count < len(exact):
+        return canonical_keys(schema, columns, exact)
     try:
         return key_bytes(schema, columns)
     except InputError:

@@ -56,6 +56,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.log_values import rows_table
 from cdc_platform.log.scripts.script import Kept, Script
+from cdc_platform.log.stored_names import EXACT
 from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 
@@ -350,6 +351,28 @@ def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
     changed[0]["a"] = "77.5"
     put(lake, changed, "d")
     assert failed(lake, "d") == [names.LOG_ROW_COLOCATED]
+
+
+def test_keys_that_no_native_column_holds_are_hashed_as_they_are(lake: Lake) -> None:
+    """Timestamps and dates as keys: near ones, then far ones in a file that has a column for them."""
+    ddl = """CREATE TABLE ks.d (a timestamp, b date, v int, PRIMARY KEY ((a, b)))
+        WITH cdc = {'enabled': 'true'};"""
+    days = (2**31, 2**31 + 1, 2**31 + 2)
+    writes = [f"INSERT INTO ks.d (a, b, v) VALUES ({n}, {day}, 1);" for n in (1, 2) for day in days]
+    far = [f"INSERT INTO ks.d (a, b, v) VALUES ({2**63 - n}, {n}, 1);" for n in range(1, 7)]
+    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: ()))
+    script.run(parse(ddl + "".join(writes + far)))
+    cdc_tables.add(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
+    schema = schema_of(lake, "ks", "d")
+    columns = [each.name for each in log_columns(schema)]
+    rows = [{name: row.get(name) for name in columns} for row in script.written["ks.d"]]
+    near, beyond = (rows_table(schema, half) for half in (rows[: len(writes)], rows[len(writes) :]))
+    assert (EXACT in near.column_names, EXACT in beyond.column_names) == (False, True)
+    assert lake.append_once(log_table(schema), near, {"writer": 1}, None)
+    lake.widen(log_table(schema, exact=True))
+    assert lake.append_once(log_table(schema, exact=True), beyond, {"writer": 2}, 1)
+    assert found(lake, "d")[names.LOG_ROW_COLOCATED].population == len(writes + far)
+    assert failed(lake, "d") == []
 
 
 @given(
