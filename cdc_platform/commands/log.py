@@ -12,7 +12,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.log.scripts.script import Outcome, Result, TouchedTable
+    from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
 _MOST_BYTES = 64 * 1024 * 1024
@@ -21,15 +21,18 @@ _MOST_BYTES = 64 * 1024 * 1024
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows, by Spark.")
+@click.option("--strict", is_flag=True, help="Refuse the file if a statement of it is not one that is done.")
 @json_option
 @pass_session
 @click.pass_context
-def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, as_json: bool) -> None:
+def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, strict: bool, as_json: bool) -> None:
     """Run the CQL statements of FILE: definitions and writes, each with the rows that it leaves in the CDC log.
 
     It is a rehearsal against the generations and the kept tables of this home: nothing is written, and no JVM is
     started. With --keep it is for good: unless a statement is wrong, the tables and the rows of their logs are written.
-    The exit code is 1 when a write is refused, 2 when a statement is wrong; neither stops the statements behind it.
+
+    Statements that cannot change a table with CDC are passed over: indexes, views, roles, cqlsh's own commands. The
+    exit code is 1 when one was, or when a write is refused; 2 when a statement is wrong. None stops those behind it.
 
     \b
     Example:
@@ -46,11 +49,14 @@ def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, as_json
     if is_kept:
         from cdc_platform.lake.session import spark_session
 
-        result = keep(text, lake, session.clock, home.settings, spark_session)
+        result = keep(text, lake, session.clock, home.settings, spark_session, strict=strict)
     else:
-        result = rehearse_on_kept(text, lake, session.clock, home.settings)
+        result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict)
+    for line in result.left:
+        warn(line)
     if as_json:
-        write_json({"statements": [_facts(outcome) for outcome in result.outcomes], "tables": _tables(result)})
+        statements = [_facts(outcome) for outcome in result.outcomes]
+        write_json({"statements": statements, "tables": _tables(result), "summary": result.summary})
     elif result.wrong is None:
         _show(result)
     _finish(ctx, result)
@@ -69,8 +75,11 @@ def _text_of(file: Path) -> str:
 def _facts(outcome: Outcome) -> dict[str, object]:
     facts: dict[str, object] = {
         "statement": outcome.statement.text,
+        "kind": outcome.statement.kind,
+        "line": outcome.statement.line,
+        "outcome": outcome.became,
         "accepted": outcome.accepted,
-        "reason": outcome.error and str(outcome.error),
+        "reason": outcome.reason,
         "rows": outcome.rows,
     }
     if outcome.is_definition:
@@ -96,19 +105,27 @@ def _finish(ctx: click.Context, result: Result) -> None:
     if result.wrong is not None and result.wrong.error is not None:
         number, line = result.outcomes.index(result.wrong) + 1, result.wrong.statement.line
         raise InputError(f"statement {number} (line {line}): {result.wrong.error}")
-    if result.refused is not None:
+    if result.refused is not None or result.passed_over is not None:
         ctx.exit(1)
 
 
 def _show(result: Result) -> None:
     for number, outcome in enumerate(result.outcomes, 1):
         click.echo(f"{number}  {_short(outcome.statement.text)}")
-        if outcome.error is not None:
-            click.echo(f"   refused: {outcome.error}")
+        if outcome.reason is not None:
+            click.echo(f"   {outcome.became}: {outcome.reason}")
         if outcome.rows:
             _show_rows("", outcome.rows)
     for table in result.tables:
         _show_table(table)
+    _show_summary(result)
+
+
+def _show_summary(result: Result) -> None:
+    """How many statements of each kind became what; nothing where all of them were done."""
+    if result.summary.keys() - {"done"}:
+        rows = [[kind, became, count] for became, kinds in result.summary.items() for kind, count in kinds.items()]
+        write_table("Statements", ["kind", "outcome", ">count"], rows)
 
 
 def _show_table(table: TouchedTable) -> None:

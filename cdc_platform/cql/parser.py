@@ -1,6 +1,7 @@
 """From the text of a script to its statements, by the grammar in grammar.lark.
 
-Knows syntax alone. Text that does not parse is refused with its line, its column and what was expected there.
+Knows syntax alone. Text that does not parse is told of with its line, its column and what was expected there; which
+kinds of statements need not be understood is left to `kinds`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from lark import Lark, Token, Tree
+from lark import Lark, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 from lark.lexer import PatternStr
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.bodies import Bodies
+from cdc_platform.cql.kinds import kind_of
+from cdc_platform.cql.splitting import Piece, pieces
 from cdc_platform.errors import InputError
 
 _SAID = {
@@ -47,16 +50,34 @@ _TOO_DEEP = "a value or type of the script is nested too deeply; write it with f
 
 
 def parse(text: str) -> list[s.Statement]:
-    """The statements of a script, in order; a batch is one.
+    """The statements of a script, in order, all of which have to be understood; a batch is one.
 
     Raises:
         InputError: the script does not parse; the message has the line, the column and what was expected.
     """
+    return [_parsed(piece, kind_of(piece.text).name) for piece in pieces(text)]
+
+
+def read_script(text: str) -> list[s.Statement]:
+    """The statements of a script, in order; those that are passed over, or not understood, have bodies that say so."""
+    return [_read(piece) for piece in pieces(text)]
+
+
+def _read(piece: Piece) -> s.Statement:
+    kind = kind_of(piece.text)
+    text = _without_end(piece.text)
+    if kind.handling == "passed over":
+        return s.Statement(text, piece.line, s.PassedOver(kind.why), kind.name)
+    if kind.handling == "refused":
+        return s.Statement(text, piece.line, s.Unread(InputError(f"{kind.name} is not done: {kind.why}")), kind.name)
     try:
-        tree = _parser().parse(text)
-    except UnexpectedInput as error:
-        raise InputError(_message(text, error)) from None
-    return [_statement(text, child) for child in tree.children if isinstance(child, Tree)]
+        return _parsed(piece, kind.name)
+    except InputError as error:
+        return s.Statement(text, piece.line, s.Unread(error), kind.name)
+
+
+def _without_end(text: str) -> str:
+    return text.removesuffix(";").strip()
 
 
 @lru_cache(maxsize=1)
@@ -65,27 +86,35 @@ def _parser() -> Lark:
     return Lark(grammar, parser="lalr", propagate_positions=True, maybe_placeholders=True)
 
 
-def _statement(text: str, tree: Tree[Token]) -> s.Statement:
-    meta = tree.meta
+def _parsed(piece: Piece, kind: str) -> s.Statement:
     try:
-        body = Bodies().transform(tree)
+        tree = _parser().parse(piece.text)
+    except UnexpectedInput as error:
+        raise _at(piece, *_unexpected(piece.text, error)) from None
+    (child,) = (child for child in tree.children if isinstance(child, Tree))
+    meta = child.meta
+    try:
+        body = Bodies().transform(child)
     except VisitError as error:
         if isinstance(error.orig_exc, RecursionError):
-            raise _at(meta, _TOO_DEEP) from None
+            raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
         if isinstance(error.orig_exc, InputError):
-            raise _at(error.obj.meta if isinstance(error.obj, Tree) else error.obj, str(error.orig_exc)) from None
+            place: Any = error.obj.meta if isinstance(error.obj, Tree) else error.obj
+            raise _at(piece, place.line, place.column, str(error.orig_exc)) from None
         raise
     except RecursionError:
-        raise _at(meta, _TOO_DEEP) from None
-    return s.Statement(text[meta.start_pos : meta.end_pos].strip(), meta.line, body)
+        raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
+    return s.Statement(piece.text[meta.start_pos : meta.end_pos].strip(), piece.line, body, kind)
 
 
-def _at(place: Any, message: str) -> InputError:
-    """The error with where it is; `place` is a token, or where a part of a statement begins."""
-    return InputError(f"line {place.line}, column {place.column}: {message}")
+def _at(piece: Piece, line: int, column: int, message: str) -> InputError:
+    """The error with where it is in the script; `line` and `column` count from the begin of the statement, from 1."""
+    column += piece.column - 1 if line == 1 else 0
+    return InputError(f"line {piece.line + line - 1}, column {column}: {message}")
 
 
-def _message(text: str, error: UnexpectedInput) -> str:
+def _unexpected(text: str, error: UnexpectedInput) -> tuple[int, int, str]:
+    """The line and the column of what is not expected, and what is told of it."""
     line, column = error.line, error.column
     if isinstance(error, UnexpectedToken):
         wanted = error.accepts or error.expected
@@ -97,7 +126,7 @@ def _message(text: str, error: UnexpectedInput) -> str:
         wanted, found = error.allowed or (), _found(text, error.pos_in_stream or 0)
     else:
         wanted, found = (), "the script ends"
-    return f"line {line}, column {column}: {found}; expected {_one_of(wanted)}"
+    return line, column, f"{found}; expected {_one_of(wanted)}"
 
 
 def _found(text: str, at: int) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from cdc_platform.errors import InputError
+
 ConstantKind = Literal["text", "integer", "float", "boolean", "null", "uuid", "blob", "duration"]
 
 
@@ -216,6 +218,20 @@ class Read:
     """SELECT and DESCRIBE: they change nothing, so the script passes them by."""
 
 
+@dataclass(frozen=True)
+class PassedOver:
+    """A statement that cannot change a table with CDC and is not done; why that is so."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A statement that is not understood, or not done though it could change a table; what is to be told of it."""
+
+    error: InputError
+
+
 class Using(NamedTuple):
     """What stands behind USING; None where it says nothing."""
 
@@ -324,12 +340,13 @@ Definition = (
     | AlterProperties
     | Drop
 )
-Body = Definition | Write | Batch | Use | Truncate | Read
+Body = Definition | Write | Batch | Use | Truncate | Read | PassedOver | Unread
 
 
 class Statement(NamedTuple):
-    """One statement of a script: as it was written, the line it begins on (from 1), and what it says."""
+    """One statement of a script: as it was written, the line it begins on (from 1), what it says, what kind it is."""
 
     text: str
     line: int
     body: Body
+    kind: str

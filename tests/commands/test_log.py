@@ -23,6 +23,8 @@ INSERT INTO ks.t (pk, big, u, m, l)
     VALUES (1, 9007199254740993, {b: 0xff}, {'b': 1.50, 'a': 2}, [550e8400-e29b-41d4-a716-446655440000]);
 DROP TYPE IF EXISTS ks.other;"""
 
+PLAIN = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};"
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -84,6 +86,31 @@ def test_a_refused_write_is_told(cli: Cli, tmp_path: Path) -> None:
     assert answer.exit_code == 1
     assert "refused: write timestamp 1970-01-01T00:00:00.000001Z is from the past" in answer.stdout
     assert "ks.t: no rows" in answer.stdout
+
+
+def test_exit_codes(cli: Cli, tmp_path: Path) -> None:
+    """1 where a statement was passed over, 2 where one was wrong; each is marked, and counted by kind."""
+    file = tmp_path / "s.cql"
+    file.write_text(f"{PLAIN} CREATE INDEX ON ks.t (v); INSERT INTO ks.t (pk) VALUES (1);")
+    answer = cli("--clock", NOW, "log", file, "--json")
+    assert answer.exit_code == 1
+    marks = [(each["kind"], each["outcome"], each["accepted"]) for each in answer.json["statements"]]
+    assert marks == [
+        ("CREATE TABLE", "done", True), ("CREATE INDEX", "passed over", False), ("INSERT", "done", True),
+    ]  # fmt: skip
+    assert answer.json["summary"]["passed over"] == {"CREATE INDEX": 1}
+    shown = cli("--clock", NOW, "log", file)
+    assert shown.exit_code == 1
+    assert "passed over: an index is made of" in shown.stdout
+    assert "CREATE INDEX   passed over" in shown.stdout
+    strict = cli("--clock", NOW, "log", file, "--strict")
+    assert (strict.exit_code, strict.stdout) == (2, "")
+    assert "line 1, column 84: found 'INDEX'; expected" in strict.stderr
+    file.write_text(f"{PLAIN} CREATE INDEX ON ks.t (v); COPY ks.t FROM 'x.csv'; INSERT INTO ks.t (pk) VALUES (1);")
+    wrong = cli("--clock", NOW, "log", file, "--json")
+    assert wrong.exit_code == 2
+    assert [each["outcome"] for each in wrong.json["statements"]] == ["done", "passed over", "wrong", "done"]
+    assert "statement 3 (line 1): COPY FROM is not done" in wrong.stderr
 
 
 def test_definitions_are_kept_without_spark(tmp_path: Path) -> None:

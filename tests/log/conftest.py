@@ -26,8 +26,8 @@ def streams_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rehearsed(streams_home: Path) -> Rehearse:
     """Run a script on the home, at NOW unless another time is said."""
 
-    def on_home(text: str, *, at: str = NOW, settings: Settings | None = None) -> Result:
-        return rehearse(text, Lake(streams_home / "lake"), Clock(parse_time_us(at)), settings or Settings())
+    def on_home(text: str, *, at: str = NOW, settings: Settings | None = None, **how: Any) -> Result:
+        return rehearse(text, Lake(streams_home / "lake"), Clock(parse_time_us(at)), settings or Settings(), **how)
 
     return on_home
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, from_datetime, ms_of, to_datetime
+from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, ms_of, to_datetime
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
-from cdc_platform.cql.parser import parse
+from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.errors import ConflictError, NotFound
+from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, PlatformError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
@@ -34,7 +34,7 @@ from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
-from cdc_platform.log.scripts.script import Kept, Result, Script
+from cdc_platform.log.scripts.script import Kept, Result, Script, statements_of
 from cdc_platform.log.stored_names import EXACT
 from cdc_platform.log.volume import ROWS_A_FILE, append
 from cdc_platform.records import cdc_tables
@@ -65,17 +65,17 @@ def kept_tables(lake: Lake) -> Kept:
     return Kept(catalog, lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))))
 
 
-def rehearse_on_kept(text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
+def rehearse_on_kept(text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False) -> Result:
     """Run a script on the tables that the lake has, which stays as it is.
 
     Raises:
-        InputError: the script does not parse. A statement that parses and fails is an outcome, not an error.
+        InputError: with `strict`, if a statement is not understood; else that is an outcome, not an error.
     """
-    statements = parse(text)
+    statements = statements_of(text, strict=strict)
     return Script(lake, settings, clock.now_us(), kept_tables(lake)).run(statements)
 
 
-def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session) -> Result:
+def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session, *, strict: bool = False) -> Result:
     """Run a script on the tables that the lake has, and keep what it does; `spark` is called when there are rows.
 
     Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
@@ -83,22 +83,25 @@ def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session
     one, finished as it was begun.
 
     Raises:
-        InputError: the script does not parse.
+        InputError: with `strict`, if a statement is not understood.
         ConflictError: another process has been keeping a script for too long.
     """
     with turn(lake, SCRIPTS):
-        return _kept(text, lake, clock, settings, spark)
+        return _kept(statements_of(text, strict=strict), text, lake, clock, settings, spark)
 
 
-def _kept(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session) -> Result:
-    statements = parse(text)
-    finished = None
+def _kept(
+    statements: list[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session
+) -> Result:
+    left, finished = list[str](), None
     for noted in _unfinished(lake):
-        script, result = _run(lake, settings, noted, parse(noted.text))
-        _write(lake, settings, noted, script, spark)
-        finished = result if noted.text == text else None
+        done = _finished(lake, settings, noted, spark)
+        if isinstance(done, str):
+            left.append(done)
+        else:
+            finished = done if noted.text == text else None
     if finished is not None:
-        return finished
+        return replace(finished, left=left)
     tables = kept_tables(lake)
     noted = _Noted(_last_number(lake) + 1, text, clock.now_us(), _definitions(tables.catalog), _versions(lake, tables))
     script, result = _run(lake, settings, noted, statements)
@@ -106,6 +109,25 @@ def _kept(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Sessio
         _note(lake, noted)
         failpoints.reached(failpoints.AFTER_SCRIPT_NOTED)
         _write(lake, settings, noted, script, spark)
+    return replace(result, left=left)
+
+
+def _finished(lake: Lake, settings: Settings, noted: _Noted, spark: Session) -> Result | str:
+    """Finish a script that was interrupted; what is told of one that never can be, which is left as it is."""
+    try:
+        script, result = _run(lake, settings, noted, read_script(noted.text))
+        if result.wrong is not None and result.wrong.error is not None:
+            # It was right when it was noted: what it goes on from is not there any more.
+            raise result.wrong.error
+        _write(lake, settings, noted, script, spark)
+    except (EnvironmentProblem, ConflictError):
+        raise
+    except PlatformError as error:
+        _note(lake, noted, finished=True)
+        return (
+            f"the script that was to be kept at {format_us(noted.at_us)} cannot be finished: {error}; what it had"
+            " written stays, the rest of it is left out: look at its tables and run that again"
+        )
     return result
 
 

@@ -6,7 +6,7 @@ Knows the order of things: parse, bind, make log rows, find their streams, and o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
@@ -17,66 +17,17 @@ from cdc_platform.cql.definitions import define
 from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import Mutation
-from cdc_platform.cql.parser import parse
+from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.errors import PlatformError, WriteRefused
+from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
+from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable, Undone
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a statement. `rows` are its log rows as JSON has them; `schema` is the table that it defined."""
-
-    statement: s.Statement
-    error: PlatformError | None = None
-    rows: list[dict[str, object]] = field(default_factory=list)
-    schema: TableSchema | None = None
-
-    @property
-    def accepted(self) -> bool:
-        """Whether it took effect."""
-        return self.error is None
-
-    @property
-    def is_definition(self) -> bool:
-        """Whether it is one of CREATE, ALTER and DROP."""
-        return isinstance(self.statement.body, s.Definition)
-
-
-@dataclass(frozen=True)
-class TouchedTable:
-    """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
-
-    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone.
-    """
-
-    name: str
-    base: list[dict[str, object]]
-    replayed: list[dict[str, object]] | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a script: every statement in order, and every table that it touched and left."""
-
-    outcomes: list[Outcome]
-    tables: list[TouchedTable]
-
-    @property
-    def wrong(self) -> Outcome | None:
-        """The first statement that was wrong by itself."""
-        return next((each for each in self.outcomes if each.error and not isinstance(each.error, WriteRefused)), None)
-
-    @property
-    def refused(self) -> Outcome | None:
-        """The first write that the acceptance rule refused."""
-        return next((each for each in self.outcomes if isinstance(each.error, WriteRefused)), None)
 
 
 @dataclass(frozen=True)
@@ -91,13 +42,22 @@ def _no_rows(_: TableSchema) -> Iterable[Row]:
     return ()
 
 
-def rehearse(text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
+def statements_of(text: str, *, strict: bool = False) -> list[s.Statement]:
+    """The statements of a script; with `strict` each of them has to be one that is done.
+
+    Raises:
+        InputError: with `strict`, if one is not.
+    """
+    return parse(text) if strict else read_script(text)
+
+
+def rehearse(text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False) -> Result:
     """Run a script against the streams of the lake, which stays as it is.
 
     Raises:
-        InputError: the script does not parse. A statement that parses and fails is an outcome, not an error.
+        InputError: with `strict`, if a statement is not understood; else that is an outcome, not an error.
     """
-    return Script(lake, settings, clock.now_us()).run(parse(text))
+    return Script(lake, settings, clock.now_us()).run(statements_of(text, strict=strict))
 
 
 class Script:
@@ -113,6 +73,7 @@ class Script:
         self._now_us = now_us
         self._ticks = Microseconds(0)
         self._statements = 0
+        self._undone = Undone()
         self._bases: dict[str, BaseTable] = {}
         self._logs: dict[str, list[Row]] = {}
         self.written: dict[str, list[Row]] = {}
@@ -127,7 +88,10 @@ class Script:
 
     def run(self, statements: Sequence[s.Statement]) -> Result:
         """Run the statements in order; one that fails changes nothing and does not stop those behind it."""
-        outcomes = [self._outcome(number, statement) for number, statement in enumerate(statements, self._statements)]
+        outcomes = [
+            self._undone.told(self._outcome(number, statement))
+            for number, statement in enumerate(statements, self._statements)
+        ]
         self._statements += len(outcomes)
         return Result(outcomes, [self._touched(name) for name in self._bases])
 
@@ -140,7 +104,9 @@ class Script:
                 self._catalog.in_use = self._catalog.keyspace(body.keyspace).name
             elif isinstance(body, s.Truncate):
                 self._base(self._catalog.table(body.name)).truncate()
-            elif not isinstance(body, s.Read):
+            elif isinstance(body, s.Unread):
+                return Outcome(statement, body.error)
+            elif not isinstance(body, s.Read | s.PassedOver):
                 return Outcome(statement, schema=self._define(body))
             return Outcome(statement)
         except PlatformError as error:

@@ -1,0 +1,130 @@
+"""What becomes of the statements of a script, one by one and altogether; how they run is left to `script`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import PlatformError, WriteRefused
+
+Became = Literal["done", "passed over", "refused", "wrong"]
+"""What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a statement. `rows` are its log rows as JSON has them; `schema` is the table that it defined."""
+
+    statement: s.Statement
+    error: PlatformError | None = None
+    rows: list[dict[str, object]] = field(default_factory=list)
+    schema: TableSchema | None = None
+
+    @property
+    def became(self) -> Became:
+        """In one word."""
+        if isinstance(self.statement.body, s.PassedOver):
+            return "passed over"
+        if self.error is None:
+            return "done"
+        return "refused" if isinstance(self.error, WriteRefused) else "wrong"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it took effect."""
+        return self.became == "done"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it did not take effect; None where it did."""
+        body = self.statement.body
+        if isinstance(body, s.PassedOver):
+            return body.why
+        return None if self.error is None else str(self.error)
+
+    @property
+    def is_definition(self) -> bool:
+        """Whether it is one of CREATE, ALTER and DROP."""
+        return isinstance(self.statement.body, s.Definition)
+
+
+@dataclass(frozen=True)
+class TouchedTable:
+    """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
+
+    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone.
+    """
+
+    name: str
+    base: list[dict[str, object]]
+    replayed: list[dict[str, object]] | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a script: every statement in order, and every table that it touched and left.
+
+    `left` tells of scripts of before, one line each, that were interrupted and cannot be finished.
+    """
+
+    outcomes: list[Outcome]
+    tables: list[TouchedTable]
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def summary(self) -> dict[Became, dict[str, int]]:
+        """How many statements of each kind became what; what none became is left out."""
+        counts: dict[Became, Counter[str]] = {}
+        for each in self.outcomes:
+            counts.setdefault(each.became, Counter())[each.statement.kind] += 1
+        return {became: dict(sorted(kinds.items())) for became, kinds in sorted(counts.items())}
+
+    @property
+    def wrong(self) -> Outcome | None:
+        """The first statement that was wrong by itself."""
+        return self._first("wrong")
+
+    @property
+    def refused(self) -> Outcome | None:
+        """The first write that the acceptance rule refused."""
+        return self._first("refused")
+
+    @property
+    def passed_over(self) -> Outcome | None:
+        """The first statement that was passed over."""
+        return self._first("passed over")
+
+    def _first(self, became: Became) -> Outcome | None:
+        return next((each for each in self.outcomes if each.became == became), None)
+
+
+class Undone:
+    """The definitions that failed so far, which are why statements behind them fail."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, int] = {}
+
+    def told(self, outcome: Outcome) -> Outcome:
+        """The outcome; that of a statement which failed for the lack of a definition says where that one stands."""
+        if outcome.became != "wrong":
+            return outcome
+        error, statement = outcome.error, outcome.statement
+        assert error is not None
+        name = next((name for name in self._lines if re.search(rf"(?i)\b{re.escape(name)}\b", statement.text)), None)
+        if name is not None:
+            error = type(error)(f"{error}; line {self._lines[name]}, which was to make or change {name}, was refused")
+        made = _DEFINED.match(statement.text)
+        if made is not None:
+            self._lines.setdefault(made[1] or made[2], statement.line)
+        return replace(outcome, error=error)
+
+
+_DEFINED = re.compile(
+    r"""(?ix) (?:CREATE|ALTER) \s+ (?:TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
+    (?:(?:"[^"]*"|\w+)\s*\.\s*)? (?:"([^"]+)"|(\w+))"""
+)
+"""The name, without its keyspace, of what a statement makes or changes."""
