@@ -84,6 +84,8 @@ def _facts(outcome: Outcome) -> dict[str, object]:
     }
     if outcome.is_definition:
         facts["log_columns"] = _log_columns(outcome)
+    if outcome.answer is not None:
+        facts["result"] = outcome.answer.json()
     return facts
 
 
@@ -114,6 +116,9 @@ def _show(result: Result) -> None:
         click.echo(f"{number}  {_short(outcome.statement.text)}")
         if outcome.reason is not None:
             click.echo(f"   {outcome.became}: {outcome.reason}")
+        if outcome.answer is not None:
+            rows = outcome.answer.json()
+            write_table("", list(rows[0]), [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
         if outcome.rows:
             _show_rows("", outcome.rows)
     for table in result.tables:

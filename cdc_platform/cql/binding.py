@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql import cells
 from cdc_platform.cql import statements as s
+from cdc_platform.cql.asking import ask_of, check_conditional, rows_written
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.cells import Elements, Writing
+from cdc_platform.cql.conditions import Answer, answer
 from cdc_platform.cql.list_keys import ListKeys
 from cdc_platform.cql.literals import Moment, value_of
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import ColumnChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import Key, RangeTombstone
-from cdc_platform.cql.restrictions import Selection, key_value, select
+from cdc_platform.cql.restrictions import key_value, select
 from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
 from cdc_platform.cql.types import BIGINT, COUNTER, INT
 from cdc_platform.errors import InputError
@@ -39,24 +41,44 @@ class Binder:
     def bind(self, body: s.Write | s.Batch) -> list[Mutation]:
         """One mutation a partition that the statement writes to, in the order in which it names them.
 
+        Conditions are not asked, see `ask`.
+
         Raises:
             InputError, NotFound: the statement is not allowed; the message says what is.
         """
         keys = ListKeys()
         mutations: dict[tuple[str, bytes], list[Mutation]] = {}
-        for write in _writes(body):
+        for write in _untimed(writes_of(body)):
             for mutation in self._mutations(write, keys):
                 schema = mutation.schema
                 name = schema.full_name, schema.partition_bytes(mutation.partition_key)
                 mutations.setdefault(name, []).append(mutation)
         return [merge(several) for several in mutations.values()]
 
+    def ask(self, body: s.Write | s.Batch) -> Answer | None:
+        """What the conditions of a statement come to; None where it has none.
+
+        Raises:
+            InputError, NotFound: the statement, or a condition of it, is not allowed.
+        """
+        writes = writes_of(body)
+        if all(write.condition is None for write in writes):
+            return None
+        check_conditional(body, writes)
+        schemas = {schema.full_name: schema for schema in map(self.catalog.table, (write.table for write in writes))}
+        if len(schemas) > 1:
+            raise InputError("BATCH with conditions cannot span multiple tables; it writes to " + ", ".join(schemas))
+        (schema,) = schemas.values()
+        asked = [ask_of(schema, write, self.moment) for write in writes]
+        partitions = {schema.partition_bytes(key): key for keys, _ in asked for key in keys}
+        if len(partitions) != 1:
+            raise InputError("BATCH with conditions cannot span multiple partitions; put them into several batches")
+        (partition,) = partitions.values()
+        found = self.read(schema, partition)
+        return answer(schema, found, [one for _, one in asked], self.moment, batch=isinstance(body, s.Batch))
+
     def _mutations(self, write: s.Write, keys: ListKeys) -> Iterator[Mutation]:
         schema = self.catalog.table(write.table)
-        if write.conditional:
-            raise InputError(
-                f"IF makes this a lightweight transaction on {schema.full_name}, which is not supported; leave IF out"
-            )
         if any(column.type == COUNTER for column in schema.columns):
             raise InputError(f"{schema.full_name} has counters, whose writes are not supported")
         timestamp = self._timestamp(write.using)
@@ -113,7 +135,7 @@ class Binder:
         columns = [_assignable(schema, assignment.target) for assignment in body.assignments]
         _check_targets(body.assignments)
         selection = select(schema, body.where, self.moment)
-        rows = _rows(schema, selection, columns, "UPDATE")
+        rows = rows_written(schema, selection, columns, "UPDATE", body.condition)
         for partition in selection.partitions:
             for key in rows:
                 changes: list[tuple[Column, ColumnChange | None]] = []
@@ -140,7 +162,7 @@ class Binder:
     def _delete_columns(self, schema: TableSchema, body: s.Delete, writing: Writing) -> Iterator[Mutation]:
         columns = [_assignable(schema, target) for target in body.targets]
         selection = select(schema, body.where, self.moment)
-        rows = _rows(schema, selection, columns, "DELETE")
+        rows = rows_written(schema, selection, columns, "DELETE", body.condition)
         for partition in selection.partitions:
             for key in rows:
                 changes = []
@@ -153,7 +175,14 @@ class Binder:
         return lambda: self.read(schema, partition).elements(column, key)
 
 
-def _writes(body: s.Write | s.Batch) -> Sequence[s.Write]:
+def _untimed(writes: Sequence[s.Write]) -> Sequence[s.Write]:
+    """The writes; all those of a conditional batch have its own timestamp (cas_request.cc, apply_updates)."""
+    if all(write.condition is None for write in writes):
+        return writes
+    return [replace(write, using=write.using._replace(timestamp=None)) for write in writes]
+
+
+def writes_of(body: s.Write | s.Batch) -> Sequence[s.Write]:
     """The writes of a statement, each with the timestamp that its batch gives it."""
     if not isinstance(body, s.Batch):
         return [body]
@@ -212,21 +241,6 @@ def _check_targets(assignments: Sequence[s.Assignment]) -> None:
         name = assignment.target.column
         if counts[name] > 1 and isinstance(assignment.target, s.Whole):
             raise InputError(f"column {name} is set {counts[name]} times; set it once")
-
-
-def _rows(schema: TableSchema, selection: Selection, columns: Sequence[Column], what: str) -> Sequence[Key]:
-    """The clustering keys of the rows whose columns are written; one empty key for the static row."""
-    if all(column.kind == "static" for column in columns):
-        if not selection.is_whole:
-            raise InputError(
-                f"{what} of static columns alone names a partition; leave the clustering columns of {schema.full_name}"
-                " out of WHERE"
-            )
-        return [()]
-    if selection.slices or (selection.is_whole and schema.clustering_key):
-        names = ", ".join(column.name for column in schema.clustering_key)
-        raise InputError(f"{what} of columns names whole rows of {schema.full_name}; give {names} with = or IN")
-    return selection.rows
 
 
 def _deleted(column: Column, target: s.Target, writing: Writing, elements: Elements) -> ColumnChange | None:

@@ -161,17 +161,17 @@ class Bodies(Transformer[Token, Any]):
         table: s.Name,
         columns: tuple[str, ...],
         values: tuple[s.Term, ...],
-        conditional: bool | None,
+        absent: bool | None,
         using: s.Using | None,
     ) -> s.Insert:
-        return s.Insert(table, columns, values, using or s.Using(), bool(conditional))
+        return s.Insert(table, columns, values, using or s.Using(), "not exists" if absent else None)
 
     def insert_json(self, table: s.Name, text: s.Term, *_: object) -> s.Insert:
         return s.Insert(table, (), (text,), json=True)
 
     def update(self, table: s.Name, using: s.Using | None, *rest: Any) -> s.Update:
-        *assignments, where, conditions = rest
-        return s.Update(table, tuple(assignments), where, using or s.Using(), bool(conditions))
+        *assignments, where, condition = rest
+        return s.Update(table, tuple(assignments), where, using or s.Using(), condition)
 
     def delete(
         self,
@@ -179,9 +179,9 @@ class Bodies(Transformer[Token, Any]):
         table: s.Name,
         using: s.Using | None,
         where: tuple[s.Relation, ...],
-        conditions: bool | None,
+        condition: s.Condition | None,
     ) -> s.Delete:
-        return s.Delete(table, targets or (), where, using or s.Using(), bool(conditions))
+        return s.Delete(table, targets or (), where, using or s.Using(), condition)
 
     def batch(self, kind: Token | None, using: s.Using | None, *writes: s.Write) -> s.Batch:
         named: Any = "logged" if kind is None else kind.lower()
@@ -262,8 +262,20 @@ class Bodies(Transformer[Token, Any]):
     def contains(self, column: str, _: s.Term) -> s.Relation:
         return s.Relation((column,), "CONTAINS", ())
 
-    def conditions(self, *_: object) -> bool:
-        return True
+    def if_the_row_exists(self) -> s.Condition:
+        return "exists"
+
+    def if_so(self, *comparisons: s.Comparison) -> s.Condition:
+        return comparisons
+
+    def compared(self, target: s.Target, operator: str, term: s.Term) -> s.Comparison:
+        return s.Comparison(target, operator, (term,))
+
+    def one_of(self, target: s.Target, choices: tuple[s.Term, ...] | None) -> s.Comparison:
+        return s.Comparison(target, "IN", choices or ())
+
+    def alike(self, target: s.Target, pattern: s.Term) -> s.Comparison:
+        return s.Comparison(target, "LIKE", (pattern,))
 
     # Values
 

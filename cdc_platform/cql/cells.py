@@ -21,6 +21,10 @@ from cdc_platform.errors import InputError
 LIST_INDEX = "scylla_timeuuid_list_index"
 
 
+class OutsideOfList(InputError):
+    """A list has no element at the index that a write names: that is so at its moment, not by what the write says."""
+
+
 @dataclass(frozen=True)
 class Writing:
     """How a write writes: its timestamp (µs), its TTL (s, 0 for none), when it runs, and the list keys it gives."""
@@ -161,7 +165,9 @@ def _list_key(column: Column, key: s.Term, writing: Writing, elements: Elements)
     index = _key(column, INT, key, writing)
     keys = list(elements())
     if not 0 <= index < len(keys):
-        raise InputError(f"column {column.name}: index {index} is outside of the list, which has {len(keys)} elements")
+        raise OutsideOfList(
+            f"column {column.name}: index {index} is outside of the list, which has {len(keys)} elements"
+        )
     return keys[index]
 
 

@@ -282,6 +282,18 @@ class Relation(NamedTuple):
     terms: tuple[Term, ...]
 
 
+class Comparison(NamedTuple):
+    """A part of IF: `target operator term`; `IN` has a term for every choice."""
+
+    target: Target
+    operator: str
+    terms: tuple[Term, ...]
+
+
+Condition = Literal["exists", "not exists"] | tuple[Comparison, ...]
+"""What stands behind IF: whether the row is there, or comparisons which all have to hold."""
+
+
 @dataclass(frozen=True)
 class Insert:
     """INSERT."""
@@ -290,7 +302,7 @@ class Insert:
     columns: tuple[str, ...]
     values: tuple[Term, ...]
     using: Using = field(default_factory=Using)
-    conditional: bool = False
+    condition: Condition | None = None
     json: bool = False
 
 
@@ -302,7 +314,7 @@ class Update:
     assignments: tuple[Assignment, ...]
     where: tuple[Relation, ...]
     using: Using = field(default_factory=Using)
-    conditional: bool = False
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True)
@@ -313,7 +325,7 @@ class Delete:
     targets: tuple[Target, ...]
     where: tuple[Relation, ...]
     using: Using = field(default_factory=Using)
-    conditional: bool = False
+    condition: Condition | None = None
 
 
 Write = Insert | Update | Delete

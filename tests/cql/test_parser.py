@@ -159,7 +159,7 @@ def test_restrictions() -> None:
         s.Relation(("x", "y"), ">=", (integer(3), integer(4))),
         s.Relation(("z",), "=", (integer(1),)),
     )
-    assert (body.using.timestamp, body.conditional) == (integer(5), True)
+    assert (body.using.timestamp, body.condition) == (integer(5), "exists")
 
 
 @pytest.mark.parametrize("kind", ["", "UNLOGGED", "LOGGED", "COUNTER"])

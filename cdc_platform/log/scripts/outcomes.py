@@ -8,21 +8,27 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cdc_platform.cql import statements as s
+from cdc_platform.cql.conditions import Answer
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import PlatformError, WriteRefused
 
-Became = Literal["done", "passed over", "refused", "wrong"]
+Became = Literal["done", "not applied", "passed over", "refused", "wrong"]
 """What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a statement. `rows` are its log rows as JSON has them; `schema` is the table that it defined."""
+    """What became of a statement.
+
+    `rows` are its log rows as JSON has them; `schema` is the table that it defined; `answer` is what the client of a
+    lightweight transaction gets, None of other statements.
+    """
 
     statement: s.Statement
     error: PlatformError | None = None
     rows: list[dict[str, object]] = field(default_factory=list)
     schema: TableSchema | None = None
+    answer: Answer | None = None
 
     @property
     def became(self) -> Became:
@@ -30,7 +36,7 @@ class Outcome:
         if isinstance(self.statement.body, s.PassedOver):
             return "passed over"
         if self.error is None:
-            return "done"
+            return "done" if self.answer is None or self.answer.applied else "not applied"
         return "refused" if isinstance(self.error, WriteRefused) else "wrong"
 
     @property
@@ -44,6 +50,8 @@ class Outcome:
         body = self.statement.body
         if isinstance(body, s.PassedOver):
             return body.why
+        if self.became == "not applied":
+            return "a condition of IF does not hold"
         return None if self.error is None else str(self.error)
 
     @property

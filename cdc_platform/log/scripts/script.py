@@ -6,6 +6,7 @@ Knows the order of things: parse, bind, make log rows, find their streams, and o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
@@ -13,6 +14,8 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.base_table import BaseTable, json_row
 from cdc_platform.cql.binding import Binder
 from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.cells import OutsideOfList
+from cdc_platform.cql.conditions import Answer
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.live import Partition
@@ -99,7 +102,8 @@ class Script:
         body = statement.body
         try:
             if isinstance(body, s.Write | s.Batch):
-                return Outcome(statement, rows=self._write(number, body))
+                rows, answer = self._write(number, body)
+                return Outcome(statement, rows=rows, answer=answer)
             if isinstance(body, s.Use):
                 self._catalog.in_use = self._catalog.keyspace(body.keyspace).name
             elif isinstance(body, s.Truncate):
@@ -156,20 +160,29 @@ class Script:
         if count is not None:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
 
-    def _write(self, number: int, body: s.Write | s.Batch) -> list[dict[str, object]]:
+    def _write(self, number: int, body: s.Write | s.Batch) -> tuple[list[dict[str, object]], Answer | None]:
+        """The log rows of a write, and what its conditions come to; without them it leaves none."""
         moment = Moment(self._now_us + self._ticks)
         if not _has_timestamps(body):
             self._ticks += ONE_US
-        mutations = Binder(self._catalog, moment, self._read).bind(body)
+        binder = Binder(self._catalog, moment, self._read)
+        answer = binder.ask(body)
+        if answer is not None and not answer.applied:
+            # It is held against what CQL allows all the same, but for what no one looks up any more.
+            with suppress(OutsideOfList):
+                binder.bind(body)
+            return [], answer
+        mutations = binder.bind(body)
         logged = [self._log_rows(number, mutation) for mutation in mutations]
         for mutation, rows in zip(mutations, logged, strict=True):
             self._base(mutation.schema).apply(mutation)
             self.written[mutation.schema.full_name] += rows
-        return [
+        shown = [
             json_row(log_columns(mutation.schema), row)
             for mutation, rows in zip(mutations, logged, strict=True)
             for row in rows
         ]
+        return shown, answer
 
     def _read(self, schema: TableSchema, key: Key) -> Partition:
         return self._base(schema).partition(key)
@@ -202,4 +215,6 @@ def _has_timestamps(body: s.Write | s.Batch) -> bool:
     """Whether the statement says all of its timestamps itself."""
     if body.using.timestamp is not None:
         return True
-    return isinstance(body, s.Batch) and all(write.using.timestamp is not None for write in body.writes)
+    if not isinstance(body, s.Batch) or any(write.condition is not None for write in body.writes):
+        return False
+    return all(write.using.timestamp is not None for write in body.writes)
