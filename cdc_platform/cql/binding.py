@@ -235,12 +235,20 @@ def _assignable(schema: TableSchema, target: s.Target) -> Column:
 
 
 def _check_targets(assignments: Sequence[s.Assignment]) -> None:
-    """A column that is set as a whole is set once."""
+    """Several assignments of a column change its elements; one of them that sets all of it, or a field twice, does not
+    go with the others (cql3/operation.cc, is_compatible_with).
+    """
     counts = Counter(assignment.target.column for assignment in assignments)
+    fields = Counter(assignment.target for assignment in assignments if isinstance(assignment.target, s.Field))
     for assignment in assignments:
         name = assignment.target.column
-        if counts[name] > 1 and isinstance(assignment.target, s.Whole):
-            raise InputError(f"column {name} is set {counts[name]} times; set it once")
+        if counts[name] > 1 and isinstance(assignment.target, s.Whole) and assignment.sign == "=":
+            raise InputError(f"Multiple incompatible setting of column {name}: with = it is set whole; set it once")
+    for target, count in fields.items():
+        if count > 1:
+            raise InputError(
+                f"Multiple incompatible setting of column {target.column}: field {target.field} is set {count} times"
+            )
 
 
 def _deleted(column: Column, target: s.Target, writing: Writing, elements: Elements) -> ColumnChange | None:

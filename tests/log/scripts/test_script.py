@@ -525,3 +525,28 @@ def test_the_example_of_the_documentation(rehearsed: Rehearse):
         (1, ["gift"], ["ring twice"]),
         (2, None, None),
     ]
+
+
+def test_several_changes_of_a_collection_in_one_update(rehearsed: Rehearse):
+    """They meet as in a batch: at one timestamp a removed element stays removed, of two values the larger stays."""
+    result = rehearsed(
+        """CREATE TYPE ks.u (a int, b int);
+        CREATE TABLE ks.t (pk int PRIMARY KEY, m map<text, int>, n set<int>, l list<int>, u u)
+            WITH cdc = {'enabled': true};
+        UPDATE ks.t SET m['a'] = 1, m['b'] = 2, m = m + {'c': 3}, m = m - {'b'}, m['a'] = 5,
+            n = n + {1, 2}, n += {3}, n = n - {2}, l = l + [1], l = l + [2], l = [0] + l, u.a = 1, u.b = 2
+            WHERE pk = 0;"""
+    )
+    assert base(result) == [{"pk": 0, "m": [["a", 5], ["c", 3]], "n": [1, 3], "l": [0, 1, 2], "u": {"a": 1, "b": 2}}]
+    (row,) = result.outcomes[-1].rows
+    assert (row["cdc$deleted_elements_m"], row["cdc$deleted_elements_n"]) == (["b"], [2])
+
+
+@pytest.mark.parametrize(
+    "sets", ["n = {1}, n = n + {2}", "n = n + {2}, n = {1}", "n = {1}, n = {2}", "u.a = 1, u.a = 2", "u = {}, u.a = 1"]
+)
+def test_changes_that_do_not_go_together(rehearsed: Rehearse, sets: str):
+    """A column that is set whole is set once, and so is a field (cql3/operation.cc)."""
+    table = "CREATE TYPE ks.u (a int, b int); CREATE TABLE ks.t (pk int PRIMARY KEY, n set<int>, u u);"
+    outcome = rehearsed(f"{table} UPDATE ks.t SET {sets} WHERE pk = 0;").outcomes[-1]
+    assert "Multiple incompatible setting of column" in str(outcome.error)
