@@ -21,11 +21,20 @@ _MOST_BYTES = 64 * 1024 * 1024
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows, by Spark.")
+@click.option("--values", type=click.Path(path_type=Path), metavar="FILE", help="JSON: the values of bind markers.")
 @click.option("--strict", is_flag=True, help="Refuse the file if a statement of it is not one that is done.")
 @json_option
 @pass_session
 @click.pass_context
-def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, strict: bool, as_json: bool) -> None:
+def log(
+    ctx: click.Context,
+    session: Session,
+    file: Path,
+    is_kept: bool,
+    values: Path | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
     """Run the CQL statements of FILE: definitions and writes, each with the rows that it leaves in the CDC log.
 
     It is a rehearsal against the generations and the kept tables of this home: nothing is written, and no JVM is
@@ -34,13 +43,18 @@ def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, strict:
     Statements that cannot change a table with CDC are passed over: indexes, views, roles, cqlsh's own commands. The
     exit code is 1 when one was, or when a write is refused; 2 when a statement is wrong. None stops those behind it.
 
+    Statements with bind markers are executed once for each of their rows of values. --values FILE has an entry for each
+    such statement: an array of executions, which are arrays of values for ? or objects of values for :name.
+
     \b
     Example:
       cdc-platform log statements.cql
+      cdc-platform log prepared.cql --values values.json
       cdc-platform --clock 2026-01-31T12:00:00Z log statements.cql --json
       cdc-platform log statements.cql --keep
     """
     text = _text_of(file)
+    given = None if values is None else _text_of(values)
     home = session.open_home()
     from cdc_platform.lake.lake import Lake
     from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
@@ -49,9 +63,9 @@ def log(ctx: click.Context, session: Session, file: Path, is_kept: bool, strict:
     if is_kept:
         from cdc_platform.lake.session import spark_session
 
-        result = keep(text, lake, session.clock, home.settings, spark_session, strict=strict)
+        result = keep(text, lake, session.clock, home.settings, spark_session, strict=strict, values=given)
     else:
-        result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict)
+        result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict, values=given)
     for line in result.left:
         warn(line)
     if as_json:

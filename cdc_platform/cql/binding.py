@@ -16,14 +16,15 @@ from cdc_platform.cql.asking import ask_of, check_conditional, rows_written
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.cells import Elements, Writing
 from cdc_platform.cql.conditions import Answer, answer
+from cdc_platform.cql.json_values import columns_of, written_json
 from cdc_platform.cql.list_keys import ListKeys
-from cdc_platform.cql.literals import Moment, value_of
+from cdc_platform.cql.literals import FROM_JSON, Moment, value_of
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.mutation import ColumnChange, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.ranges import Key, RangeTombstone
 from cdc_platform.cql.restrictions import key_value, select
 from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
-from cdc_platform.cql.types import BIGINT, COUNTER, INT
+from cdc_platform.cql.types import BIGINT, COUNTER, INT, TEXT
 from cdc_platform.errors import InputError
 
 Read = Callable[[TableSchema, Key], Partition]
@@ -48,7 +49,7 @@ class Binder:
         """
         keys = ListKeys()
         mutations: dict[tuple[str, bytes], list[Mutation]] = {}
-        for write in _untimed(writes_of(body)):
+        for write in _untimed(self._writes(body)):
             for mutation in self._mutations(write, keys):
                 schema = mutation.schema
                 name = schema.full_name, schema.partition_bytes(mutation.partition_key)
@@ -61,7 +62,7 @@ class Binder:
         Raises:
             InputError, NotFound: the statement, or a condition of it, is not allowed.
         """
-        writes = writes_of(body)
+        writes = self._writes(body)
         if all(write.condition is None for write in writes):
             return None
         check_conditional(body, writes)
@@ -76,6 +77,15 @@ class Binder:
         (partition,) = partitions.values()
         found = self.read(schema, partition)
         return answer(schema, found, [one for _, one in asked], self.moment, batch=isinstance(body, s.Batch))
+
+    def _writes(self, body: s.Write | s.Batch) -> list[s.Write]:
+        """The writes of a statement; INSERT JSON as the INSERT that it comes to."""
+        return [
+            named_by_json(self.catalog.table(write.table), write, self.moment)
+            if isinstance(write, s.Insert) and write.json is not None
+            else write
+            for write in writes_of(body)
+        ]
 
     def _mutations(self, write: s.Write, keys: ListKeys) -> Iterator[Mutation]:
         schema = self.catalog.table(write.table)
@@ -109,8 +119,6 @@ class Binder:
         return value
 
     def _insert(self, schema: TableSchema, body: s.Insert, writing: Writing) -> Iterator[Mutation]:
-        if body.json:
-            raise InputError(f"INSERT JSON into {schema.full_name} is not supported; name columns and VALUES")
         terms = _named(schema, body)
         missing = [column.name for column in schema.partition_key if column.name not in terms]
         if missing:
@@ -214,6 +222,39 @@ def _named(schema: TableSchema, body: s.Insert) -> dict[str, s.Term]:
     if len(body.columns) != len(body.values):
         raise InputError(f"INSERT names {len(body.columns)} columns and gives {len(body.values)} values")
     return dict(zip(body.columns, body.values, strict=True))
+
+
+def named_by_json(schema: TableSchema, body: s.Insert, moment: Moment) -> s.Insert:
+    """INSERT JSON as an INSERT of its columns (cql3/statements/update_statement.cc, insert_prepared_json_statement).
+
+    Columns that the document does not name are null, or left as they are with DEFAULT UNSET. Static columns are never
+    written by it: ScyllaDB takes them and passes over them.
+
+    Raises:
+        InputError: the document is none, or names columns that are not there.
+    """
+    text = value_of(body.values[0], TEXT, moment)
+    if text is None:
+        raise InputError(f"INSERT JSON into {schema.full_name} has null for a document; give it an object")
+    given = columns_of(text)
+    for name in given:
+        if not schema.has(name):
+            raise InputError(
+                f"JSON values map contains unrecognized column: {name}; names with capitals stand in double quotes"
+            )
+    columns = [
+        column
+        for column in schema.selected
+        if column.name in given or (column.kind == "regular" and body.json == "null")
+    ]
+    written = {column.name: given.get(column.name) for column in columns if column.kind != "static"}
+    terms = tuple(_json_term(document) for document in written.values())
+    return replace(body, columns=tuple(written), values=terms, json=None)
+
+
+def _json_term(document: object) -> s.Term:
+    text = written_json(document)
+    return s.NULL if document is None else s.Call(FROM_JSON, (s.Constant("text", text, text),))
 
 
 def _values(columns: Sequence[Column], terms: dict[str, s.Term], writing: Writing) -> dict[str, ColumnChange]:

@@ -166,8 +166,14 @@ class Bodies(Transformer[Token, Any]):
     ) -> s.Insert:
         return s.Insert(table, columns, values, using or s.Using(), "not exists" if absent else None)
 
-    def insert_json(self, table: s.Name, text: s.Term, *_: object) -> s.Insert:
-        return s.Insert(table, (), (text,), json=True)
+    def insert_json(
+        self, table: s.Name, text: s.Term, default: Token | None, absent: bool | None, using: s.Using | None
+    ) -> s.Insert:
+        json = "unset" if default is not None and default.type == "UNSET" else "null"
+        return s.Insert(table, (), (text,), using or s.Using(), "not exists" if absent else None, json)
+
+    def json_default(self, token: Token) -> Token:
+        return token
 
     def update(self, table: s.Name, using: s.Using | None, *rest: Any) -> s.Update:
         *assignments, where, condition = rest
@@ -250,6 +256,9 @@ class Bodies(Transformer[Token, Any]):
     def is_in(self, column: str, choices: tuple[s.Term, ...] | None) -> s.Relation:
         return s.Relation((column,), "IN", choices or ())
 
+    def is_in_given(self, column: str, marker: s.Marker) -> s.Relation:
+        return s.Relation((column,), "IN", (marker._replace(several=True),))
+
     def compare_several(self, columns: tuple[str, ...], operator: str, term: s.Term) -> s.Relation:
         return s.Relation(columns, operator, _components(columns, term))
 
@@ -309,6 +318,14 @@ class Bodies(Transformer[Token, Any]):
 
     def tuple_literal(self, items: tuple[s.Term, ...]) -> s.TupleLiteral:
         return s.TupleLiteral(items)
+
+    def marker(self, token: Token) -> s.Marker:
+        text = str(token)
+        name = text[2:-1].replace('""', '"') if text.startswith(':"') else text[1:].lower()
+        return s.Marker(name or None, token.start_pos or 0, token.end_pos or 0)
+
+    def hinted(self, kind: s.TypeName, term: s.Term) -> s.Hinted:
+        return s.Hinted(kind, term)
 
     def call(self, name: str, arguments: tuple[s.Term, ...] | None) -> s.Call:
         return s.Call(name, arguments or ())

@@ -13,11 +13,15 @@ from hashlib import blake2b
 from ipaddress import ip_address
 
 from cdc_platform.clock import DAY_MS, DAY_NS, MILLISECOND_US, Microseconds, Milliseconds, ms_of, ns_of, us_of
+from cdc_platform.cql.blobs import READABLE, value_of_bytes
+from cdc_platform.cql.json_values import from_json, parsed, to_json
 from cdc_platform.cql.statements import (
     Call,
     Constant,
+    Hinted,
     ListLiteral,
     MapLiteral,
+    Marker,
     SetLiteral,
     Term,
     TupleLiteral,
@@ -26,7 +30,6 @@ from cdc_platform.cql.statements import (
 from cdc_platform.cql.times import parse_date, parse_time, parse_timestamp
 from cdc_platform.cql.timeuuid import earliest, latest, timeuuid
 from cdc_platform.cql.types import (
-    ASCII,
     BIGINT,
     BLOB,
     DATE,
@@ -43,10 +46,12 @@ from cdc_platform.cql.types import (
     TupleType,
     UserType,
     Value,
+    scalar,
     timeuuid_us,
 )
 from cdc_platform.errors import InputError
 
+FROM_JSON = "fromjson"
 _EPOCH_DATE = 2**31
 """Dates that are written as integers count days from here, since CQL has them unsigned."""
 
@@ -106,6 +111,12 @@ def value_of(term: Term, kind: CqlType, moment: Moment) -> Value:
     if isinstance(term, Constant):
         return _constant(term, kind)
     if isinstance(term, Call):
+        return _called(term, kind, moment)
+    if isinstance(term, Marker):
+        raise InputError(
+            f"{'?' if term.name is None else ':' + term.name} has no value; give it one with --values FILE"
+        )
+    if isinstance(term, Hinted):
         return _called(term, kind, moment)
     if isinstance(kind, UserType):
         return _user_value(term, kind, moment)
@@ -210,7 +221,9 @@ def _shape(term: Term) -> str:
     if isinstance(term, Constant):
         return _short(term.text)
     if isinstance(term, Call):
-        return f"{term.name}(...)"
+        return f"{term.name}()"
+    if isinstance(term, Hinted):
+        return f"({term.type.name.name}) ..."
     names = {ListLiteral: "a list", SetLiteral: "a set", MapLiteral: "a map", TupleLiteral: "a tuple"}
     return names.get(type(term), "a value with named fields")
 
@@ -226,6 +239,14 @@ def _as_timestamp(value: Value, kind: CqlType) -> Milliseconds:
     if kind == TIMEUUID:
         return ms_of(timeuuid_us(value))
     return DAY_MS * value if kind == DATE else value
+
+
+def _to_blob(_: Moment, value: Value, kind: CqlType) -> Value:
+    return kind.to_bytes(value)
+
+
+def _of_blob(kind: Scalar) -> Callable[[Moment, Value, CqlType], Value]:
+    return lambda _moment, value, _kind: value_of_bytes(kind, value)
 
 
 _Function = Callable[[Moment, Value, CqlType], Value]
@@ -247,9 +268,11 @@ _FUNCTIONS: Mapping[str, tuple[tuple[CqlType, ...], CqlType, _Function]] = {
         TIMEUUID,
         lambda _moment, value, _kind: latest(us_of(value) + MILLISECOND_US - Microseconds(1)),
     ),
-    "textasblob": ((TEXT,), BLOB, lambda _moment, value, _kind: value.encode()),
-    "asciiasblob": ((ASCII,), BLOB, lambda _moment, value, _kind: value.encode()),
-    "bigintasblob": ((BIGINT,), BLOB, lambda _moment, value, _kind: BIGINT.to_bytes(value)),
+    "tojson": (READABLE, TEXT, lambda _moment, value, kind: to_json(kind, value)),
+    **{f"{kind.name}asblob": ((kind,), BLOB, _to_blob) for kind in READABLE},
+    "varcharasblob": ((TEXT,), BLOB, _to_blob),
+    **{f"blobas{kind.name}": ((BLOB,), kind, _of_blob(kind)) for kind in READABLE},
+    "blobasvarchar": ((BLOB,), TEXT, _of_blob(TEXT)),
 }
 
 
@@ -261,15 +284,23 @@ def _now(moment: Moment) -> uuid.UUID:
     return timeuuid(moment.now_us, moment.draw() & (1 << 62) - 1 | 1 << 63)
 
 
-def _called(call: Call, kind: CqlType, moment: Moment) -> Value:
+def _called(call: Call | Hinted, kind: CqlType, moment: Moment) -> Value:
+    if isinstance(call, Call) and call.name == FROM_JSON:
+        if len(call.arguments) != 1:
+            raise InputError(f"fromJson() takes one text of JSON, not {len(call.arguments)} arguments")
+        text = value_of(call.arguments[0], TEXT, moment)
+        return None if text is None else from_json(kind, parsed(text))
     value, given = _result(call, moment)
     fits = given == kind or (given == TIMEUUID and kind == UUID_TYPE) or (given == BIGINT and kind == TIMESTAMP)
     if not fits:
-        raise InputError(f"{call.name}() gives a {given.cql}, which is no value of type {kind.cql}")
+        raise InputError(f"{_shape(call)} gives a {given.cql}, which is no value of type {kind.cql}")
     return value
 
 
-def _result(call: Call, moment: Moment) -> tuple[Value, CqlType]:
+def _result(call: Call | Hinted, moment: Moment) -> tuple[Value, CqlType]:
+    if isinstance(call, Hinted):
+        kind = _hint(call)
+        return value_of(call.term, kind, moment), kind
     if call.name not in _FUNCTIONS:
         raise InputError(f"unknown function {call.name}; there is {', '.join(_FUNCTIONS)}")
     takes, gives, function = _FUNCTIONS[call.name]
@@ -283,11 +314,19 @@ def _result(call: Call, moment: Moment) -> tuple[Value, CqlType]:
     return (None if value is None else function(moment, value, kind)), gives
 
 
+def _hint(hinted: Hinted) -> CqlType:
+    """The scalar type of a hint; of others no statement that writes has need."""
+    name = hinted.type.name
+    if hinted.type.parameters or name.keyspace is not None:
+        raise InputError(f"({name.name}) in front of a value is no scalar type; write the value alone")
+    return scalar(name.name)
+
+
 def _argument(term: Term, takes: tuple[CqlType, ...], moment: Moment) -> tuple[Value, CqlType]:
-    if isinstance(term, Call):
+    if isinstance(term, Call | Hinted):
         value, given = _result(term, moment)
         if given not in takes:
-            raise InputError(f"{term.name}() gives a {given.cql}; what is wanted here is {_choices(takes)}")
+            raise InputError(f"{_shape(term)} gives a {given.cql}; what is wanted here is {_choices(takes)}")
         return value, given
     for kind in takes:
         try:

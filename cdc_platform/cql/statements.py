@@ -58,7 +58,26 @@ class Call(NamedTuple):
     arguments: tuple[Term, ...]
 
 
-Term = Constant | ListLiteral | SetLiteral | MapLiteral | UserLiteral | TupleLiteral | Call
+class Marker(NamedTuple):
+    """`?`, or with a name `:name`: a value that is given beside the statement; where it stands in the text.
+
+    `several` says that it is what stands behind IN: a list of values.
+    """
+
+    name: str | None
+    start: int
+    end: int
+    several: bool = False
+
+
+class Hinted(NamedTuple):
+    """`(type) term`."""
+
+    type: TypeName
+    term: Term
+
+
+Term = Constant | ListLiteral | SetLiteral | MapLiteral | UserLiteral | TupleLiteral | Call | Marker | Hinted
 
 NULL = Constant("null", None, "null")
 
@@ -303,7 +322,8 @@ class Insert:
     values: tuple[Term, ...]
     using: Using = field(default_factory=Using)
     condition: Condition | None = None
-    json: bool = False
+    json: Literal["null", "unset"] | None = None
+    """Of INSERT JSON, whose only value is the document: what columns are that it does not name."""
 
 
 @dataclass(frozen=True)

@@ -65,17 +65,24 @@ def kept_tables(lake: Lake) -> Kept:
     return Kept(catalog, lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))))
 
 
-def rehearse_on_kept(text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False) -> Result:
-    """Run a script on the tables that the lake has, which stays as it is.
-
-    Raises:
-        InputError: with `strict`, if a statement is not understood; else that is an outcome, not an error.
-    """
-    statements = statements_of(text, strict=strict)
+def rehearse_on_kept(
+    text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False, values: str | None = None
+) -> Result:
+    """Run a script on the tables that the lake has, which stays as it is; raises InputError as `statements_of`."""
+    statements = statements_of(text, strict=strict, values=values)
     return Script(lake, settings, clock.now_us(), kept_tables(lake)).run(statements)
 
 
-def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session, *, strict: bool = False) -> Result:
+def keep(
+    text: str,
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    spark: Session,
+    *,
+    strict: bool = False,
+    values: str | None = None,
+) -> Result:
     """Run a script on the tables that the lake has, and keep what it does; `spark` is called when there are rows.
 
     Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
@@ -83,11 +90,15 @@ def keep(text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session
     one, finished as it was begun.
 
     Raises:
-        InputError: with `strict`, if a statement is not understood.
+        InputError: as `statements_of`.
         ConflictError: another process has been keeping a script for too long.
     """
+    statements = statements_of(text, strict=strict, values=values)
+    if values is not None:
+        # What is noted says the values itself, so that whoever finishes it needs nothing beside.
+        text = "".join(f"{statement.text};\n" for statement in statements)
     with turn(lake, SCRIPTS):
-        return _kept(statements_of(text, strict=strict), text, lake, clock, settings, spark)
+        return _kept(statements, text, lake, clock, settings, spark)
 
 
 def _kept(

@@ -19,6 +19,7 @@ from cdc_platform.cql.conditions import Answer
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.live import Partition
+from cdc_platform.cql.markers import bound
 from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
@@ -45,22 +46,21 @@ def _no_rows(_: TableSchema) -> Iterable[Row]:
     return ()
 
 
-def statements_of(text: str, *, strict: bool = False) -> list[s.Statement]:
-    """The statements of a script; with `strict` each of them has to be one that is done.
+def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> list[s.Statement]:
+    """The statements of a script; `values` are those of its bind markers, see `markers`.
 
     Raises:
-        InputError: with `strict`, if one is not.
+        InputError: with `strict`, if a statement is none that is done; or the values are not those of the markers.
     """
-    return parse(text) if strict else read_script(text)
+    statements = parse(text) if strict else read_script(text)
+    return statements if values is None else bound(statements, values)
 
 
-def rehearse(text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False) -> Result:
-    """Run a script against the streams of the lake, which stays as it is.
-
-    Raises:
-        InputError: with `strict`, if a statement is not understood; else that is an outcome, not an error.
-    """
-    return Script(lake, settings, clock.now_us()).run(statements_of(text, strict=strict))
+def rehearse(
+    text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False, values: str | None = None
+) -> Result:
+    """Run a script against the streams of the lake, which stays as it is; raises InputError as `statements_of`."""
+    return Script(lake, settings, clock.now_us()).run(statements_of(text, strict=strict, values=values))
 
 
 class Script:
