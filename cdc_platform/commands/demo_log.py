@@ -52,21 +52,20 @@ def script(name: str) -> Path:
 
 
 def play(lake: Lake, settings: Settings, switch_us: Microseconds) -> None:
-    """Keep both scripts, half a minute before and after a switch (µs); Spark only where there is something to keep.
+    """Keep both scripts, half a minute before and after a switch (µs).
 
     Raises:
         StateError: a statement was wrong or refused, say because of another table of that name.
     """
-    from cdc_platform.lake.session import spark_session
     from cdc_platform.lake.tables import KEPT_SCRIPTS
     from cdc_platform.log.scripts.keeping import keep
 
     noted = {row["text"]: row["finished_at"] for row in lake.read(KEPT_SCRIPTS, ["text", "finished_at"]).to_pylist()}
     for text, clock in _scripts(switch_us):
         if text not in noted:
-            _insist(keep(text, lake, clock, settings, spark_session).outcomes)
+            _insist(keep(text, lake, clock, settings).outcomes)
         elif noted[text] is None:
-            keep("", lake, clock, settings, spark_session)  # finishes what was noted before it
+            keep("", lake, clock, settings)  # finishes what was noted before it
 
 
 def logged(lake: Lake, settings: Settings, switch_us: Microseconds) -> Logged | None:

@@ -20,7 +20,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows, by Spark.")
+@click.option("--keep", "is_kept", is_flag=True, help="Keep the tables and write the log rows.")
 @click.option("--values", type=click.Path(path_type=Path), metavar="FILE", help="JSON: the values of bind markers.")
 @click.option("--strict", is_flag=True, help="Refuse the file if a statement of it is not one that is done.")
 @json_option
@@ -61,9 +61,7 @@ def log(
 
     lake = Lake(home.lake)
     if is_kept:
-        from cdc_platform.lake.session import spark_session
-
-        result = keep(text, lake, session.clock, home.settings, spark_session, strict=strict, values=given)
+        result = keep(text, lake, session.clock, home.settings, strict=strict, values=given)
     else:
         result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict, values=given)
     for line in result.left:

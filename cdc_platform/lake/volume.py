@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -78,6 +79,15 @@ class Workers:
 
     session: Callable[[], SparkSession]
     in_process: int = field(default_factory=lambda: int(os.environ.get(IN_PROCESS_VARIABLE, _IN_PROCESS)))
+
+    @classmethod
+    def alone(cls) -> Workers:
+        """This process, however much there is: for rows that are in its memory already."""
+
+        def no_session() -> SparkSession:
+            raise AssertionError("what is in the memory of a process is written by it")
+
+        return cls(no_session, sys.maxsize)
 
     def at_least(self, tasks: int) -> Workers:
         """These, where so many tasks take less time here than Spark takes to start."""

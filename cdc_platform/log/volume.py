@@ -16,7 +16,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import spark_struct
-from cdc_platform.lake.volume import Workers
+from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
@@ -98,6 +98,33 @@ def append_writes(
         ConflictError, StateError: as `append` and `log_rows`.
     """
     _append(lake, schema, log_rows_by_time(lake, schema, writes, files), transaction)
+
+
+def append_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: tuple[str, int]) -> None:
+    """Append log rows that are in this process's memory, as `append`: they go from here to their files, without Spark.
+
+    Raises:
+        As `append`.
+    """
+    table = log_table(schema, exact=EXACT in rows.column_names)
+    frames.append(Workers.alone(), lake, table, _parts(rows), transaction)
+
+
+def replace_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: tuple[str, int]) -> None:
+    """Put log rows that are in this process's memory, and their columns, in place of all that the log has.
+
+    Raises:
+        As `append`.
+    """
+    table = log_table(schema, exact=EXACT in rows.column_names)
+    frames.replace_all(Workers.alone(), lake, table, _parts(rows), transaction)
+
+
+def _parts(rows: pa.Table) -> TaskRows:
+    """A part a file, each of a time of its own and in its order."""
+    ordered = rows.sort_by([(name, "ascending") for name in (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")])
+    files = [ordered.slice(first, ROWS_A_FILE) for first in range(0, rows.num_rows, ROWS_A_FILE)]
+    return TaskRows(len(files), lambda number: iter(files[number].to_batches()))
 
 
 def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:

@@ -49,7 +49,7 @@ def test_what_is_kept_is_read_back(streams_home: Path, tmp_path: Path, spark: Sp
     """Over the whole range of each type, as keys and inside of others; the log opens in Spark and in deltalake."""
     shutil.copytree(streams_home, tmp_path / "home")
     lake = Lake(tmp_path / "home/lake")
-    result = keep(TABLES[name], lake, Clock(NOW_US), Settings(), lambda: spark)
+    result = keep(TABLES[name], lake, Clock(NOW_US), Settings())
     assert [str(each.error)[:200] for each in result.outcomes if each.error] == []
     (expected,) = (table.base for table in result.tables)
     key = "p = 99 AND i = 99" if name == "keys" else "p = 99"

@@ -1,4 +1,4 @@
-"""Runs a script of CQL statements and keeps what it writes: tables, tablets, and the rows of their logs, by Spark.
+"""Runs a script of CQL statements and keeps what it writes: tables, tablets, and the rows of their logs.
 
 A script is noted before anything of it is written, with all that it depends on; one that was interrupted is finished by
 whoever keeps the next, and ends where it would have ended.
@@ -7,10 +7,9 @@ whoever keeps the next, and ends where it would have ended.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,12 +22,9 @@ from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, PlatformError
 from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.turns import SCRIPTS, turn
-from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
 from cdc_platform.log.log_table import log_table
@@ -36,14 +32,10 @@ from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
 from cdc_platform.log.scripts.script import Kept, Result, Script, statements_of
 from cdc_platform.log.stored_names import EXACT
-from cdc_platform.log.volume import ROWS_A_FILE, append
+from cdc_platform.log.volume import append_table, replace_table
 from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-Session = Callable[[], "SparkSession"]
 _APPLICATION = "cdc-platform/kept-scripts"
 
 
@@ -78,12 +70,11 @@ def keep(
     lake: Lake,
     clock: Clock,
     settings: Settings,
-    spark: Session,
     *,
     strict: bool = False,
     values: str | None = None,
 ) -> Result:
-    """Run a script on the tables that the lake has, and keep what it does; `spark` is called when there are rows.
+    """Run a script on the tables that the lake has, and keep what it does.
 
     Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
     Who keeps takes turns, so that a script that is not finished is one whose process died: the same one again is that
@@ -98,15 +89,13 @@ def keep(
         # What is noted says the values itself, so that whoever finishes it needs nothing beside.
         text = "".join(f"{statement.text};\n" for statement in statements)
     with turn(lake, SCRIPTS):
-        return _kept(statements, text, lake, clock, settings, spark)
+        return _kept(statements, text, lake, clock, settings)
 
 
-def _kept(
-    statements: list[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings, spark: Session
-) -> Result:
+def _kept(statements: list[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
     left, finished = list[str](), None
     for noted in _unfinished(lake):
-        done = _finished(lake, settings, noted, spark)
+        done = _finished(lake, settings, noted)
         if isinstance(done, str):
             left.append(done)
         else:
@@ -119,18 +108,18 @@ def _kept(
     if result.wrong is None:
         _note(lake, noted)
         failpoints.reached(failpoints.AFTER_SCRIPT_NOTED)
-        _write(lake, settings, noted, script, spark)
+        _write(lake, settings, noted, script)
     return replace(result, left=left)
 
 
-def _finished(lake: Lake, settings: Settings, noted: _Noted, spark: Session) -> Result | str:
+def _finished(lake: Lake, settings: Settings, noted: _Noted) -> Result | str:
     """Finish a script that was interrupted; what is told of one that never can be, which is left as it is."""
     try:
         script, result = _run(lake, settings, noted, read_script(noted.text))
         if result.wrong is not None and result.wrong.error is not None:
             # It was right when it was noted: what it goes on from is not there any more.
             raise result.wrong.error
-        _write(lake, settings, noted, script, spark)
+        _write(lake, settings, noted, script)
     except (EnvironmentProblem, ConflictError):
         raise
     except PlatformError as error:
@@ -207,7 +196,7 @@ def _note(lake: Lake, noted: _Noted, *, finished: bool = False) -> None:
         raise ConflictError("another script was kept at the same moment; nothing of this one was: run it again")
 
 
-def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script, spark: Session) -> None:
+def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> None:
     """Everything that a script does, each step of which may have been done before."""
     after, clock = script.catalog, Clock(noted.at_us)
     for schema in script.dropped:
@@ -216,11 +205,11 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script, spark:
         _tell(lake, clock, settings, after, schema)
     failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
     for schema in script.dropped:
-        _empty(lake, noted, schema, after, spark)
+        _empty(lake, noted, schema, after)
     for schema in after.tables():
         rows = script.written.get(schema.full_name, [])
         if rows:
-            _append(lake, noted, schema, rows, spark)
+            _append(lake, noted, schema, rows)
             failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)
     _note(lake, noted, finished=True)
 
@@ -253,24 +242,23 @@ def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema
         lake.ensure(log_table(schema))
 
 
-def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog, spark: Session) -> None:
+def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog) -> None:
     """Empty the log of a table that was dropped, and give it the columns of the table that has its name now."""
     now = {other.full_name: other for other in after.tables()}.get(schema.full_name, schema)
     if lake.exists(log_table(now)):
-        _overwrite(lake, noted, now, spark().createDataFrame(rows_table(now, [])), "empty")
+        _overwrite(lake, noted, now, rows_table(now, []), "empty")
 
 
-def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row], spark: Session) -> None:
+def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row]) -> None:
     names = [column.name for column in log_columns(schema)]
     whole = rows_table(schema, [{name: row.get(name) for name in names} for row in rows])
-    _reshape(lake, noted, schema, spark)
+    _reshape(lake, noted, schema)
     if EXACT in whole.column_names:
         lake.widen(log_table(schema, exact=True))
-    files = -(-len(rows) // ROWS_A_FILE)
-    append(lake, schema, spark().createDataFrame(whole), files=files, transaction=(_APPLICATION, noted.number))
+    append_table(lake, schema, whole, (_APPLICATION, noted.number))
 
 
-def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> None:
+def _reshape(lake: Lake, noted: _Noted, schema: TableSchema) -> None:
     """Give a log the columns that ALTER gave its base table, before the first rows that have them."""
     table = log_table(schema)
     version = lake.version(table)
@@ -281,17 +269,13 @@ def _reshape(lake: Lake, noted: _Noted, schema: TableSchema, spark: Session) -> 
     if stored.schema.remove_metadata().equals(_plain(log_table(schema, exact=exact))):
         return
     rows = rows_table(schema, list(table_rows(schema, stored)), exact=exact)
-    _overwrite(lake, noted, schema, spark().createDataFrame(rows), "shape")
+    _overwrite(lake, noted, schema, rows, "shape")
 
 
 def _plain(table: Table) -> pa.Schema:
     return table.schema.remove_metadata()
 
 
-def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: DataFrame, why: str) -> None:
+def _overwrite(lake: Lake, noted: _Noted, schema: TableSchema, rows: pa.Table, why: str) -> None:
     """Put these rows, in the columns of the schema's log, in place of all; at most once a script."""
-    table = log_table(schema, exact=EXACT in rows.columns)
-    with bounded_batches(rows.sparkSession):
-        frames.replace_all(
-            Workers(lambda: rows.sparkSession), lake, table, rows, (f"{_APPLICATION}/{why}", noted.number)
-        )
+    replace_table(lake, schema, rows, (f"{_APPLICATION}/{why}", noted.number))

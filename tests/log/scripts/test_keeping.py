@@ -26,7 +26,7 @@ from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 FIRST = """CREATE KEYSPACE tabs WITH tablets = {'enabled': true, 'initial': 2};
 CREATE TYPE ks.ut (a int);
@@ -50,19 +50,19 @@ LATER_US = parse_time_us(LATER)
 
 
 @pytest.fixture(scope="module")
-def first_kept(streams_home: Path, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lake:
+def first_kept(streams_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """The lake of a home in which the first script is kept; made once and only looked at."""
     lake = copied(streams_home, tmp_path_factory.mktemp("first") / "home")
-    result = kept(lake, FIRST, NOW_US, spark)
+    result = kept(lake, FIRST, NOW_US)
     assert [str(each.error) for each in result.outcomes if each.error] == []
     return lake
 
 
 @pytest.fixture(scope="module")
-def both_kept(first_kept: Lake, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> tuple[Lake, Result]:
+def both_kept(first_kept: Lake, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Result]:
     """A lake in which both scripts are kept, and what became of the second."""
     lake = copied(first_kept.root.parent, tmp_path_factory.mktemp("both") / "home")
-    return lake, kept(lake, SECOND, LATER_US, spark)
+    return lake, kept(lake, SECOND, LATER_US)
 
 
 def copied(home: Path, other: Path) -> Lake:
@@ -71,9 +71,9 @@ def copied(home: Path, other: Path) -> Lake:
     return Lake(other / "lake")
 
 
-def kept(lake: Lake, script: str, at_us: Microseconds, spark: SparkSession) -> Result:
+def kept(lake: Lake, script: str, at_us: Microseconds) -> Result:
     """Keep a script at a time."""
-    return keep(script, lake, Clock(at_us), Settings(), lambda: spark)
+    return keep(script, lake, Clock(at_us), Settings())
 
 
 def logged(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
@@ -101,7 +101,6 @@ def touched(result: Result, name: str) -> list[dict[str, Any]]:
     return table.base
 
 
-@pytest.mark.spark
 def test_a_script_is_kept(first_kept: Lake) -> None:
     """Tables with their TTLs, tablets, and log rows in their streams; a table without CDC is not kept."""
     assert {table.full_name for table in cdc_tables.cdc_tables(first_kept)} == {"ks.t", "ks.gone", "tabs.t"}
@@ -111,7 +110,6 @@ def test_a_script_is_kept(first_kept: Lake) -> None:
     assert logged(first_kept, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
 
 
-@pytest.mark.spark
 def test_scripts_go_on_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, Result]) -> None:
     """Tables, types and rows are there for the next script, whose log rows come behind; meanwhile a TTL has passed."""
     lake, result = both_kept
@@ -123,7 +121,6 @@ def test_scripts_go_on_where_the_last_one_ended(first_kept: Lake, both_kept: tup
     assert rehearse_on_kept("SELECT * FROM ks.t", lake, Clock(LATER_US), Settings()).tables == []
 
 
-@pytest.mark.spark
 def test_a_rehearsal_sees_what_is_kept_and_leaves_it(first_kept: Lake, both_kept: tuple[Lake, Result]) -> None:
     """It has the rows that keeping the same script writes."""
     before = everything(first_kept)
@@ -135,18 +132,14 @@ def test_a_rehearsal_sees_what_is_kept_and_leaves_it(first_kept: Lake, both_kept
 def test_a_wrong_statement_keeps_nothing(lake: Lake) -> None:
     """Nor does it start Spark."""
 
-    def unused() -> SparkSession:
-        raise AssertionError("nothing is to be written")
-
-    result = keep(f"{FIRST} INSERT INTO ks.t (x) VALUES (1);", lake, Clock(NOW_US), Settings(), unused)
+    result = keep(f"{FIRST} INSERT INTO ks.t (x) VALUES (1);", lake, Clock(NOW_US), Settings())
     assert result.wrong is not None
     assert list(lake.root.rglob("*")) == []
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("point", failpoints.SCRIPT)
 def test_a_killed_script_is_finished_by_the_next(
-    first_kept: Lake, both_kept: tuple[Lake, Result], spark: SparkSession, point: str, tmp_path: Path
+    first_kept: Lake, both_kept: tuple[Lake, Result], point: str, tmp_path: Path
 ) -> None:
     """Whatever was written of it, in the end there is what there would have been."""
     lake = copied(first_kept.root.parent, tmp_path / "home")
@@ -159,5 +152,5 @@ def test_a_killed_script_is_finished_by_the_next(
         timeout=250,
     )
     assert killed.returncode == -signal.SIGKILL
-    kept(lake, "", Microseconds(LATER_US + 1), spark)
+    kept(lake, "", Microseconds(LATER_US + 1))
     assert everything(lake) == everything(both_kept[0])

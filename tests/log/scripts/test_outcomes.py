@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.files.cql_scripts import NOW_US, Rehearse
@@ -89,32 +88,35 @@ def _noted(lake: Lake, number: int, text: str, versions: dict[str, int]) -> None
     keeping._note(lake, keeping._Noted(number, text, NOW_US, definitions, versions))
 
 
-def _no_spark() -> Any:
-    raise EnvironmentProblem("no Java was found")
-
-
 def test_a_script_that_cannot_be_finished_stands_in_nobodys_way(tmp_path: Path) -> None:
     """It is told of once, with what became of it; the next one is kept, and those behind hear no more of it."""
     lake, clock = Lake(tmp_path / "lake"), Clock(NOW_US)
-    keep(TABLE, lake, clock, Settings(), _no_spark)
+    keep(TABLE, lake, clock, Settings())
     # The state of the log that it goes on from is gone.
     _noted(lake, 2, "INSERT INTO ks.t (pk, v) VALUES (1, 1);", {"ks.t": 99})
-    result = keep(TABLE.replace("ks.t", "ks.other"), lake, clock, Settings(), _no_spark)
+    result = keep(TABLE.replace("ks.t", "ks.other"), lake, clock, Settings())
     (line,) = result.left
     assert line.startswith("the script that was to be kept at 2020-11-26T12:00:00")
     assert "cannot be finished: " in line
     assert [table.full_name for table in cdc_tables.cdc_tables(lake)] == ["ks.other", "ks.t"]
     assert lake.read(KEPT_SCRIPTS, ["finished_at"])["finished_at"].null_count == 0
-    assert keep("SELECT 1", lake, clock, Settings(), _no_spark).left == []
+    assert keep("SELECT 1", lake, clock, Settings()).left == []
 
 
-def test_a_script_is_tried_again_where_the_machine_was_at_fault(streams_home: Path, tmp_path: Path) -> None:
+def test_a_script_is_tried_again_where_the_machine_was_at_fault(
+    streams_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What may pass by itself is no reason to leave a script unfinished."""
     shutil.copytree(streams_home, tmp_path / "home")
     lake = Lake(tmp_path / "home" / "lake")
-    keep(TABLE, lake, Clock(NOW_US), Settings(), _no_spark)
+    keep(TABLE, lake, Clock(NOW_US), Settings())
     _noted(lake, 2, "INSERT INTO ks.t (pk, v) VALUES (1, 1);", {"ks.t": 0})
+
+    def full(*_: object) -> None:
+        raise EnvironmentProblem("no space left on the disk")
+
+    monkeypatch.setattr(keeping, "append_table", full)
     for _ in range(2):
         with pytest.raises(EnvironmentProblem):
-            keep("SELECT 1", lake, Clock(NOW_US), Settings(), _no_spark)
+            keep("SELECT 1", lake, Clock(NOW_US), Settings())
     assert lake.read(KEPT_SCRIPTS, ["finished_at"])["finished_at"].null_count == 1
