@@ -38,8 +38,6 @@ from cdc_platform.lifecycle.join.step import Joining, Steps, step_of
 from cdc_platform.records import generation_data, inbox, ledger
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
-pytestmark = pytest.mark.spark
-
 Damage = Callable[[Lake, str], None]
 NOON = "2026-01-31T12:00:00Z"
 OTHER = "00000000-0000-4000-8000-000000000063"
@@ -213,7 +211,6 @@ def test_every_audited_invariant_is_seeded() -> None:
 @pytest.mark.parametrize(
     ("format_", "table", "invariant", "damage"), SEEDS, ids=[f"{seed[0]}-{seed[1].name}-{seed[2]}" for seed in SEEDS]
 )
-@pytest.mark.usefixtures("spark")
 def test_a_violation_stops_both_doors_at_the_same_step(
     format_: str, table: Table, invariant: str, damage: Damage, rehearsal: Rehearsal, tmp_path: Path
 ) -> None:

@@ -37,11 +37,10 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
+from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
-
-pytestmark = pytest.mark.spark
 
 OF_A_GENERATION = (
     TOPOLOGY_DESCRIPTIONS,
@@ -81,9 +80,10 @@ def content(lake: Lake) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.usefixtures("spark")
-def test_a_join_and_its_repetition(rehearsal: Rehearsal) -> None:
-    """A join materialises every table of its generation; materialised again, every row is the same."""
+@pytest.mark.parametrize("tasks", ["1", pytest.param("0", marks=pytest.mark.spark)])
+def test_a_join_and_its_repetition(rehearsal: Rehearsal, tasks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A join materialises every table, in its process or on Spark; materialised again, every row is the same."""
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, tasks)
     first, second = rehearsal.queue(1), rehearsal.queue(2, tokens=3, shard_count=3)
     results = [rehearsal.join(first), rehearsal.join(second)]
     for result in results:
@@ -125,7 +125,6 @@ def _tells_what_it_did(result: ExecuteInProcessResult, lake: Lake) -> None:
     assert pictures == 3
 
 
-@pytest.mark.usefixtures("spark")
 def test_a_violated_description_is_not_inserted(rehearsal: Rehearsal) -> None:
     """Where another generation has the streams already, the audit fails and nothing after it is written."""
     generation_id = rehearsal.queue(1)
@@ -161,7 +160,6 @@ def _rows_of(generation_id: str, layout: RingLayout) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=GENERATION_DESCRIPTIONS_V2.schema)
 
 
-@pytest.mark.usefixtures("spark")
 def test_damaged_streams_are_not_announced(rehearsal: Rehearsal) -> None:
     """Rows that are not the description's stop the timestamp, and a repetition of the publishing mends them."""
     generation_id = rehearsal.queue(1)
@@ -185,7 +183,6 @@ def test_damaged_streams_are_not_announced(rehearsal: Rehearsal) -> None:
     assert inbox.waiting(rehearsal.lake) == []
 
 
-@pytest.mark.usefixtures("spark")
 def test_a_join_out_of_turn_is_refused_in_one_line(rehearsal: Rehearsal) -> None:
     """Bad input ends a run with the platform's own line, at once and without retries."""
     rehearsal.queue(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from dagster import ExecuteInProcessResult
 from support.worlds.rehearsal import Rehearsal, node_config
 
@@ -17,8 +16,6 @@ from cdc_platform.lake.tables import (
 from cdc_platform.records import descriptions, generation_data, ledger
 from cdc_platform.records.ring import current_ring
 from cdc_platform.timeline import Timeline
-
-pytestmark = pytest.mark.spark
 
 
 def told(result: ExecuteInProcessResult, asset: str, name: str) -> object:

@@ -1,4 +1,4 @@
-"""A repair made for real, killed and run again, and asked for by several processes at once. On Spark Connect."""
+"""A repair made for real, killed and run again, and asked for by several processes at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from support.homes.contents import contents
 
 from cdc_platform import failpoints
 from cdc_platform.generations import RingLayout, generate
-from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     BOOTSTRAP_EVENTS,
@@ -30,7 +29,6 @@ from cdc_platform.records import descriptions, inbox
 from cdc_platform.records.ring import node_rows, put_nodes
 from cdc_platform.ring import Node, Ring
 
-pytestmark = pytest.mark.spark
 V2 = ("CDC_GENERATIONS_V2",)
 HOSTS = [
     Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12, "10.0.0.1", "dc1", "r1", V2),
@@ -45,9 +43,9 @@ def command(home: Path, clock: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", clock, "repair", "--run", *options]
 
 
-def run(command: list[str], server: ConnectServer, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end on the server, killed where `kill_at` says."""
-    environment = os.environ | {**server.environment, failpoints.VARIABLE: kill_at}
+def run(command: list[str], kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, killed where `kill_at` says."""
+    environment = os.environ | {failpoints.VARIABLE: kill_at}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -64,11 +62,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repaired(asked: Path, server: ConnectServer) -> Path:
+def repaired(asked: Path) -> Path:
     """The home once the repair was made without a disturbance."""
     home = asked.with_name("repaired")
     shutil.copytree(asked, home)
-    done = run(command(home, NOON, "--json"), server)
+    done = run(command(home, NOON, "--json"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["time"] == "2026-01-01T12:01:05.000Z"
@@ -89,16 +87,16 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
 
 
-def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) -> None:
+def test_after_a_repair_none_is_needed(repaired: Path) -> None:
     """The next call finds nothing and writes nothing; a ring that shrinks later is another repair."""
     before = contents(repaired, without=BOOKKEEPING)
-    done = run(command(repaired, LATER, "--strict", "--json"), server)
+    done = run(command(repaired, LATER, "--strict", "--json"))
     assert json.loads(done.stdout)["needed"] is False
     assert contents(repaired, without=BOOKKEEPING) == before
     home = repaired.with_name("shrunk")
     shutil.copytree(repaired, home)
     Lake(home / "lake").delete(NODES, [("host_id", "=", str(UUID(int=2)))])
-    told = json.loads(run(command(home, LATER, "--json"), server).stdout)
+    told = json.loads(run(command(home, LATER, "--json")).stdout)
     assert [line["condition"] for line in told["reasons"]] == ["range-count"]
     assert told["num_ranges"] == 3
     assert Lake(home / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
@@ -113,24 +111,22 @@ def test_after_a_repair_none_is_needed(repaired: Path, server: ConnectServer) ->
 
 
 @pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP])
-def test_a_killed_repair_ends_where_it_would_have_ended(
-    point: str, asked: Path, repaired: Path, server: ConnectServer
-) -> None:
+def test_a_killed_repair_ends_where_it_would_have_ended(point: str, asked: Path, repaired: Path) -> None:
     """Killed at each named point and run again: the same bytes in every table, and the timestamp once chosen stays."""
     home = asked.with_name(point)
     shutil.copytree(asked, home)
-    assert run(command(home, NOON), server, kill_at=point).returncode == -signal.SIGKILL
+    assert run(command(home, NOON), kill_at=point).returncode == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != contents(repaired, without=BOOKKEEPING)
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
     # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
     # clock chooses no other timestamp.
-    done = run(command(home, LATER if point == failpoints.AFTER_TIMESTAMP else NOON), server)
+    done = run(command(home, LATER if point == failpoints.AFTER_TIMESTAMP else NOON))
     assert done.returncode == 0, done.stderr
     assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
-def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, server: ConnectServer) -> None:
+def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path) -> None:
     """The job that the inbox's sensor asks for, on the repair's partition: every step and check, the same tables."""
     home = asked.with_name("dagster")
     shutil.copytree(asked, home)
@@ -151,7 +147,7 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, 
         "    sys.exit(0 if done.success and not failed else f'{failed}')\n"
     )
     (waits,) = inbox.waiting(Lake(home / "lake"))
-    environment = os.environ | {**server.environment, "CDC_PLATFORM_HOME": str(home)}
+    environment = os.environ | {"CDC_PLATFORM_HOME": str(home)}
     made = [sys.executable, "-c", code, waits.generation_id, NOON]
     done = subprocess.run(
         made, env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300
@@ -160,15 +156,12 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path, 
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
-def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path, server: ConnectServer) -> None:
+def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path) -> None:
     """Two processes make the same repair at the same moment: one generation, one timestamp, no error."""
     home = asked.with_name("race")
     shutil.copytree(asked, home)
-    environment = os.environ | server.environment
     started = [
-        subprocess.Popen(
-            command(home, NOON), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(command(home, NOON), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     told = [process.communicate(timeout=300) for process in started]
