@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cdc_platform.clock import DAY_SECONDS
+
 _SUFFIX = ".draft"
 _NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft")
 # What earlier releases made beside tables, and nobody could hold.
 _UNHELD = re.compile(r"\.[^.]+\.[0-9a-f]{32}")
-_DAY_SECONDS = 86_400
+
 
 _held: dict[Path, int] = {}
 _changing = threading.Lock()
@@ -122,7 +124,7 @@ def _remove_unheld(draft: Path) -> None:
 def _remove_old(draft: Path, beside: Path) -> None:
     """By the clock of the file system, on which somebody has just made a draft beside it."""
     with suppress(OSError):
-        if beside.stat().st_mtime - draft.stat().st_mtime > _DAY_SECONDS:
+        if beside.stat().st_mtime - draft.stat().st_mtime > DAY_SECONDS:
             _remove(draft)
 
 

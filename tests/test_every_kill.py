@@ -33,13 +33,12 @@ from support.processes.nursery import Nursery
 from support.read_logs import START_US, SWITCH_US, home_with_log, write
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import consumers, inbox
 
-HOUR_US = 3_600_000_000
 HOSTS = [host(number) for number in (1, 2, 3)]
 JOINING = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de003"
 COPY_HOURS = """
@@ -137,7 +136,7 @@ def expiring(home: Path) -> None:
 def logged(home: Path) -> None:
     """A log with rows on both sides of a switch."""
     home_with_log(home.parent)
-    write(Lake(home / "lake"), [START_US, SWITCH_US - HOUR_US // 2, SWITCH_US - 1, SWITCH_US, SWITCH_US + HOUR_US])
+    write(Lake(home / "lake"), [START_US, SWITCH_US - HOUR_US // 2, SWITCH_US - ONE_US, SWITCH_US, SWITCH_US + HOUR_US])
 
 
 def with_tablets(*counts: int) -> Any:
@@ -160,7 +159,9 @@ def without_tablets(home: Path) -> None:
 
 def read_by_somebody(home: Path) -> None:
     """A registered consumer."""
-    consumers.register(Lake(open_home(home).lake), Clock(1), "audit", "ks", "t", position_us=0)
+    consumers.register(
+        Lake(open_home(home).lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0)
+    )
 
 
 def prepared(answers: int) -> Any:
@@ -179,7 +180,7 @@ def prepared(answers: int) -> Any:
 
 IMPORT = ("import", "{beside}/exports")
 GONE = "no CDC-enabled table ks.t is known"
-LATE = format_ms(NOON_MS + 30_000)
+LATE = format_ms(Milliseconds(NOON_MS + 30_000))
 CASES = {
     "bootstrap": Case(node, ("bootstrap", "{beside}/node.json"), without={"generation_id"}),
     "bootstrap --withdraw": Case(queued, ("bootstrap", "--withdraw", "@event")),
@@ -192,7 +193,7 @@ CASES = {
         (*IMPORT, "--node", str(NODES[0].host_id)),
     ),
     "import: tablets": Case(tablets_of, IMPORT),
-    "rewrite": Case(upgraded, ("rewrite",), iso(times(4)[3])),
+    "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2)),
     "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),
     "hourly copy": Case(logged, ("-c", COPY_HOURS)),
@@ -207,7 +208,9 @@ CASES = {
     "tables alter": Case(without_tablets, ("tables", "alter", "ks.t", "--ttl", "5"), "2026-01-02T00:00:00Z"),
     "tables drop": Case(without_tablets, ("tables", "drop", "ks.t"), "2026-01-02T00:00:00Z", refused=GONE),
     "tables drop: tablets": Case(with_tablets(2, 4), ("tables", "drop", "ks.t"), "2026-01-02T00:00:00Z", refused=GONE),
-    "switch ack": Case(prepared(2), ("switch", "ack", "@generation", "--node", HOSTS[2]), format_ms(NOON_MS + 1000)),
+    "switch ack": Case(
+        prepared(2), ("switch", "ack", "@generation", "--node", HOSTS[2]), format_ms(Milliseconds(NOON_MS + 1000))
+    ),
     "switch commit": Case(prepared(3), ("switch", "commit", "@generation"), LATE),
     "switch abort": Case(prepared(1), ("switch", "abort", "@generation"), LATE),
     "consumers forget": Case(read_by_somebody, ("consumers", "forget", "audit", "ks.t"), refused="no consumer audit"),

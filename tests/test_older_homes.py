@@ -25,7 +25,7 @@ from cdc_platform.lake.tables import TABLES
 PACKED = Path(__file__).resolve().parent / "data" / "homes"
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 HOMES = ("cluster", "first_format")
-NEWER: Mapping[str, frozenset[str]] = {"2026-11": frozenset({"platform.verdicts"})}
+NEWER: Mapping[str, frozenset[str]] = {"2026-11": frozenset({"platform.verdicts", "platform.passed_over"})}
 """The tables that were declared after the homes of a release were made, which therefore lack them."""
 WORDS = frozenset({"reason", "reasons", "detail"})
 """What is said in sentences, which may be said better."""
@@ -227,11 +227,20 @@ def _label(question: Question) -> str:
 
 @pytest.mark.parametrize("number", range(len(questions())), ids=[_label(question) for question in questions()])
 def test_it_answers_as_it_did(release: str, looked: tuple[Answers, Files, Files], number: int) -> None:
-    """Everything that only looks says what it said, with the same exit code."""
+    """Everything that only looks says what it said, with the same exit code; fields may have come since."""
     answer = looked[0][number]
     asked_then = [answer[name] for name in QUESTION]
     (then,) = [each for each in recorded(release)["answers"] if [each[name] for name in QUESTION] == asked_then]
-    assert answer == then
+    assert of_then(answer, then) == then
+
+
+def of_then(now: Any, then: Any) -> Any:
+    """A document of now in the fields that the one of then has."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        return {name: of_then(value, then[name]) for name, value in now.items() if name in then}
+    if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
+        return [of_then(*pair) for pair in zip(now, then, strict=True)]
+    return now
 
 
 def test_looking_leaves_a_home_as_it_is(looked: tuple[Answers, Files, Files]) -> None:

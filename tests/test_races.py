@@ -20,7 +20,7 @@ from support.processes.nursery import Ended, Nursery
 from support.processes.orders import some_order_explains
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, CDC_TABLES, REMOVED_GENERATIONS
@@ -79,7 +79,7 @@ def test_who_is_queued_can_join(nursery: Nursery, tmp_path: Path, wanted: list[d
     for number, node in enumerate(wanted):
         text = json.loads(node_text(1)) | {"host_id": str(uuid.UUID(int=node["host"])), "tokens": node["tokens"]}
         (tmp_path / f"{number}.json").write_text(json.dumps(text), encoding="utf-8")
-    commands = [("bootstrap", str(tmp_path / f"{number}.json")) for number in EIGHT]
+    commands: list[Command] = [("bootstrap", str(tmp_path / f"{number}.json")) for number in EIGHT]
     ended = race(nursery, home, commands)
 
     def rule(waiting: frozenset[Any], command: Command) -> tuple[frozenset[Any], bool]:
@@ -251,7 +251,7 @@ def test_changes_of_tablets(nursery: Nursery, tmp_path: Path, count: int | None,
 def test_a_consumer_is_forgotten_once(nursery: Nursery, tmp_path: Path) -> None:
     """One of eight takes it out; to the others it is not there."""
     home = open_home(tmp_path / "home")
-    consumers.register(Lake(home.lake), Clock(1), "audit", "ks", "t", position_us=0)
+    consumers.register(Lake(home.lake), Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0))
     commands: list[Command] = [("consumers", "forget", "audit", "ks.t")] * 8
     ended = race(nursery, home.path, commands)
     after = bool(consumers.consumers(Lake(home.lake)))
@@ -313,7 +313,7 @@ def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: in
     register.prepare(lake, NOON, TWO_PHASE, id_, hosts[2], hosts)
     register.acknowledge(lake, NOON, TWO_PHASE, id_, hosts[:answered])
     commands: list[Command] = [("switch", "commit", id_), ("switch", "abort", id_)] * 4
-    ended = race(nursery, home.path, commands, format_ms(NOON_MS + 30_000))
+    ended = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 30_000)))
 
     def rule(phase: str, command: Command) -> tuple[str, bool]:
         due = "committed" if answered == 3 else "aborted"
@@ -332,7 +332,7 @@ def test_answers_to_a_switch_are_all_kept(nursery: Nursery, tmp_path: Path) -> N
     hosts = [host(number) for number in (1, 2, 3)]
     register.prepare(lake, NOON, TWO_PHASE, id_, hosts[2], hosts)
     commands = [("switch", "ack", id_, "--node", hosts[number % 3]) for number in EIGHT]
-    ended = race(nursery, home.path, commands, format_ms(NOON_MS + 1_000))
+    ended = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 1_000)))
     assert [each.exit_code for each in ended] == [0] * 8, ended
     assert dict(switches.find(lake, id_).leases) == switches.promises(lake, id_)
     assert np.unique(list(switches.promises(lake, id_))).tolist() == hosts

@@ -87,7 +87,8 @@ def consumed_hours(
     """Copy one hour of the logs."""
     watch, lake = Stopwatch(), home.lake()
     with in_one_line():
-        copied = hourly.copy_hour(lake, clock.clock(), hourly.logs(lake, config.tables), _hour(context.partition_key))
+        schemas = hourly.logs(lake, config.tables)
+        copied = hourly.copy_hour(lake, clock.clock(), schemas, _hour(context.partition_key), context.log.warning)
     operations = sum((Counter(each.operations) for each in copied), Counter())
     sets = Counter(begin for each in copied for begin in each.sets_us)
     told = {

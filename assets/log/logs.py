@@ -31,11 +31,12 @@ from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants.findings import LOGS
+from cdc_platform.invariants.findings import LOGS, PASSED
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
 from cdc_platform.log.audit.overview import overview
+from cdc_platform.log.audit.passed import audit_passed
 from cdc_platform.log.log_table import log_table
 from resources.home import HomeResource
 from resources.spark import SparkResource
@@ -82,7 +83,7 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_log",
-    specs=check_specs(CDC_LOG, LOGS.invariants, CDC_LOGS),
+    specs=check_specs(CDC_LOG, (*LOGS.invariants, *PASSED.invariants), CDC_LOGS),
     pool=pool(CDC_LOG),
 )
 def audit_cdc_log(
@@ -91,12 +92,11 @@ def audit_cdc_log(
     """Judge the rows of one log, or of all logs; where there are none nothing is held against them."""
     asked, lake = context.selected_asset_check_keys, home.lake()
     with in_one_line():
-        findings = (
-            audit_log(lake, _schema(lake, context.partition_key), spark.workers())
-            if context.has_partition_key
-            else audit_logs(lake, spark.workers())
-        )
+        schema = _schema(lake, context.partition_key) if context.has_partition_key else None
+        findings = audit_logs(lake, spark.workers()) if schema is None else audit_log(lake, schema, spark.workers())
+        passed = audit_passed(lake, schema)
     yield from check_results(CDC_LOG, asked, findings, LOGS)
+    yield from check_results(CDC_LOG, asked, passed, PASSED)
 
 
 check_logs = define_asset_job(

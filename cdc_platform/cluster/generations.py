@@ -87,9 +87,12 @@ def read_generations(
             found.timestamps[time_ms] = expired
             continue
 
-        def put(rows: RangeRows, time_ms: Milliseconds = time_ms, expired: Milliseconds | None = expired) -> None:
-            found.streams[time_ms] = rows
+        def put(
+            rows: RangeRows | None, time_ms: Milliseconds = time_ms, expired: Milliseconds | None = expired
+        ) -> None:
             found.timestamps[time_ms] = expired
+            if rows is not None:
+                found.streams[time_ms] = rows
 
         _keep(found, lambda time_ms=time_ms: _streams(live, time_ms), put)
     _first_format(live, layout, tables.DESCRIPTIONS_V1, found, known.v1_descriptions)
@@ -152,12 +155,15 @@ def _description(live: LiveCluster, layout: Layout, id_: str) -> RangeRows:
     return described_rows(live.name, id_, _streams_by_end(what, rows), msbs)
 
 
-def _streams(live: LiveCluster, time_ms: Milliseconds) -> RangeRows:
+def _streams(live: LiveCluster, time_ms: Milliseconds) -> RangeRows | None:
+    """The streams of a time that is listed; None where there is not one row of them."""
     what = f"{live.name}: time {format_ms(time_ms)}"
     where, moment = "WHERE time = %s", ms_to_datetime(time_ms).replace(tzinfo=None)
     rows = settled(lambda: live.select(tables.STREAMS_V2, "range_end, streams", where, [moment]), what)
     if not rows:
-        raise InputError(f"{what} is listed in {tables.TIMESTAMPS} and has no streams")
+        if not live.select(tables.TIMESTAMPS, "time", "WHERE key = 'timestamps' AND time = %s", [moment]):
+            raise InputError(f"{what} was removed while it was read")
+        return None
     return published_rows(live.name, time_ms, _streams_by_end(what, rows))
 
 

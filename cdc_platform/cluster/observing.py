@@ -24,11 +24,10 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
-    TABLET_TIMESTAMPS,
     Table,
 )
 from cdc_platform.log.ddl import known_tables
-from cdc_platform.records import cdc_tables, ring
+from cdc_platform.records import cdc_tables, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
@@ -101,9 +100,8 @@ def _times(lake: Lake, table: Table) -> set[Milliseconds]:
 
 def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
     found: dict[tuple[str, str], set[Milliseconds]] = {}
-    for row in lake.read(TABLET_TIMESTAMPS).to_pylist():
-        name = row["keyspace_name"], row["table_name"]
-        found.setdefault(name, set()).add(ms_from_datetime(row["timestamp"]))
+    for name, time_ms in tablet_rows.listed_sets(lake) & tablet_rows.sets_with_rows(lake):
+        found.setdefault(name, set()).add(time_ms)
     return found
 
 

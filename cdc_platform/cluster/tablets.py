@@ -20,7 +20,8 @@ def read_stream_sets(
 ) -> tuple[TabletExports, list[str]]:
     """The sets of every table that has one which the home has not, and why tables were left out, a line each.
 
-    `known`: the times (ms) that the home has. The sets of a table are one history, so a table is read whole or not.
+    `known`: the times (ms) that the home has with their streams. The sets of a table are one history, so a table is
+    read whole or not.
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
@@ -41,7 +42,7 @@ def read_stream_sets(
         try:
             check_name(*name)
             rows = {time_ms: _states(live, name, time_ms, place) for time_ms in of_table}
-            sets[name] = list(stream_sets(name, rows))
+            sets[name] = list(stream_sets(name, {time_ms: states for time_ms, states in rows.items() if states}))
             listed[name] = dict.fromkeys(of_table, place)
         except InputError as error:
             incomplete.append(str(error))
@@ -56,8 +57,6 @@ def _states(live: LiveCluster, name: Name, time_ms: Milliseconds, place: str) ->
     rows: Sequence[Row] = settled(
         lambda: live.select(tables.TABLET_STREAMS, columns, where, key, at=live.contact), what
     )
-    if not rows:
-        raise InputError(f"{what} has no streams; it is taken in when it has")
     states = {}
     for row in rows:
         state, stream = row["stream_state"], row["stream_id"]

@@ -82,6 +82,7 @@ def _beside(
     from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
     from cdc_platform.log.audit.hours import audit_hours
     from cdc_platform.log.audit.logs import audit_logs
+    from cdc_platform.log.audit.passed import audit_passed
 
     yield families.FIRST_FORMAT, audit_live_generations(lake, clock, settings)
     yield families.TABLETS, sets
@@ -89,3 +90,4 @@ def _beside(
     yield families.EXPIRY, audit_expiry(lake, clock, settings)
     yield families.LOGS, audit_logs(lake, workers())
     yield families.HOURS, audit_hours(lake)
+    yield families.PASSED, audit_passed(lake)

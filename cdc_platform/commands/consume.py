@@ -6,7 +6,7 @@ import click
 
 from cdc_platform.clock import format_us, parse_time_us
 from cdc_platform.commands.arguments import TABLE_NAME
-from cdc_platform.commands.output import json_option, write_facts, write_json
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 
 
@@ -34,7 +34,7 @@ def consume(session: Session, table: tuple[str, str], name: str, until: str | No
     reader.check_name(name)
     lake = session.lake()
     schema = schema_of(lake, *table)
-    consumer, rows = reader.consume(lake, session.clock, schema, name, until_us=until_us)
+    consumer, rows = reader.consume(lake, session.clock, schema, name, until_us=until_us, tell=warn)
     facts = {
         "name": name,
         "table": schema.full_name,

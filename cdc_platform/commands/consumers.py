@@ -28,7 +28,10 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from cdc_platform.records import consumers as registered
+    from cdc_platform.records.passed_over import passed_over
 
+    lake = session.lake()
+    passed = passed_over(lake)
     rows = [
         {
             "name": consumer.name,
@@ -38,13 +41,14 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
             "position": format_us(consumer.position_us),
             "window_number": consumer.window_number,
             "updated_at": format_us(consumer.updated_at_us),
+            "passed_over": [format_us(each) for each in passed.get(consumer.key, ())],
         }
-        for consumer in registered.consumers(session.lake())
+        for consumer in registered.consumers(lake)
     ]
     if as_json:
         write_json(rows)
     else:
-        columns = ("name", "table", "generation or set", "position", ">windows", "updated_at")
+        columns = ("name", "table", "generation or set", "position", ">windows", "updated_at", "passed over")
         write_table(
             "Consumers",
             columns,
@@ -56,6 +60,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
                     row["position"],
                     row["window_number"],
                     row["updated_at"],
+                    ", ".join(row["passed_over"]) or None,
                 )
                 for row in rows
             ],

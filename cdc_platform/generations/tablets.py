@@ -184,6 +184,17 @@ def apply(previous: UInt8s, change: StreamDifference) -> UInt8s:
     return following
 
 
+def made_of(previous: UInt8s | None, change: StreamDifference) -> UInt8s:
+    """What a difference makes of the set before it, whatever either has; the first set (None) opens all of itself.
+
+    What a collection may have left closed in the first is no part of it.
+    """
+    if previous is None:
+        return in_ring_order(change.opened)
+    stayed = previous[~among(previous, np.concatenate([change.closed, change.opened]))]
+    return in_ring_order(np.concatenate([stayed, change.opened]))
+
+
 def among(ids: UInt8s, others: UInt8s) -> Bools:
     """Which of the streams (uint8[n, 16]) are among the others (bool[n])."""
     return np.isin(comparable(ids), comparable(others))

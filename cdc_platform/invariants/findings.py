@@ -213,7 +213,18 @@ HOURS_HOLD_THE_LOG = HOURS.asks(
 HOURS_HOLD_ROWS_ONCE = HOURS.asks("hours_hold_rows_once", "No row of the hour is in the hourly sink twice.")
 HOUR_INVARIANTS = HOURS.invariants
 
-FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS)
+PASSED = Family(
+    of="generations that readers passed over because they had no streams",
+    judged="note by note, without Spark",
+    page="docs/reading.md",
+    blocking=False,
+    nothing="no reader passed any over",
+)
+PASSED_OVER_STAYS_EMPTY = PASSED.asks(
+    "passed_over_stays_empty", "No generation that a reader passed over for want of streams has any now."
+)
+
+FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS, PASSED)
 """Every family."""
 
 

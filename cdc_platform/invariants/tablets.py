@@ -12,7 +12,7 @@ import numpy as np
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.generations import decode
 from cdc_platform.generations.stream_ids import VERSION
-from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
+from cdc_platform.generations.tablets import StreamDifference, among, in_ring_order, made_of, tokens_of
 from cdc_platform.invariants.findings import (
     TABLET_CLOSED_IN_PREVIOUS,
     TABLET_INVARIANTS,
@@ -61,17 +61,22 @@ def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: Milliseconds | 
     rows = tablet_rows.stream_rows(lake, keyspace, table, times_ms=times)
     ends = {each.timestamp_ms: each.last_tokens for each in tablet_ledger.layouts(lake, keyspace, table)}
     yield _format(name, rows)
-    previous = None
+    previous, after_nothing = None, False
     for time in times:
         current, closed, opened = (rows.of(time, state) for state in (CURRENT, CLOSED, OPENED))
         where = f"{name} at {format_ms(time)}"
         yield _judged(TABLET_TIMESTAMP_COMPLETE, time, len(current) == 0, f"{where} has no current streams")
+        if not (rows.times_ms == time).any():
+            # Without a single row there is nothing else to judge, nor what the set after it makes of this one.
+            after_nothing = True
+            continue
         yield _at_ends(where, time, current, ends.get(time))
         last = int(tokens_of(current).max()) if len(current) else None
         yield _judged(TABLET_RING_COVERED, time, last != LAST, f"{where} ends at {last}, the ring at {LAST}")
-        yield _added_up(where, time, previous, current, closed, opened)
-        yield _closed(where, time, previous, closed)
-        previous = current
+        if not after_nothing:
+            yield _added_up(where, time, previous, current, closed, opened)
+            yield _closed(where, time, previous, closed)
+        previous, after_nothing = current, False
 
 
 def _format(name: str, rows: TabletRows) -> Tally:
@@ -109,9 +114,7 @@ def _added_up(
     closed: np.ndarray,
     opened: np.ndarray,
 ) -> Tally:
-    """The first set opens all of itself; what a collection may have left closed there is no part of it."""
-    stayed = opened[:0] if previous is None else previous[~among(previous, np.concatenate([closed, opened]))]
-    made = in_ring_order(np.concatenate([stayed, opened]))
+    made = made_of(previous, StreamDifference(closed, opened))
     wrong = not np.array_equal(made, in_ring_order(current))
     shown = f"{where}: what was open, closed and opened makes {len(made)} streams that are not its {len(current)}"
     return _judged(TABLET_SETS_ADD_UP, time, wrong, shown)

@@ -15,6 +15,7 @@ from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMERS
+from cdc_platform.records import passed_over
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ def forget(lake: Lake, name: str, keyspace: str, table: str) -> None:
     Raises:
         NotFound: it is not registered.
     """
+    find(lake, name, keyspace, table)
+    # First: a note without its consumer would be taken for one of the next that has its name.
+    passed_over.forget(lake, (name, keyspace, table))
     where: list[Filter] = [("name", "=", name), ("keyspace_name", "=", keyspace), ("table_name", "=", table)]
     if not lake.delete(CONSUMERS, where):
         raise _not_registered(name, keyspace, table)

@@ -10,12 +10,17 @@ import uuid
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Milliseconds, format_ms, ms_to_datetime
+from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.arrow import compute, flat_streams
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+)
 from cdc_platform.ring import Node, Ring
 
 
@@ -63,6 +68,16 @@ def read_description(lake: Lake, generation_id: str) -> TopologyDescription:
         ignore_msbs=rows["ignore_msb"].to_numpy().astype(np.int64),
         streams=streams,
     )
+
+
+def published_times(lake: Lake) -> set[Milliseconds]:
+    """The times (ms) of which there is any row of streams, by Delta's log alone."""
+    return {ms_from_datetime(part.key[0]) for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
+
+
+def listed_times(lake: Lake) -> set[Milliseconds]:
+    """The times (ms) that readers see."""
+    return {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
 
 
 def published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:

@@ -92,8 +92,10 @@ def newest_layout(lake: Lake, keyspace: str, table: str) -> Layout | None:
     times = tablet_rows.listed_times(lake, keyspace, table)
     if not times:
         return None
-    newest = stream_sets(lake, keyspace, table)[-1]
-    table_id = table_id_of(keyspace, table, 0)
+    sets = stream_sets(lake, keyspace, table)
+    if not sets:
+        return None
+    newest, table_id = sets[-1], table_id_of(keyspace, table, 0)
     return Layout(keyspace, table, 0, CREATED, table_id, newest.timestamp_ms, newest.tokens, us_of(times[0]))
 
 

@@ -45,9 +45,13 @@ def of_table(keyspace: str, table: str) -> list[Filter]:
 
 def listed_sets(lake: Lake) -> set[tuple[tuple[str, str], Milliseconds]]:
     """Every stream set that readers see: ((keyspace, table), timestamp in ms)."""
-    rows = lake.read(TABLET_TIMESTAMPS)
-    names = zip(rows["keyspace_name"].to_pylist(), rows["table_name"].to_pylist(), strict=True)
-    return set(zip(names, _ms_of_column(rows["timestamp"]).tolist(), strict=True))
+    return _sets(lake.read(TABLET_TIMESTAMPS))
+
+
+def sets_with_rows(lake: Lake) -> set[tuple[tuple[str, str], Milliseconds]]:
+    """Every stream set of which there is any row of streams: ((keyspace, table), timestamp in ms)."""
+    keys = ["keyspace_name", "table_name", "timestamp"]
+    return _sets(lake.read(TABLET_STREAMS, keys).group_by(keys).aggregate([]))
 
 
 def listed_times(lake: Lake, keyspace: str, table: str) -> list[Milliseconds]:
@@ -64,6 +68,12 @@ def tables_with_streams(lake: Lake, table_names: Sequence[str]) -> set[tuple[str
     rows = lake.read(TABLET_STREAMS, ["keyspace_name", "table_name"], where)
     names = rows.group_by(["keyspace_name", "table_name"]).aggregate([])
     return set(zip(names["keyspace_name"].to_pylist(), names["table_name"].to_pylist(), strict=True))
+
+
+def has_rows(lake: Lake, keyspace: str, table: str, time_ms: Milliseconds) -> bool:
+    """Whether there is any row of a table's streams at a timestamp (ms)."""
+    where: list[Filter] = [*of_table(keyspace, table), ("timestamp", "=", ms_to_datetime(time_ms))]
+    return lake.read(TABLET_STREAMS, ["stream_state"], where).num_rows > 0
 
 
 def stream_rows(
@@ -111,6 +121,11 @@ def rows_of_times(keyspace: str, table: str, times_ms: Sequence[Milliseconds]) -
     columns = {"keyspace_name": keyspace, "table_name": table}
     rows = [{**columns, "timestamp": ms_to_datetime(time_ms)} for time_ms in times_ms]
     return pa.Table.from_pylist(rows, schema=TABLET_TIMESTAMPS.schema)
+
+
+def _sets(rows: pa.Table) -> set[tuple[tuple[str, str], Milliseconds]]:
+    names = zip(rows["keyspace_name"].to_pylist(), rows["table_name"].to_pylist(), strict=True)
+    return set(zip(names, _ms_of_column(rows["timestamp"]).tolist(), strict=True))
 
 
 def _ms_of_column(moments: pa.ChunkedArray) -> np.ndarray:

@@ -16,6 +16,7 @@ from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import tablet_rows
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
+from cdc_platform.ring import LAST
 
 _READS = 5
 
@@ -41,14 +42,23 @@ def has_sets(lake: Lake, keyspace: str, table: str) -> bool:
 
 
 def stream_sets(lake: Lake, keyspace: str, table: str) -> list[StreamSet]:
-    """The stream sets of a table, oldest first.
+    """The stream sets of a table, oldest first; a timestamp without a single row of streams is none.
 
     Raises:
-        NotFound: the table has none.
-        StateError: a timestamp has no streams, or rows are damaged.
+        NotFound: the table has no timestamp.
+        StateError: a timestamp has rows and no current streams, or rows are damaged.
     """
-    times, rows = _consistent(lake, keyspace, table, [CURRENT])
-    return [StreamSet.of(time, rows.of(time, CURRENT)) for time in times]
+    return sets_and_bare_times(lake, keyspace, table)[0]
+
+
+def sets_and_bare_times(lake: Lake, keyspace: str, table: str) -> tuple[list[StreamSet], list[Milliseconds]]:
+    """The stream sets of a table, oldest first, and the timestamps (ms) that readers see without a row of streams.
+
+    Raises:
+        As `stream_sets`.
+    """
+    times, bare, rows = _consistent(lake, keyspace, table, [CURRENT])
+    return [StreamSet.of(time, rows.of(time, CURRENT)) for time in times], bare
 
 
 def changes(lake: Lake, keyspace: str, table: str) -> list[ChangeOfSet]:
@@ -57,15 +67,35 @@ def changes(lake: Lake, keyspace: str, table: str) -> list[ChangeOfSet]:
     Raises:
         As `stream_sets`.
     """
-    times, rows = _consistent(lake, keyspace, table, [CURRENT, CLOSED, OPENED])
+    times, _, rows = _consistent(lake, keyspace, table, [CURRENT, CLOSED, OPENED])
     return [
         ChangeOfSet(time, *(tablets.in_ring_order(rows.of(time, state)) for state in (CURRENT, CLOSED, OPENED)))
         for time in times
     ]
 
 
-def _consistent(lake: Lake, keyspace: str, table: str, states: list[int]) -> tuple[list[Milliseconds], TabletRows]:
-    """The timestamps of a table, oldest first, and their rows: read again where sets went while they were read."""
+def is_whole(lake: Lake, keyspace: str, table: str, time_ms: Milliseconds) -> bool:
+    """Whether all streams of a set (ms) are there: up to the end of the ring, and as it changes the one before it."""
+    earlier = [time for time in tablet_rows.listed_times(lake, keyspace, table) if time < time_ms][-1:]
+    rows = tablet_rows.stream_rows(lake, keyspace, table, times_ms=[*earlier, time_ms])
+    current, closed, opened = (rows.of(time_ms, state) for state in (CURRENT, CLOSED, OPENED))
+    if rows.damaged or not len(current) or int(tablets.tokens_of(current).max()) != LAST:
+        return False
+    if earlier and not (rows.times_ms == earlier[0]).any():
+        # Of the one before there is nothing to add it to.
+        return bool(tablets.among(opened, current).all() and not tablets.among(closed, current).any())
+    previous = rows.of(earlier[0], CURRENT) if earlier else None
+    made = tablets.made_of(previous, tablets.StreamDifference(closed, opened))
+    return np.array_equal(made, tablets.in_ring_order(current))
+
+
+def _consistent(
+    lake: Lake, keyspace: str, table: str, states: list[int]
+) -> tuple[list[Milliseconds], list[Milliseconds], TabletRows]:
+    """The timestamps of a table with streams, those without a row, and the rows; both are oldest first.
+
+    Read again where sets went while they were read.
+    """
     for _ in range(_READS):
         times = tablet_rows.listed_times(lake, keyspace, table)
         if not times:
@@ -82,10 +112,13 @@ def _consistent(lake: Lake, keyspace: str, table: str, states: list[int]) -> tup
                 "write them again as they were"
             )
         if not missing:
-            return times, rows
+            return times, [], rows
+        others = tablet_rows.stream_rows(lake, keyspace, table, times_ms=missing)
         if tablet_rows.listed_times(lake, keyspace, table) == times:
-            raise StateError(
-                f"{keyspace}.{table}: the timestamp {format_ms(missing[0])} has no current streams; "
-                "look at: cdc-platform check"
-            )
+            if len(others.ids) or others.damaged:
+                raise StateError(
+                    f"{keyspace}.{table}: the timestamp {format_ms(missing[0])} has no current streams; "
+                    "look at: cdc-platform check"
+                )
+            return [time for time in times if time in present], missing, rows
     raise ConflictError(f"{keyspace}.{table}: its stream sets changed with every read; run it again")

@@ -5,7 +5,7 @@ Reading files and writing the plan are left to `importing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +37,7 @@ from cdc_platform.sources.import_plan_v1 import described_streams, plan_v1
 from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
 from cdc_platform.sources.range_rows import RangeRows, in_byte_order
 
+_SHOWN = 5
 _TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
 
 
@@ -82,21 +83,13 @@ def plan_import(
 
 
 def _check_times(lake: Lake, exports: Exports) -> None:
-    """Readers rely on rows only after the timestamp, and on all rows from then on: an export has to keep to it."""
-    if not exports.streams:
-        return
+    """Readers rely on rows only after the timestamp: an export has to keep to it."""
     listed = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
     for time in exports.streams:
         if time not in exports.timestamps and time not in listed:
             raise InputError(
                 f"half-written export: streams of {format_ms(time)} without its row in cdc_generation_timestamps; "
                 "export that table first and import both"
-            )
-    for time, expired in exports.timestamps.items():
-        if time not in exports.streams and expired is None and not _is_published(lake, time):
-            raise InputError(
-                f"half-written export: {format_ms(time)} is listed in cdc_generation_timestamps and its streams are "
-                "missing, while those of others are there; export cdc_streams_descriptions_v2 again"
             )
 
 
@@ -238,9 +231,14 @@ def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
     ]
     if bare:
         plan.warnings.append(
-            f"{len(bare)} timestamps without their streams rows, the first {format_ms(bare[0])}; "
-            "import cdc_streams_descriptions_v2 as well"
+            f"{len(bare)} timestamps without their streams rows: {_few(bare)}; readers pass one over when a later one"
+            " operates, and wait for the newest: import cdc_streams_descriptions_v2 as well if there are any"
         )
+
+
+def _few(times: Sequence[Milliseconds]) -> str:
+    """Times (ms) by name, as many as a line bears."""
+    return ", ".join(map(format_ms, times[:_SHOWN])) + (f" and {len(times) - _SHOWN} more" if times[_SHOWN:] else "")
 
 
 def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -> None:

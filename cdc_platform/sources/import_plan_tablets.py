@@ -6,7 +6,7 @@ left to `cqlsh_tablets`, writing to `importing`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from cdc_platform.sources.cqlsh_values import HALF
 
 Rows = list[tuple[Table, pa.Table]]
 _STATES = (CURRENT, CLOSED, OPENED)
+_SHOWN = 5
 _ELSEWHERE = "import it into another --home"
 
 
@@ -54,21 +55,33 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
     warnings: list[str] = []
     known = {(each.keyspace_name, each.table_name) for each in cdc_tables.cdc_tables(lake)} if exports.sets else set()
     for name in sorted({*exports.sets, *exports.times}):
-        listed = tablet_rows.listed_times(lake, *name)
-        _check_times(name, exports, listed)
+        times = tablet_rows.listed_times(lake, *name)
+        listed = [time for time in times if tablet_rows.has_rows(lake, *name, time)]
+        _check_times(name, exports, times)
         exported = exports.sets.get(name, [])
-        kept = [each for each in exported if not listed or each.time_ms >= listed[0]]
+        kept = [each for each in exported if not times or each.time_ms >= times[0]]
         if len(kept) < len(exported):
             warnings.append(
                 f"{len(exported) - len(kept)} stream sets of {_shown(name)} are older than the lake's oldest, "
-                f"{format_ms(listed[0])}, and were left out: what was collected stays so"
+                f"{format_ms(times[0])}, and were left out: what was collected stays so"
             )
         if kept:
             there = tablet_rows.stream_rows(lake, *name)
-            new = _new_sets(name, kept, listed, there)
+            new = _new_sets(name, kept, listed, set(times) - set(listed), there)
             rows += _rows_of(name, new)
             rows += _ledger_rows(lake, name, kept, sorted({*listed, *(each.time_ms for each in new)}))
             found += [_imported(name, each, each in new) for each in reversed(kept)]
+        bare = _bare_times(name, exports, listed, times)
+        if bare:
+            shown = ", ".join(map(format_ms, bare[:_SHOWN])) + (
+                f" and {len(bare) - _SHOWN} more" if bare[_SHOWN:] else ""
+            )
+            warnings.append(
+                f"{_shown(name)} has {len(bare)} timestamps without a row of streams: {shown}; readers pass one over"
+                " when a later one operates, and wait for the newest: export both tables once more if there are any"
+            )
+            missing = [time for time in bare if time not in times]
+            rows += [(TABLET_TIMESTAMPS, tablet_rows.rows_of_times(*name, missing))] if missing else []
         if exported and name not in known:
             warnings.append(
                 f"the TTL of {_shown(name)} is not in an export, and without it no stream set is ever collected; tell "
@@ -78,35 +91,39 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
 
 
 def _check_times(name: Name, exports: TabletExports, listed: Sequence[Milliseconds]) -> None:
-    """A time that readers see has its streams, and streams have their time: in the export, or in the lake."""
+    """Streams have the time at which readers see them: in the export, or in the lake."""
     times = exports.times.get(name, {})
-    sets = {each.time_ms: each for each in exports.sets.get(name, [])}
-    for time_ms, each in sets.items():
-        if time_ms not in times and time_ms not in listed:
+    for each in exports.sets.get(name, []):
+        if each.time_ms not in times and each.time_ms not in listed:
             raise InputError(
-                f"{each.source}: half-written export: streams of {_shown(name)} at {format_ms(time_ms)} without their "
+                f"{each.source}: {HALF}: streams of {_shown(name)} at {format_ms(each.time_ms)} without their "
                 "row in cdc_timestamps; export both tables once more and import both"
             )
-    for time_ms, place in times.items():
-        if time_ms not in sets and time_ms not in listed and not _is_older(time_ms, listed):
-            raise InputError(
-                f"{place}: {HALF}: {_shown(name)} has a stream set at {format_ms(time_ms)} and its streams are "
-                "missing; export both tables once more and import both"
-            )
 
 
-def _is_older(time_ms: Milliseconds, listed: Sequence[Milliseconds]) -> bool:
-    """Whether a set lies before the oldest that the lake has: what was collected needs no streams."""
-    return bool(listed) and time_ms < listed[0]
+def _bare_times(
+    name: Name, exports: TabletExports, listed: Sequence[Milliseconds], times: Sequence[Milliseconds]
+) -> list[Milliseconds]:
+    """The exported times (ms) without a stream in the export, or in the lake, which has streams of `listed`.
+
+    What lies before all `times` that the lake has was collected and needs none.
+    """
+    there = {each.time_ms for each in exports.sets.get(name, [])} | set(listed)
+    exported = exports.times.get(name, {})
+    return sorted(time for time in exported if time not in there and not (times and time < times[0]))
 
 
 def _new_sets(
-    name: Name, kept: list[ExportedSet], listed: Sequence[Milliseconds], there: TabletRows
+    name: Name,
+    kept: list[ExportedSet],
+    listed: Sequence[Milliseconds],
+    bare: Collection[Milliseconds],
+    there: TabletRows,
 ) -> list[ExportedSet]:
-    """Those that the lake has not, all of which have to come after those that it has."""
+    """Those that the lake has not: after those that it has, or at times that it has without a row (`bare`)."""
     base, last = kept[0].time_ms, kept[-1].time_ms
     both = [time for time in listed if base <= time <= last]
-    shared = [each for each in kept if not listed or each.time_ms <= listed[-1]]
+    shared = [each for each in kept if not listed or (each.time_ms <= listed[-1] and each.time_ms not in bare)]
     if listed and base > listed[-1]:
         raise InputError(
             f"{kept[0].source}: the export of {_shown(name)} begins at {format_ms(base)}, after the lake's newest "
@@ -123,7 +140,7 @@ def _new_sets(
                 f"{each.source}: {_shown(name)} at {format_ms(each.time_ms)} has other streams in the lake, and a "
                 f"stream set never changes; {_ELSEWHERE}"
             )
-    new = [each for each in kept if not listed or each.time_ms > listed[-1]]
+    new = [each for each in kept if not listed or each not in shared]
     for each in new:
         for state, ids in zip(_STATES, (each.current, each.closed, each.opened), strict=True):
             if not among(there.of(each.time_ms, state), ids).all():

@@ -5,7 +5,7 @@ Sets come sorted by unsigned bytes: putting streams back in shard order is left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.errors import InputError
+from cdc_platform.generations.missing_rows import missing_rows
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
-from cdc_platform.ring import FIRST, LAST
 from cdc_platform.sources.cqlsh_values import HALF
 
 
@@ -99,41 +99,7 @@ def in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
 
 
 def refuse_missing_rows(what: str, rows: RangeRows) -> None:
-    """Refuse a generation whose stream IDs tell that it has more rows: by their index, or by the range they begin in.
-
-    The index is the rank of the row. A range's streams begin right after the end of the range before, so that the
-    first range, which wraps, tells the last range end. IDs that are not of version 1 tell nothing.
-    """
-    ids = decode(rows.streams)
-    first = rows.offsets[:-1]
-    if np.any(ids.versions != VERSION) or np.any(np.repeat(ids.indexes[first], rows.stream_counts) != ids.indexes):
-        return
-    ranks = np.arange(len(rows))
-    indexes = ids.indexes[first]
-    if np.any(indexes >= len(rows)):
-        row = int(np.argmax(indexes != ranks))
-        raise InputError(
-            f"{what}: the range that ends with {rows.range_ends[row]} has index {indexes[row]} and is row {row}: "
-            f"{HALF}, rows are missing"
-        )
-    # A single row with index 0 is too little to tell that its index is a rank.
-    if len(rows) == 1 or not np.array_equal(indexes, ranks):
-        return
-    last = int(rows.range_ends[-1])
-    expected = FIRST if last == LAST else last + 1
-    begin = min(ids.tokens[: rows.offsets[1]].tolist(), key=_ring_order(expected))
-    if begin != expected and _is_between(begin, last, int(rows.range_ends[0])):
-        raise InputError(
-            f"{what}: its first range begins with token {begin}, so its last range ends right before; the last row "
-            f"there is ends with {last}: {HALF}, rows are missing"
-        )
-
-
-def _ring_order(start: int) -> Callable[[int], int]:
-    return lambda token: (token - start) % (1 << 64)
-
-
-def _is_between(token: int, start: int, end: int) -> bool:
-    """Whether the token lies in `(start, end]`, walking the ring upwards."""
-    from_start = _ring_order(start + 1)
-    return from_start(token) <= from_start(end)
+    """Refuse a generation whose stream IDs tell that it has more rows."""
+    missing = missing_rows(rows.range_ends, rows.offsets, rows.streams)
+    if missing is not None:
+        raise InputError(f"{what}: {missing}: {HALF}, rows are missing")

@@ -82,8 +82,8 @@ class Unreadable:
 class Period:
     """A generation or a stream set from `begin_us` (µs) to just before `end_us`; None: nothing comes after it yet.
 
-    `name` is how messages call it. `shown`: readers have been told of it. `removed`: its streams are gone, and asking
-    for them says so.
+    `name` is how messages call it. `shown`: readers have been told of it. `bare`: they have, and there is not one row
+    of streams for them. `removed`: its streams are gone, and asking for them says so.
     """
 
     begin_us: Microseconds
@@ -92,6 +92,7 @@ class Period:
     shown: bool = True
     removed: bool = False
     end_us: Microseconds | None = None
+    bare: bool = False
 
     def streams(self) -> KnownStreams:
         """The streams that log rows of this time can have.
@@ -102,14 +103,16 @@ class Period:
         return self.reader.read()
 
 
-def generation_period(begin_us: Microseconds, reader: StreamReader, *, shown: bool, removed: bool) -> Period:
+def generation_period(
+    begin_us: Microseconds, reader: StreamReader, *, shown: bool, removed: bool, bare: bool
+) -> Period:
     """The period of a generation that begins then (µs); where it ends the next one tells."""
-    return Period(begin_us, f"the generation of {format_us(begin_us)}", reader, shown, removed)
+    return Period(begin_us, f"the generation of {format_us(begin_us)}", reader, shown, removed, bare=bare)
 
 
-def set_period(begin_us: Microseconds, reader: StreamReader, *, removed: bool = False) -> Period:
+def set_period(begin_us: Microseconds, reader: StreamReader, *, removed: bool = False, bare: bool = False) -> Period:
     """The period of a stream set that begins then (µs): readers are told of all sets that there are."""
-    return Period(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed)
+    return Period(begin_us, f"the stream set of {format_us(begin_us)}", reader, not removed, removed, bare=bare)
 
 
 def one_after_another(periods: Iterable[Period]) -> list[Period]:

@@ -6,20 +6,22 @@ The rules are those of `generations.tablets`; a switch of generations is nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, format_us, us_of
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, format_us, ms_of, us_of
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.generations import Decision, Policy, Verdict, tablets
+from cdc_platform.generations import Decision, Policy, Verdict, operating_index, tablets
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import tablet_ledger, tablet_rows, tablet_sets
+from cdc_platform.ring.tokens import Bools
 from cdc_platform.settings import Settings
 from cdc_platform.timeline.periods import KnownStreams, Period, Unreadable, one_after_another, set_period
 from cdc_platform.timeline.stream_source import StreamsOf, assert_accepted
@@ -76,14 +78,26 @@ class TabletStreams:
     table: str
     given: Sequence[StreamSet] | None = None
 
-    @cached_property
+    @property
     def sets(self) -> Sequence[StreamSet]:
         """Its stream sets, oldest first.
 
         Raises:
-            StateError: a timestamp has no streams, or rows are damaged.
+            StateError: a timestamp has rows and no current streams, or rows are damaged.
         """
-        return self.given or tablet_sets.stream_sets(self.lake, self.keyspace, self.table)
+        return self._known[0]
+
+    @cached_property
+    def _known(self) -> tuple[Sequence[StreamSet], Sequence[Milliseconds]]:
+        """The sets, and the timestamps (ms) that readers see without one row of streams."""
+        if self.given is not None:
+            return self.given, ()
+        return tablet_sets.sets_and_bare_times(self.lake, self.keyspace, self.table)
+
+    @cached_property
+    def _times(self) -> _Times:
+        sets, bare = self._known
+        return _Times(sorted([*(each.timestamp_ms for each in sets), *bare]), frozenset(bare))
 
     @property
     def in_generations(self) -> bool:
@@ -92,8 +106,12 @@ class TabletStreams:
 
     def decide(self, write_ts_us: Microseconds, now_us: Microseconds) -> Decision:
         """See `StreamSource`."""
-        times_ms = [each.timestamp_ms for each in self.sets]
-        return tablets.decide_write(times_ms, write_ts_us, now_us, leeway_us=us_of(self.settings.generation_leeway_ms))
+        leeway_us = us_of(self.settings.generation_leeway_ms)
+        decision = tablets.decide_write(self._times.all_ms, write_ts_us, now_us, leeway_us=leeway_us)
+        if decision.generation_us is None or ms_of(decision.generation_us) not in self._times.bare_ms:
+            return decision
+        reason = self._times.refusal(f"{self.keyspace}.{self.table}", write_ts_us, decision.generation_us)
+        return replace(decision, verdict=Verdict.NOT_RETRIEVED, reason=reason)
 
     def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """See `StreamSource`."""
@@ -113,7 +131,7 @@ class TabletStreams:
         decision = self.decide(at_us, now_us)
         streams, rows = tablets.streams_for(self.sets, [at_us], [token])
         name = f"{self.keyspace}.{self.table}"
-        if rows[0] < 0:
+        if rows[0] < 0 or self._times.in_bare([at_us]).any():
             return TabletExplanation(name, token, at_us, now_us, None, None, None, None, None, decision)
         used = self.sets[int(rows[0])]
         number = int(np.searchsorted(used.tokens, token))
@@ -124,29 +142,60 @@ class TabletStreams:
         )
 
     def finder(self) -> StreamsOf:
-        """See `StreamSource`. Null before the first set."""
-        return partial(_streams, self.sets)
+        """See `StreamSource`. Null before the first set; a write at a time without streams fails: StateError."""
+        return partial(_streams, f"{self.keyspace}.{self.table}", self.sets, self._times)
 
     def periods(self) -> list[Period]:
         """See `StreamSource`: the sets that there are; what was before them, back to the creation, was removed."""
         try:
-            found = [set_period(us_of(each.timestamp_ms), _SetStreams(each)) for each in self.sets]
+            found = self._periods()
         except StateError as error:
-            times = tablet_rows.listed_times(self.lake, self.keyspace, self.table)
-            return one_after_another(set_period(us_of(time), Unreadable(str(error))) for time in times)
+            name = (self.keyspace, self.table)
+            return one_after_another(
+                set_period(us_of(time), Unreadable(str(error)), bare=not tablet_rows.has_rows(self.lake, *name, time))
+                for time in tablet_rows.listed_times(self.lake, *name)
+            )
         created = [
             us_of(each.timestamp_ms)
             for each in tablet_ledger.layouts(self.lake, self.keyspace, self.table)
             if each.kind == tablet_ledger.CREATED and each.timestamp_ms is not None
         ]
-        if created and created[-1] < found[0].begin_us:
+        if created and found and created[-1] < found[0].begin_us:
             gone = Unreadable(f"the stream set of {format_us(created[-1])} was removed")
             found.insert(0, set_period(created[-1], gone, removed=True))
         return one_after_another(found)
 
+    def _periods(self) -> list[Period]:
+        sets, bare = self._known
+        none = Unreadable(f"{self.keyspace}.{self.table} has a stream set without a row of streams")
+        found = [set_period(us_of(each.timestamp_ms), _SetStreams(each)) for each in sets]
+        found += [set_period(us_of(time), none, bare=True) for time in bare]
+        return sorted(found, key=lambda each: each.begin_us)
+
     def is_complete(self, begin_us: Microseconds) -> bool:
-        """See `StreamSource`: a set comes with its streams."""
-        return True
+        """See `StreamSource`: its streams reach the end of the ring, and are what it changes of the set before it."""
+        return self.given is not None or tablet_sets.is_whole(self.lake, self.keyspace, self.table, ms_of(begin_us))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The timestamps (ms) of a table's stream sets, ascending, and those of them without one row of streams."""
+
+    all_ms: Sequence[Milliseconds]
+    bare_ms: frozenset[Milliseconds]
+
+    def in_bare(self, at_us: ArrayLike) -> Bools:
+        """Which of the moments (µs) belong to a set without streams."""
+        rows = operating_index([us_of(time) for time in self.all_ms], at_us)
+        bare = np.array([time in self.bare_ms for time in self.all_ms] + [False])
+        return bare[rows]
+
+    def refusal(self, table: str, write_ts_us: Microseconds, set_us: Microseconds) -> str:
+        """Why a write has no stream."""
+        return (
+            f"write timestamp {format_us(write_ts_us)} belongs to the stream set of {format_us(set_us)} of {table},"
+            " which is listed without a row of streams; bring its rows in and write again"
+        )
 
 
 @dataclass(frozen=True)
@@ -162,7 +211,12 @@ class _SetStreams:
         return KnownStreams(self.of.tokens, offsets, self.of.ids, ordered, self.of.streams_of)
 
 
-def _streams(sets: Sequence[StreamSet], keys: pa.Array, timestamps: pa.Array) -> pa.Array:
+def _streams(table: str, sets: Sequence[StreamSet], times: _Times, keys: pa.Array, timestamps: pa.Array) -> pa.Array:
     """The stream IDs of the newest set at each time; null before the first."""
-    ids, chosen = tablets.streams_for(sets, timestamps.to_numpy(zero_copy_only=False), tokens_of_column(keys))
+    when = timestamps.to_numpy(zero_copy_only=False)
+    if times.bare_ms and (bare := times.in_bare(when)).any():
+        first = Microseconds(int(when[bare][0]))
+        set_us = max(us_of(time) for time in times.all_ms if us_of(time) <= first)
+        raise StateError(times.refusal(table, first, set_us))
+    ids, chosen = tablets.streams_for(sets, when, tokens_of_column(keys))
     return stream_ids(ids, chosen >= 0)

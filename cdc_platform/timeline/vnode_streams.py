@@ -16,6 +16,7 @@ from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_of, us_
 from cdc_platform.errors import NotFound, StateError, WriteRefused
 from cdc_platform.generations import Decision, GenerationId, Policy, TopologyDescription, decide, operating_index
 from cdc_platform.generations.metadata import Undecided, Verdict
+from cdc_platform.generations.missing_rows import missing_rows
 from cdc_platform.lake.arrow import compute, flat_streams, stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -106,26 +107,37 @@ class VnodeStreams:
         """See `StreamSource`: all generations that there ever were."""
         names = (GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, UNORDERED_RANGES)
         versions = tuple(self.lake.version(each) for each in names)
+        bare = self._bare()
         return one_after_another(
             generation_period(
                 us_of(each.time_ms),
                 _reader(str(self.lake.root), each, versions),
                 shown=each.published,
                 removed=each.is_removed,
+                bare=each.time_ms in bare,
             )
             for each in self.timeline.generations
         )
 
+    def _bare(self) -> set[Milliseconds]:
+        """The times (ms) that readers see and of which there is not one row of streams.
+
+        Rows come before their time and go after it: a time that is listed still once its rows were looked for, and
+        was before, has none.
+        """
+        listed = {each.time_ms for each in self.timeline.known if each.published}
+        bare = listed - descriptions.published_times(self.lake)
+        return bare and bare & descriptions.listed_times(self.lake)
+
     def is_complete(self, begin_us: Microseconds) -> bool:
-        """See `StreamSource`: as many streams rows are published as there are ranges, where that is known."""
+        """See `StreamSource`: as many streams rows are published as there are ranges, as far as that is known."""
         generation = self.timeline.find(ms_of(begin_us))
         published = descriptions.published_range_ends(self.lake, generation.time_ms)
-        if published.size == 0 or generation.format != "v2" or generation.id is None:
-            return published.size > 0
-        try:
+        if published.size == 0 or generation.generation_id is None or not generation.has_data:
+            return published.size > 0 and _seems_whole(self.lake, generation.time_ms)
+        if generation.format == "v2" and generation.id is not None:
             return published.size == descriptions.complete_range_ends(self.lake, generation.id).size
-        except NotFound:
-            return True
+        return published.size == len(generation_data.description_of(self.lake, generation.generation_id))
 
     def _decide(
         self, write_ts_us: Microseconds, now_us: Microseconds, policy: Policy, row: int, is_known: bool
@@ -266,6 +278,14 @@ def _published(lake: Lake, time_ms: Milliseconds) -> KnownStreams:
     lookup = RangeLookup(ends)
     by_range = np.ones(len(ends), dtype=bool)
     return KnownStreams(ends, offsets, streams, by_range, lambda tokens: streams[offsets[lookup.row_of(tokens)]])
+
+
+def _seems_whole(lake: Lake, time_ms: Milliseconds) -> bool:
+    """Whether the published streams themselves tell of no row that is missing; nothing else is known of them."""
+    rows = descriptions.published_rows(lake, time_ms).combine_chunks()
+    counts, streams = flat_streams(rows["streams"])
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return missing_rows(rows["range_end"].to_numpy(), offsets, streams) is None
 
 
 def _unordered(lake: Lake, id: GenerationId) -> list[int]:

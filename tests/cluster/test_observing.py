@@ -23,7 +23,7 @@ from cdc_platform.generations.tablets import difference, new_streams, uniform_en
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TABLES, TABLET_STREAMS, UNORDERED_RANGES
-from cdc_platform.records import cdc_tables, generation_data, ring
+from cdc_platform.records import cdc_tables, descriptions, generation_data, ring
 
 pytestmark = pytest.mark.cassandra
 
@@ -167,13 +167,17 @@ def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, clus
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
 
 
-def test_a_timestamp_without_streams_is_left_out_and_told_of(standin: StandIn, cluster: KnownCluster) -> None:
-    """Clusters have shown generations that are listed and empty; they do not stop the others."""
+def test_a_timestamp_without_streams_is_taken_in_and_told_of(standin: StandIn, cluster: KnownCluster) -> None:
+    """Clusters have shown generations that are listed and empty: readers see them, each look tells, rows may come."""
     standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=SECOND_MS)
-    seen = look(cluster)
-    assert len(seen.incomplete) == 1
-    assert "has no streams" in seen.incomplete[0]
-    assert_first_generation(cluster)
+    for _ in range(2):
+        seen = look(cluster)
+        assert seen.incomplete == []
+        assert any("1 timestamps without their streams rows" in each for each in seen.warnings)
+    assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
+    standin.world.generation(SECOND_MS, SECOND, description(SECOND), timestamp=False)
+    assert look(cluster).warnings == []
+    assert len(descriptions.published_times(lake_of(cluster))) == 2
 
 
 def test_changed_options_are_noted_once(standin: StandIn, cluster: KnownCluster) -> None:

@@ -216,12 +216,6 @@ EXPORTS = [
     export("another key", "the key of cdc_generation_timestamps is always", times(f"stamps,{AT},")),
     export("streams without their time", "half-written export: streams of", streams_csv({NEW_MS: NEW})),
     export(
-        "a time without its streams",
-        "its streams are missing, while those of others are there",
-        streams_csv({NEW_MS: NEW}),
-        timestamps_csv({NEW_MS: None, NEW_MS + 1: None}),
-    ),
-    export(
         "streams with a row missing",
         "rows are missing",
         streams_csv({NEW_MS: NEW}, skip=frozenset([2])),

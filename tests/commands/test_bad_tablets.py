@@ -90,12 +90,6 @@ EXPORTS = [
         "streams without their time", "without their row in cdc_timestamps", *WHOLE, times=TIMES.replace("-01 ", "-02 ")
     ),
     exported(
-        "a time without its streams",
-        "and its streams are missing",
-        *WHOLE,
-        times=f"{TIMES}{AT.replace('.000', '.001')}\r\n",
-    ),
-    exported(
         "a time twice", "at 2026-01-01T00:00:00.000Z is there twice, first in line 2", *WHOLE, times=f"{TIMES}{AT}\r\n"
     ),
     exported(
@@ -104,7 +98,6 @@ EXPORTS = [
         *changed("imported", "t"),
         times=TIMES.replace("imported", "t"),
     ),
-    Case("export: times alone", ("import", "{dir}/times.csv"), "and its streams are missing", {"times.csv": TIMES}),
     Case(
         "export: the inner table of the base",
         ("import", "{dir}/state.csv"),

@@ -26,6 +26,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.generations",
         "platform.kept_scripts",
         "platform.nodes",
+        "platform.passed_over",
         "platform.removed_generations",
         "platform.switch_promises",
         "platform.tablet_layouts",

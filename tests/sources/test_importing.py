@@ -26,7 +26,7 @@ from support.files.export_files import (
 )
 from support.oracles import oracle
 
-from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, us_of
+from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_to_datetime, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.lake.lake import Lake
@@ -42,7 +42,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lake.tables import (
     NODES as NODES_TABLE,
 )
-from cdc_platform.records import inbox
+from cdc_platform.records import descriptions, inbox
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Node
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -217,6 +217,24 @@ def test_timestamps_alone_come_in_with_a_warning(lake: Lake, take_in: Import) ->
     report = take_in(timestamps_csv({TIME_MS: None, LATER_MS: None}))
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
     assert any("2 timestamps without their streams" in warning for warning in report.warnings)
+
+
+def test_timestamps_without_a_single_row_come_in_beside_others(lake: Lake, take_in: Import) -> None:
+    """Before and after one that has its rows, as clusters have shown them: a warning; half of one is refused."""
+    before, after = Milliseconds(TIME_MS - 1_000), Milliseconds(LATER_MS + 1_000)
+    times = timestamps_csv({before: None, TIME_MS: None, LATER_MS: None, after: None})
+    report = take_in(streams_csv({LATER_MS: generation(), TIME_MS: generation(OTHER_ID)}), times)
+    (warning,) = [each for each in report.warnings if "without their streams rows" in each]
+    assert warning.startswith(
+        f"2 timestamps without their streams rows: {format_ms(before)}, {format_ms(after)}; readers"
+    )
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 4
+    half = streams_csv({after: generation()}, skip=frozenset({2}))
+    with pytest.raises(InputError, match="half-written export, rows are missing"):
+        take_in(half, times)
+    assert descriptions.published_times(lake) == {TIME_MS, LATER_MS}
+    take_in(streams_csv({after: generation()}))
+    assert descriptions.published_times(lake) == {TIME_MS, LATER_MS, after}
 
 
 def test_expired_generations_need_no_streams(lake: Lake, take_in: Import) -> None:

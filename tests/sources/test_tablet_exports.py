@@ -13,7 +13,7 @@ from support.files.export_files import tablet_streams_csv, tablet_timestamps_csv
 from support.oracles import tablet_oracle
 from support.oracles.tablet_oracle import LAST, SEED_FIRST_MS, SEED_ROWS, SEED_SECOND_MS
 
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, ms_from_datetime, us_of
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.invariants.tablets import audit_tablet_table
 from cdc_platform.lake.lake import Lake
@@ -144,6 +144,29 @@ def test_an_export_of_a_cluster_that_has_collected_goes_on(lake: Lake, take_in: 
     assert [each.time_ms for each in report.stream_sets if each.new] == [THIRD_MS]
     assert stored(lake) == set(cut(FOUR_SETS, *TIMES, THIRD_MS))
     assert not any(finding.violations for finding in audit_tablet_table(lake, *NAME))
+
+
+def test_timestamps_without_a_single_row_come_in_beside_others(lake: Lake, take_in: Import) -> None:
+    """Before and after sets that have their rows: named in a warning; when the rows come they go in."""
+    known = [*TIMES, FOURTH_MS]
+    rows = history(*((time, two(number)) for number, time in enumerate(known)))
+    times = tablet_timestamps_csv([SEED_FIRST_MS - 1, *TIMES, THIRD_MS, FOURTH_MS])
+    for first in (True, False):
+        report = take_in(times, tablet_streams_csv(rows))
+        (warning,) = [each for each in report.warnings if "without a row of streams" in each]
+        assert f"{format_ms(Milliseconds(SEED_FIRST_MS - 1))}, {format_ms(THIRD_MS)}" in warning
+        assert (report.rows_written > 0) == first
+    assert len(lake.read(TABLET_TIMESTAMPS)) == 5
+    assert [each.timestamp_ms for each in tablet_sets.stream_sets(lake, *NAME)] == known
+    assert [each.timestamp_ms for each in tablet_ledger.layouts(lake, *NAME)] == known
+    assert sum(each.violations for each in audit_tablet_table(lake, *NAME)) == 2
+    with pytest.raises(InputError, match="half-written export"):
+        take_in(times, tablet_streams_csv([*rows, *FOUR_SETS[12:14]]))
+    whole = history(*((time, two(number)) for number, time in enumerate([*TIMES, THIRD_MS, FOURTH_MS])))
+    third = [row for row in whole if row[0] == THIRD_MS]
+    later = take_in(times, tablet_streams_csv([row for row in rows if row[0] != FOURTH_MS] + third))
+    assert [each.time_ms for each in later.stream_sets if each.new] == [THIRD_MS]
+    assert [each.timestamp_ms for each in tablet_sets.stream_sets(lake, *NAME)] == [*TIMES, THIRD_MS, FOURTH_MS]
 
 
 def test_what_was_collected_stays_collected(lake: Lake, take_in: Import) -> None:

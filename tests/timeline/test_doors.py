@@ -213,9 +213,9 @@ def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Que
     if question.is_shown and question.word in (REMOVED, NOT_RETRIEVED):
         why = "has been removed" if question.word == REMOVED else "are not all published yet"
         with pytest.raises(StateError, match=why):
-            list(whole_windows(lake, schema, Microseconds(at_us - 1), at_us))
+            list(whole_windows(lake, schema, Microseconds(at_us - 1), at_us, at_us))
         return
-    begun = [window.set_us for window in whole_windows(lake, schema, Microseconds(at_us - 1), at_us)]
+    begun = [window.set_us for window in whole_windows(lake, schema, Microseconds(at_us - 1), at_us, at_us)]
     assert begun == ([us_of(question.operates_ms)] if question.is_shown and question.operates_ms is not None else [])
 
 

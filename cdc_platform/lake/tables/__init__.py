@@ -22,7 +22,14 @@ from cdc_platform.lake.tables.generations import (
     UNORDERED_RANGES,
     VERDICTS,
 )
-from cdc_platform.lake.tables.logs import CDC_TABLE_CHANGES, CDC_TABLES, CONSUMED_HOURS, CONSUMERS, KEPT_SCRIPTS
+from cdc_platform.lake.tables.logs import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    CONSUMED_HOURS,
+    CONSUMERS,
+    KEPT_SCRIPTS,
+    PASSED_OVER,
+)
 from cdc_platform.lake.tables.nodes import BOOTSTRAP_EVENTS, CDC_LOCAL, NODES
 from cdc_platform.lake.tables.switches import GENERATION_SWITCHES, SWITCH_PROMISES
 from cdc_platform.lake.tables.tablets import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
@@ -36,6 +43,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             CDC_TABLES,
             CDC_TABLE_CHANGES,
             CONSUMERS,
+            PASSED_OVER,
             CONSUMED_HOURS,
             KEPT_SCRIPTS,
             REMOVED_GENERATIONS,
@@ -74,6 +82,7 @@ __all__ = [
     "GENERATION_TIMESTAMPS",
     "KEPT_SCRIPTS",
     "NODES",
+    "PASSED_OVER",
     "REMOVED_GENERATIONS",
     "STREAMS",
     "STREAMS_DESCRIPTIONS",

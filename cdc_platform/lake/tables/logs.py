@@ -81,6 +81,22 @@ CONSUMERS = Table(
     constraints={"window_not_negative": "window_number >= 0"},
 )
 
+PASSED_OVER = Table(
+    "platform",
+    "passed_over",
+    pa.schema(
+        [
+            column("name", pa.string(), "name of the consumer"),
+            column("keyspace_name", pa.string(), "keyspace of the base table whose log it reads"),
+            column("table_name", pa.string(), "name of that base table"),
+            column("set_timestamp", TIMESTAMP, "generation or stream set of which there was no stream"),
+            column("passed_at", TIMESTAMP, "when it was passed over"),
+        ]
+    ),
+    keys=("name", "keyspace_name", "table_name", "set_timestamp"),
+    comment="The generations and stream sets that readers passed over because they had no streams",
+)
+
 CONSUMED_HOURS = Table(
     "platform",
     "consumed_hours",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_platform.clock import Clock, format_ms, ms_from_datetime
+from cdc_platform.clock import Clock, format_ms
 from cdc_platform.invariants.findings import (
     EXPIRED_NOT_HELD,
     NODE_GENERATION_NOT_REMOVED,
@@ -15,9 +15,8 @@ from cdc_platform.invariants.findings import (
     Finding,
 )
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.expiry import purge_plan, removal
-from cdc_platform.records import cdc_local
+from cdc_platform.records import cdc_local, descriptions
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Generation, Timeline
 
@@ -43,7 +42,7 @@ def _not_held(lake: Lake, clock: Clock, settings: Settings) -> Finding:
 
 def _not_half(lake: Lake, generations: Sequence[Generation]) -> Finding:
     """No generation that readers see lacks its streams, and of a removed one nothing is left."""
-    streams = {ms_from_datetime(part.key[0]) for part in lake.slices(STREAMS_DESCRIPTIONS_V2) if part.rows}
+    streams = descriptions.published_times(lake)
     bare = [each for each in generations if each.published and each.time_ms not in streams]
     left = removal.unfinished(lake)
     sample = ""

@@ -108,7 +108,7 @@ def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
 def due(lake: Lake, clock: Clock) -> list[Collection]:
     """Every collection of which something could go now by the TTL, by table: what may, and what is held back.
 
-    Reads no streams.
+    Reads no stream IDs.
     """
     known = {(table.keyspace_name, table.table_name): table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
     times: dict[_Name, list[Milliseconds]] = {}
@@ -142,6 +142,9 @@ def _collection(
         if oldest < by_ttl
     ]
     base = min([by_ttl, *unread])
+    # A timestamp without a row of streams cannot be the base: the set after it goes on from the one before.
+    while base and not tablet_rows.has_rows(lake, *name, times[base]):
+        base -= 1
     at_risk = _at_risk(lake, name, times, base, now_ms)
     return Collection(*name, ttl_seconds, times[base], tuple(times[:base]), at_risk, tuple(held_back))
 

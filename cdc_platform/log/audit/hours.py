@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import pyarrow as pa
+
 from cdc_platform.clock import HOUR_US, ONE_US, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_THE_LOG, Finding
@@ -13,6 +16,8 @@ from cdc_platform.lake.tables import CONSUMED_HOURS
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.hourly import keys_of, logs, within
 from cdc_platform.log.reading.reader import BY_HOUR, ROWS_AT_ONCE, sink_table
+from cdc_platform.records.passed_over import passed_over
+from cdc_platform.timeline import StreamSources
 
 
 def audit_hours(lake: Lake, hour_us: Microseconds | None = None) -> list[Finding]:
@@ -50,12 +55,26 @@ def _judged(lake: Lake, schema: TableSchema, rows: dict[Microseconds, int]) -> I
         hours = hours[together:]
 
 
+def _without_passed(lake: Lake, schema: TableSchema, rows: pa.Table) -> pa.Table:
+    """Rows of a log without those of generations that the hours passed over, and that have no streams still."""
+    noted = passed_over(lake).get((BY_HOUR, schema.keyspace, schema.name), [])
+    if not noted:
+        return rows
+    when = np.asarray(rows[WRITTEN_AT].cast(pa.int64()))
+    kept = np.ones(rows.num_rows, dtype=bool)
+    for each in StreamSources(lake).of(schema.keyspace, schema.name).periods():
+        if each.bare and each.begin_us in noted:
+            kept &= (when < each.begin_us) | (False if each.end_us is None else when >= each.end_us)
+    return rows.filter(pa.array(kept))
+
+
 def _compared(lake: Lake, schema: TableSchema, hour_us: Microseconds, hours: int = 1) -> tuple[str, str]:
     """What is wrong with hours that follow each other: rows that are not the log's, and rows that are there twice."""
     log, sink = log_table(schema), sink_table(schema, BY_HOUR)
     keys, inside = list(log.keys), within(hour_us - ONE_US, hour_us + HOUR_US * hours - ONE_US)
     order = [(name, "ascending") for name in keys]
     wanted, found = (lake.read(table, [*keys, WRITTEN_AT], inside).sort_by(order) for table in (log, sink))
+    wanted = _without_passed(lake, schema, wanted)
     if found.equals(wanted) and found.group_by(keys).aggregate([]).num_rows == found.num_rows:
         return "", ""
     # What is older than the table was in the log of one that was dropped.

@@ -33,6 +33,8 @@ from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import CONSUMED_HOURS, Table
 from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.reading import left_out
+from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.reader import (
     BY_HOUR,
     SAFETY_US,
@@ -46,6 +48,7 @@ from cdc_platform.log.reading.reader import (
 from cdc_platform.log.reading.windows import Window
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
+from cdc_platform.timeline import StreamSources
 
 FIRST_HOUR = "2025-01-01T00:00:00Z"
 """No hour before this one is copied."""
@@ -90,11 +93,13 @@ def logs(lake: Lake, names: Sequence[str] | None = None) -> list[TableSchema]:
     return schemas
 
 
-def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us: Microseconds) -> list[CopiedHour]:
+def copy_hour(
+    lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us: Microseconds, tell: Tell = left_out.tell_in_log
+) -> list[CopiedHour]:
     """Make the sinks of these tables hold the hour from `hour_us` (µs) on as the logs do now, and note it.
 
     Everything is checked for all of them before anything is written. An hour that is there already, whole or in part,
-    is brought to what the log has; rows never leave it.
+    is brought to what the log has; rows never leave it. What is left out is told, as `consume` tells it.
 
     Raises:
         StateError: the hour is not over, it was in a generation that has been removed or whose streams are not
@@ -107,8 +112,8 @@ def copy_hour(lake: Lake, clock: Clock, schemas: Sequence[TableSchema], hour_us:
             f"the hour from {format_us(hour_us)} cannot be read before {format_us(readable_us)}: until then rows of it"
             " may be on their way; run it after that"
         )
-    planned = [(schema, _windows(lake, schema, hour_us)) for schema in schemas]
-    return [_copied(lake, clock, schema, windows, hour_us) for schema, windows in planned]
+    planned = [(schema, _windows(lake, schema, hour_us, clock.now_us())) for schema in schemas]
+    return [_copied(lake, clock, schema, windows, hour_us, tell) for schema, windows in planned]
 
 
 def due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
@@ -119,9 +124,9 @@ def due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
     return sorted(found)[:most]
 
 
-def _windows(lake: Lake, schema: TableSchema, hour_us: Microseconds) -> list[Window]:
+def _windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> list[Window]:
     """The hour cut at the generations; it begins where the consumer does, if that is inside of it."""
-    sets = stream_sets(lake, schema)
+    sets = stream_sets(lake, schema, now_us)
     if not sets.seen:
         raise StateError(f"no generation is known in which {schema.full_name} could have rows; publish one first")
     after, last = hour_us - ONE_US, hour_us + HOUR_US - ONE_US
@@ -130,18 +135,25 @@ def _windows(lake: Lake, schema: TableSchema, hour_us: Microseconds) -> list[Win
             f"the hour from {format_us(hour_us)} reaches into the generation of {format_us(sets.awaited)}, which is not"
             " published yet: publish it, then run this again"
         )
-    position = _position(lake, schema)
+    position = _position(lake, schema, now_us)
     if after < position < last:
         after = position
-    return list(whole_windows(lake, schema, after, last))
+    return list(whole_windows(lake, schema, after, last, now_us))
 
 
-def _copied(lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds) -> CopiedHour:
+def _copied(
+    lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, tell: Tell
+) -> CopiedHour:
     name = (schema.keyspace, schema.name)
-    consumer = consumers.register(lake, clock, BY_HOUR, *name, position_us=_position(lake, schema))
+    consumer = _registered(lake, clock, schema, tell)
     sink = lake.widen(sink_table(schema, BY_HOUR))
     operations: Counter[int] = Counter()
     for window in windows:
+        if window.passed:
+            left_out.pass_over(lake, clock, schema, consumer, window, tell)
+            continue
+        # Its other hours are compared with the log from now on, and asked for again where rows are missing.
+        left_out.read_after_all(lake, consumer, window.set_us)
         for piece in _pieces(lake, schema, window):
             rows = read_window(lake, schema, piece)
             _put(lake, sink, rows, piece)
@@ -152,8 +164,21 @@ def _copied(lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window]
     lake.merge(CONSUMED_HOURS, pa.Table.from_pylist([hour], schema=CONSUMED_HOURS.schema), update=True)
     failpoints.reached(failpoints.AFTER_HOUR_NOTED)
     _follow(lake, clock, schema, consumer)
-    sets = tuple(window.set_us for window in windows)
+    sets = tuple(window.set_us for window in windows if not window.passed)
     return CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), sets)
+
+
+def _registered(lake: Lake, clock: Clock, schema: TableSchema, tell: Tell) -> Consumer:
+    """The consumer of a table's hours; what a new one leaves out, and what came later of what was passed, is told."""
+    key = (BY_HOUR, schema.keyspace, schema.name)
+    try:
+        consumer = consumers.find(lake, *key)
+    except NotFound:
+        sets = stream_sets(lake, schema, clock.now_us())
+        left_out.tell_of_removed(lake, schema, BY_HOUR, sets, min(sets.seen), tell)
+        return consumers.register(lake, clock, *key, position_us=_position(lake, schema, clock.now_us()))
+    left_out.tell_what_came_later(lake, StreamSources(lake).of(*key[1:]), consumer, tell)
+    return consumer
 
 
 def _pieces(lake: Lake, schema: TableSchema, window: Window) -> Iterator[Window]:
@@ -210,7 +235,7 @@ def within(after_us: Microseconds, until_us: Microseconds) -> list[Filter]:
     return [(WRITTEN_AT, ">", to_datetime(after_us)), (WRITTEN_AT, "<=", to_datetime(until_us))]
 
 
-def _position(lake: Lake, schema: TableSchema) -> Microseconds:
+def _position(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
     """Where the consumer is; before it is registered, just before the first row that its log can have."""
     try:
         return consumers.find(lake, BY_HOUR, schema.keyspace, schema.name).position_us
@@ -218,7 +243,7 @@ def _position(lake: Lake, schema: TableSchema) -> Microseconds:
         lows = [from_datetime(low) for low, _, _ in lake.file_bounds(log_table(schema), WRITTEN_AT)]
         # Rows can be older than their table: a write says itself when it was.
         first_row = min([schema.created_at_us, *lows])
-        return max(min(stream_sets(lake, schema).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
+        return max(min(stream_sets(lake, schema, now_us).seen, default=ONE_US), _FIRST_US, first_row) - ONE_US
 
 
 def _noted(lake: Lake, schema: TableSchema) -> set[Microseconds]:
@@ -234,7 +259,7 @@ def _follow(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -
         position = _hour_of(position + ONE_US) + HOUR_US - ONE_US
     if position == consumer.position_us:
         return
-    sets = stream_sets(lake, schema)
+    sets = stream_sets(lake, schema, clock.now_us())
     begun = [each for each in (*sets.seen, *sets.removed) if each <= position]
     consumers.advance(
         lake,
@@ -247,13 +272,13 @@ def _follow(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer) -
 
 
 def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds]:
-    sets = stream_sets(lake, schema)
+    sets = stream_sets(lake, schema, clock.now_us())
     if not sets.seen:
         return
     readable_us = clock.now_us() - SAFETY_US
     if sets.awaited is not None:
         readable_us = min(readable_us, sets.awaited - ONE_US)
-    first = hour = _hour_of(_position(lake, schema) + ONE_US)
+    first = hour = _hour_of(_position(lake, schema, clock.now_us()) + ONE_US)
     noted = _noted(lake, schema)
     while hour + HOUR_US - ONE_US <= readable_us:
         # One that is noted, and that the consumer has not followed, was left by a process that died.

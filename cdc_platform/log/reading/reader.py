@@ -20,13 +20,15 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.reading import left_out
+from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.windows import Sets, Window, next_window
-from cdc_platform.records import consumers
+from cdc_platform.records import consumers, passed_over
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 SAFETY_US = SECOND_US * 30
 """How far behind the clock a reader stays: what is younger may still be on its way."""
@@ -37,23 +39,27 @@ BY_HOUR = "hourly"
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
-def stream_sets(lake: Lake, schema: TableSchema) -> Sets:
-    """The periods of the table's log that readers may read, and from where on they have to wait."""
-    return sets_of(StreamSources(lake).of(schema.keyspace, schema.name))
+def stream_sets(lake: Lake, schema: TableSchema, now_us: int) -> Sets:
+    """The periods of the table's log that readers may read at `now_us`, and from where on they have to wait."""
+    return sets_of(StreamSources(lake).of(schema.keyspace, schema.name), now_us)
 
 
-def sets_of(source: StreamSource) -> Sets:
-    """The periods of a source as readers see them.
+def sets_of(source: StreamSource, now_us: int) -> Sets:
+    """The periods of a source as readers see them at `now_us`.
 
     What readers have not been shown they wait for, so that no row is read as one of the generation before. Of old,
-    such ones were left out on purpose, since no log holds rows of them: those count as if they were not there.
+    such ones were left out on purpose, since no log holds rows of them: those count as if they were not there. One
+    that they have been shown without a single stream is passed over once a later one operates, the newest is waited
+    for: ScyllaDB's own clients do so.
     """
     periods = source.periods()
     seen = [each.begin_us for each in periods if each.shown]
     removed = [each.begin_us for each in periods if each.removed]
     told = max([*seen, *removed], default=None)
     later = [each.begin_us for each in periods if told is not None and each.begin_us > told]
-    return Sets(seen, removed, min(later, default=None))
+    operating = max((each for each in seen if each <= now_us - SAFETY_US), default=0)
+    passed = [each.begin_us for each in periods if each.shown and each.bare and each.begin_us < operating]
+    return Sets(seen, removed, min(later, default=None), passed)
 
 
 def read_changes(
@@ -67,8 +73,8 @@ def read_changes(
 ) -> DataFrame:
     """The log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
 
-    Nothing newer than `now_us` less the safety window is read, and nothing of a generation whose streams are not all
-    there. Sorted by time, stream and place in the batch.
+    Nothing newer than `now_us` less the safety window is read, nothing of a generation whose streams are not all there,
+    and nothing of one that is passed over. Sorted by time, stream and place in the batch.
 
     Raises:
         StateError: some of it was in a generation that has been removed, or whose streams are not complete.
@@ -77,23 +83,30 @@ def read_changes(
     from pyspark.sql import functions as F
 
     table = log_of(lake, schema)
-    read = list(whole_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US)))
+    read = list(whole_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US), now_us))
     rows = frames.read(spark, lake, table)
     if not read:
         return rows.limit(0)
     when = F.col(f"`{WRITTEN_AT}`")
-    inside = (when > F.lit(to_datetime(read[0].after_us))) & (when <= F.lit(to_datetime(read[-1].until_us)))
+
+    def between(after: Microseconds, until: Microseconds) -> Column:
+        return (when > F.lit(to_datetime(after))) & (when <= F.lit(to_datetime(until)))
+
+    inside = between(read[0].after_us, read[-1].until_us)
+    for passed in (each for each in read if each.passed):
+        inside &= ~between(passed.after_us, passed.until_us)
     return rows.where(inside).orderBy(*(f"`{name}`" for name in _ORDER))
 
 
 def whole_windows(
-    lake: Lake, schema: TableSchema, after_us: Microseconds, horizon_us: Microseconds
+    lake: Lake, schema: TableSchema, after_us: Microseconds, horizon_us: Microseconds, now_us: Microseconds
 ) -> Iterator[Window]:
-    """The windows from a position to a horizon, each of a whole generation; none is left out."""
+    """The windows from a position to a horizon, each of a whole generation, or of one that is passed over."""
     source = StreamSources(lake).of(schema.keyspace, schema.name)
-    sets, position, number = sets_of(source), after_us, 0
+    sets, position, number = sets_of(source, now_us), after_us, 0
     while (window := next_window(sets, position, number, horizon_us)) is not None:
-        _assert_complete(source, window)
+        if not window.passed:
+            _assert_complete(source, window)
         yield window
         position, number = window.until_us, window.number
 
@@ -129,7 +142,13 @@ def sink_table(schema: TableSchema, name: str) -> Table:
 
 
 def consume(
-    lake: Lake, clock: Clock, schema: TableSchema, name: str, *, until_us: Microseconds | None = None
+    lake: Lake,
+    clock: Clock,
+    schema: TableSchema,
+    name: str,
+    *,
+    until_us: Microseconds | None = None,
+    tell: Tell = left_out.tell_in_log,
 ) -> tuple[Consumer, int]:
     """Copy what a consumer has not read yet into its table; answers with where it is now and how many rows came.
 
@@ -138,6 +157,8 @@ def consume(
     does not read it again. Nothing newer than the clock less the safety window is read, nor after `until_us` (µs).
 
     A column that ALTER TABLE added comes into the sink with the first window after it; one that it dropped stays.
+    What is left out is told: removed generations at the first start, one without streams when it is passed over, and
+    in every run after it has some.
 
     Raises:
         StateError: what comes next was in a generation that has been removed, or whose streams are not complete.
@@ -149,21 +170,19 @@ def consume(
     if name == BY_HOUR:
         raise InputError(f"{name!r} is the consumer that copies logs hour by hour; give this one another name")
     log_of(lake, schema)
-    first = min(stream_sets(lake, schema).seen, default=ONE_US)
-    consumer = consumers.register(lake, clock, name, schema.keyspace, schema.name, position_us=first - ONE_US)
+    consumer = _registered(lake, clock, schema, name, tell)
     consumer = _caught_up(lake, clock, schema, sink, consumer)
     count = 0
     horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
     while True:
         source = StreamSources(lake).of(schema.keyspace, schema.name)
-        sets = sets_of(source)
+        sets = sets_of(source, clock.now_us())
         _assert_not_lost(sets, consumer)
         at_most = longest(lake, schema, consumer.position_us)
         window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=at_most)
         if window is None:
             return consumer, count
-        _assert_complete(source, window)
-        rows = read_window(lake, schema, window)
+        rows = _rows_of(lake, clock, schema, source, consumer, window, tell)
         sink = lake.widen(sink)
         failpoints.reached(failpoints.BEFORE_SINK)
         marks = {name: window.number, _position_of(name): window.until_us}
@@ -172,6 +191,46 @@ def consume(
         failpoints.reached(failpoints.AFTER_SINK)
         consumer = _moved(lake, clock, consumer, window)
         count += rows.num_rows
+
+
+def _registered(lake: Lake, clock: Clock, schema: TableSchema, name: str, tell: Tell) -> Consumer:
+    """The consumer; a new one stands before the first generation that there still is."""
+    key = (name, schema.keyspace, schema.name)
+    source = StreamSources(lake).of(schema.keyspace, schema.name)
+    try:
+        consumer = consumers.find(lake, *key)
+    except NotFound:
+        sets = sets_of(source, clock.now_us())
+        first = min(sets.seen, default=ONE_US)
+        left_out.tell_of_removed(lake, schema, name, sets, first, tell)
+        return consumers.register(lake, clock, *key, position_us=first - ONE_US)
+    left_out.tell_what_came_later(lake, source, consumer, tell)
+    return consumer
+
+
+def _rows_of(
+    lake: Lake,
+    clock: Clock,
+    schema: TableSchema,
+    source: StreamSource,
+    consumer: Consumer,
+    window: Window,
+    tell: Tell,
+) -> pa.Table:
+    """What a window brings: its rows, or none where it is passed over, which is noted before anything moves."""
+    if window.passed and not _has_read_of(lake, consumer, window):
+        left_out.pass_over(lake, clock, schema, consumer, window, tell)
+        return log_table(schema).schema.empty_table()
+    _assert_complete(source, window)
+    if window.after_us < window.set_us:
+        left_out.read_after_all(lake, consumer, window.set_us)
+    return read_window(lake, schema, window)
+
+
+def _has_read_of(lake: Lake, consumer: Consumer, window: Window) -> bool:
+    """Whether the consumer has read rows of the window's set: then it had streams, which are gone."""
+    noted = passed_over.passed_over(lake).get(consumer.key, ())
+    return consumer.set_timestamp_us == window.set_us and window.set_us not in noted
 
 
 def _last_number(consumer: Consumer) -> int | None:
@@ -207,7 +266,7 @@ def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consu
             f"{sink.full_name} has windows that consumer {consumer.full_name} never read; it was forgotten:"
             " remove the table, or read under another name"
         )
-    sets = stream_sets(lake, schema)
+    sets = stream_sets(lake, schema, clock.now_us())
     begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
     return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, Microseconds(until)))
 

@@ -15,12 +15,16 @@ from cdc_platform.errors import StateError
 
 @dataclass(frozen=True)
 class Window:
-    """The rows with `after_us` < timestamp <= `until_us`, all in the generation or set that began at `set_us`."""
+    """The rows with `after_us` < timestamp <= `until_us`, all in the generation or set that began at `set_us`.
+
+    `passed`: none of them is read, because that generation is passed over.
+    """
 
     number: int
     set_us: Microseconds
     after_us: Microseconds
     until_us: Microseconds
+    passed: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,14 @@ class Sets:
     """The generations, or a table's stream sets, by the time (µs) at which each begins.
 
     `seen` are those that readers have been shown, `removed` those that were there once. `awaited` is the first that
-    they have not been shown and will be, None where there is none.
+    they have not been shown and will be, None where there is none. `passed` are those of `seen` that are passed over,
+    as they have no streams.
     """
 
     seen: Sequence[Microseconds]
     removed: Collection[Microseconds] = ()
     awaited: Microseconds | None = None
+    passed: Collection[Microseconds] = ()
 
 
 def next_window(
@@ -69,4 +75,4 @@ def next_window(
             f" {format_us(begins[place])}, which has been removed: a reader at {format_us(position_us)} has lost them;"
             " forget the consumer and register it anew behind them"
         )
-    return Window(windows + 1, begins[place], after, until)
+    return Window(windows + 1, begins[place], after, until, begins[place] in sets.passed)
