@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from cdc_platform.cluster.refusals import NoTable, Unreachable
 from cdc_platform.cluster.session import LiveCluster, Row, one
 from cdc_platform.cluster.tables import SCYLLA_LOCAL, TOPOLOGY, VERSIONS, Layout
 from cdc_platform.errors import InputError, StateError
+from cdc_platform.records import node_fields
 from cdc_platform.ring import Node, Ring
 
 _TRIES = 3
@@ -49,8 +50,27 @@ def read_topology(live: LiveCluster, layout: Layout, known: Mapping[UUID, Node])
     found = _by_raft(live, addresses) if TOPOLOGY in layout else None
     nodes, committed = found or (_by_gossip(live, layout, [local, *peers], known), ())
     Ring.of(nodes)
+    _assert_words(live, local["cluster_name"], nodes)
     hosts = tuple(sorted(addresses))
     return Topology(local["cluster_name"], _version(live, layout, local), tuple(nodes), committed, hosts)
+
+
+def _assert_words(live: LiveCluster, cluster_name: str, nodes: Iterable[Node]) -> None:
+    """Hold that what the cluster calls itself and its nodes can be shown: no control character, no terminal's escape.
+
+    Raises:
+        InputError: a name cannot.
+    """
+    words = [("cluster_name", node_fields.label, cluster_name)]
+    for node in nodes:
+        named = ("datacenter", node.datacenter), ("rack", node.rack), *(("feature", each) for each in node.features)
+        words += [(f"node {node.host_id}: {what}", node_fields.label, word) for what, word in named if word]
+        words += [(f"node {node.host_id}: address", node_fields.address, node.address)] if node.address else []
+    for what, check, word in words:
+        try:
+            check(word)
+        except ValueError as error:
+            raise InputError(f"{live.name}: {what}: {error}") from None
 
 
 def _version(live: LiveCluster, layout: Layout, local: Row) -> str:

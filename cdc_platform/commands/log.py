@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import json_option, plain, warn, write_json, write_table
+from cdc_platform.commands.output import escaped, json_option, plain, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -125,9 +125,9 @@ def _finish(ctx: click.Context, result: Result) -> None:
 
 def _show(result: Result) -> None:
     for number, outcome in enumerate(result.outcomes, 1):
-        click.echo(f"{number}  {_short(outcome.statement.text)}")
+        click.echo(escaped(f"{number}  {_short(outcome.statement.text)}"))
         if outcome.reason is not None:
-            click.echo(f"   {outcome.became}: {outcome.reason}")
+            click.echo(escaped(f"   {outcome.became}: {outcome.reason}"))
         if outcome.answer is not None:
             rows = outcome.answer.json()
             write_table("", list(rows[0]), [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
@@ -149,7 +149,7 @@ def _show_table(table: TouchedTable) -> None:
     if table.base:
         _show_rows(table.name, table.base)
     else:
-        click.echo(f"{table.name}: no rows")
+        click.echo(escaped(f"{table.name}: no rows"))
     if table.replayed is not None:
         same = "the same" if table.replayed == table.base else f"other rows: {len(table.replayed)}"
         click.echo(f"   rebuilt from its log: {same}\n")

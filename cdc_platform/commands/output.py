@@ -1,6 +1,7 @@
 """Results on standard output, as one JSON document or as tables; remarks on standard error.
 
-Every value that goes out as JSON goes through `plain`, so that one rule holds for all commands.
+Every value that goes out as JSON goes through `plain`, so that one rule holds for all commands. What a terminal would
+obey instead of showing it, a control character or an escape, goes out escaped.
 """
 
 from __future__ import annotations
@@ -127,12 +128,27 @@ def _list(value: Iterable) -> object:
     return [plain(inner) for inner in value]
 
 
+def escaped(text: str) -> str:
+    """A text with what cannot be shown, control characters and the like, as in Python: `\\x1b`, `\\n`, `\\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def as_json(value: object, indent: int | None = None) -> str:
+    """A value as JSON, with what cannot be shown as JSON escapes it: it is the same document."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+
+
 def write_json(value: object) -> None:
     """One JSON document; a list has an entry a line."""
     if isinstance(value, list):
-        write_json_list(json.dumps(plain(entry), ensure_ascii=False) for entry in value)
+        write_json_list(as_json(entry) for entry in value)
     else:
-        click.echo(json.dumps(plain(value), ensure_ascii=False, indent=2))
+        click.echo(as_json(value, indent=2))
 
 
 def write_json_list(entries: Iterable[str]) -> None:
@@ -150,9 +166,11 @@ def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading = Text(escaped(title)) if title else None
+    table = Table(title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+        side = "right" if name.startswith(">") else "left"
+        table.add_column(Text(escaped(name.removeprefix(">"))), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     _print(table)
@@ -167,7 +185,7 @@ def write_facts(facts: Iterable[tuple[str, object]]) -> None:
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(name, Text(shown(value)))
+        grid.add_row(escaped(name), Text(shown(value)))
     _print(grid)
 
 
@@ -179,8 +197,8 @@ def shown(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    as_json = plain(value)
-    return as_json if isinstance(as_json, str) else json.dumps(as_json, ensure_ascii=False)
+    told = plain(value)
+    return escaped(told) if isinstance(told, str) else as_json(value)
 
 
 def time_of(ms: Milliseconds | None) -> str | None:
@@ -190,7 +208,7 @@ def time_of(ms: Milliseconds | None) -> str | None:
 
 def warn(text: str) -> None:
     """A remark that is not part of the result, on standard error."""
-    click.echo(f"warning: {text}", err=True)
+    click.echo(f"warning: {escaped(text)}", err=True)
 
 
 def _print(renderable: RenderableType) -> None:
@@ -211,6 +229,6 @@ def write_trials(trials: Sequence[Trial]) -> None:
     width = max(len(trial.check) for trial in trials)
     for trial in trials:
         mark = click.style("✓", fg="green") if trial.ok else click.style("✗", fg="red")
-        click.echo(f"{mark} {trial.check:<{width}}  {trial.found}")
+        click.echo(f"{mark} {trial.check:<{width}}  {escaped(trial.found)}")
         if trial.mend:
-            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {trial.mend}")
+            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {escaped(trial.mend)}")

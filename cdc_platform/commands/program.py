@@ -19,6 +19,7 @@ import click
 from cdc_platform import __version__
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.commands.arguments import CLOCK_TIME
+from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError
 
@@ -61,6 +62,13 @@ class Failure(click.ClickException):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class _Remark(logging.Formatter):
+    """A line of the log, with what cannot be shown escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
 
 
 class Program(click.Group):
@@ -111,7 +119,7 @@ class Program(click.Group):
         except click.Abort:
             sys.exit(INTERRUPTED)
         except click.ClickException as error:
-            click.echo(f"error: {_line(error)}", err=True)
+            click.echo(f"error: {escaped(_line(error))}", err=True)
             sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
         sys.exit(code if isinstance(code, int) else DONE)
 
@@ -152,6 +160,8 @@ def program(ctx: click.Context, home: str | None, clock: Microseconds | None, ve
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         return
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Remark("%(levelname)s %(name)s: %(message)s"))
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
     ctx.obj = Session(home, Clock(clock))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.commands.output import plain, warn, write_json_list, write_table
+from cdc_platform.commands.output import as_json, plain, warn, write_json_list, write_table
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def write_rows(rows: Rows) -> None:
     """A JSON list, an object a row."""
     names = rows.names
     objects = (dict(zip(names, row, strict=True)) for row in rows.values())
-    write_json_list(json.dumps(plain(each), ensure_ascii=False) for each in objects)
+    write_json_list(map(as_json, objects))
 
 
 def write_csv(rows: Rows) -> None:

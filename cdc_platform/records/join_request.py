@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from cdc_platform.records.node_fields import (
+    Address,
     HostId,
     IgnoreMsb,
     Label,
@@ -32,7 +33,7 @@ class JoinRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host_id: HostId
-    address: Label
+    address: Address
     datacenter: Label
     rack: Label
     shard_count: ShardCount

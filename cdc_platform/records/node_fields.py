@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_address
 from itertools import pairwise
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from cdc_platform.ring import FIRST, LAST, MAX_IGNORE_MSB, MAX_RANGES, MAX_SHARD
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
+_HOST_PART = re.compile(r"\w([\w-]{0,61}\w)?", re.ASCII)
 _LEGAL = f"tokens are integers from {FIRST} to {LAST}"
 
 
@@ -32,8 +34,23 @@ def host_id(value: object) -> UUID:
     return value
 
 
+def address(value: object) -> str:
+    """A node's address: IPv4, IPv6, or the name of a host."""
+    text = label(value)
+    parts = text.split(".")
+    if len(text) <= 253 and all(map(_HOST_PART.fullmatch, parts)) and not parts[-1].isdecimal():
+        return text
+    try:
+        ip_address(text)
+    except ValueError:
+        pass
+    else:
+        return text
+    raise ValueError(f"{text[:60]!r} is no address: write an IP address as 10.0.0.4, or the name of a host")
+
+
 def label(value: object) -> str:
-    """An address, a datacenter or a rack: text, not empty, at most 255 characters on one line."""
+    """A datacenter or a rack: text, not empty, at most 255 characters on one line."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no text")
     if not value.strip() or len(value) > 255 or not value.isprintable():
@@ -81,6 +98,7 @@ def optional(check: Callable[[object], Any]) -> Callable[[object], Any]:
 
 
 HostId = Annotated[UUID, BeforeValidator(host_id)]
+Address = Annotated[str, BeforeValidator(address)]
 Label = Annotated[str, BeforeValidator(label)]
 Tokens = Annotated[tuple[int, ...], BeforeValidator(tokens)]
 Names = Annotated[tuple[str, ...], BeforeValidator(names)]

@@ -30,8 +30,8 @@ from cdc_platform.records.node_fields import (
     refusal,
     whole_number,
 )
+from cdc_platform.records.node_fields import address as check_address
 from cdc_platform.records.node_fields import host_id as check_host_id
-from cdc_platform.records.node_fields import label as check_label
 from cdc_platform.sources.json_files import parse_json, read_text
 
 MOST_STEPS = 10_000
@@ -52,7 +52,7 @@ class Add(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host_id: Annotated[HostId | None, BeforeValidator(optional(check_host_id))] = None
-    address: Annotated[str | None, BeforeValidator(optional(check_label))] = None
+    address: Annotated[str | None, BeforeValidator(optional(check_address))] = None
     datacenter: Label = "dc1"
     rack: Label = "r1"
     tokens: OptionalTokens = None

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cdc_platform.errors import InputError
 from cdc_platform.records.join_request import FEATURES, JoinRequest
 from cdc_platform.records.node_fields import (
+    Address,
     HostId,
     Label,
     Names,
@@ -34,7 +35,7 @@ class SnapshotNode(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host_id: HostId
-    address: Label
+    address: Address
     datacenter: Label
     rack: Label
     tokens: Tokens

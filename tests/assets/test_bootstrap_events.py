@@ -68,14 +68,22 @@ def test_a_node_is_queued_once(rehearsal: Rehearsal) -> None:
     assert [join.host_id for join in waiting] == [str(uuid.UUID(int=1))]
 
 
-def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("shard_count", 0, "shard_count"),
+        ("address", "nowhere!", "'nowhere!' is no address"),
+        ("rack", "\x1b[2J", r"'\x1b[2J' is no name"),
+    ],
+)
+def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, value: object, says: str) -> None:
     """What the launchpad hands in is checked like a file, and nothing is retried."""
-    result = rehearsal.bootstrap(node_config(1) | {"shard_count": 0})
+    result = rehearsal.bootstrap(node_config(1) | {field: value})
     assert not result.success
     failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
     said = failure.step_failure_data.user_failure_data
     assert said is not None
-    assert "shard_count" in (said.description or "")
+    assert says in (said.description or "")
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
     assert inbox.waiting(rehearsal.lake) == []
 

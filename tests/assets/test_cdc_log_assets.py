@@ -13,7 +13,7 @@ from assets.log.logs import LOGS_JOB, next_logs
 from assets.partitions import LOGS_NAME
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs
-from cdc_platform.invariants.findings import LOG_BATCH_COMPLETE, LOG_INVARIANTS
+from cdc_platform.invariants.findings import LOG_BATCH_COMPLETE, LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,9 @@ def test_a_log_is_counted_and_checked(rehearsal: Rehearsal) -> None:
     ]
     assert sets == [{"since": format_us(each), "rows": str(ROWS // 2)} for each in (SWITCH_US, START_US)]
     checks = result.get_asset_check_evaluations()
-    assert {check.check_name: check.passed for check in checks} == dict.fromkeys(LOG_INVARIANTS, True)
+    assert {check.check_name: check.passed for check in checks} == dict.fromkeys(
+        (*LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY), True
+    )
 
 
 def test_a_damaged_log_fails_one_check(rehearsal: Rehearsal) -> None:
@@ -60,8 +62,8 @@ def test_a_damaged_log_fails_one_check(rehearsal: Rehearsal) -> None:
     assert [check.check_name for check in checks if not check.passed] == [LOG_BATCH_COMPLETE]
     put(rehearsal.lake, [], "tabs")
     checks = run(rehearsal).get_asset_check_evaluations()
-    assert {check.description for check in checks if check.passed} == {"there are no rows"}
-    assert len(checks) == len(LOG_INVARIANTS)
+    assert {check.description for check in checks if check.passed} == {"there are no rows", "no reader passed any over"}
+    assert len(checks) == len(LOG_INVARIANTS) + 1
 
 
 def test_a_partition_without_a_log_is_refused(rehearsal: Rehearsal) -> None:

@@ -184,6 +184,13 @@ def _contradicts(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dic
     return {}
 
 
+def _hostile_rack(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    """A rack that would clear the terminal of whoever looks at the ring."""
+    host_id = nodes(1)[0].host_id
+    standin.world.put("scylla.topology", key="topology", host_id=host_id, rack="\x1b[2Jr1")
+    return {}
+
+
 FAULTS = [
     Fault("wrong password", "check the user and the password", _wrong_password),
     Fault("unknown user", "check the user and the password", _wrong_user),
@@ -201,6 +208,7 @@ FAULTS = [
     Fault("always overloaded", "could not be read", _overloaded),
     Fault("a topology that changes", "topology is changing", _topology_changes),
     Fault("a token with two owners", "token", _contradicts),
+    Fault("a rack with an escape", r"rack: '\x1b[2Jr1' is no name", _hostile_rack),
 ]
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from uuid import UUID
 
 import numpy as np
 import pytest
+from support.command_line import run
 
-from cdc_platform.commands.output import plain, write_json, write_json_list
+from cdc_platform.commands.output import plain, warn, write_facts, write_json, write_json_list, write_table
+from cdc_platform.lake.lake import Lake
+from cdc_platform.records.ring import put_nodes
+from cdc_platform.ring import Node
 
 
 @pytest.mark.parametrize(
@@ -72,3 +77,51 @@ def test_a_list_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> No
 
     write_json_list(entries())
     assert json.loads("[1" + capsys.readouterr().out) == [1, 2]
+
+
+HOSTILE = {
+    "\x1b[2J": r"\x1b[2J",
+    "a\nb\tc\r": r"a\nb\tc\r",
+    "\x9b31m": r"\x9b31m",
+    "\u202edc1\u2066": r"\u202edc1\u2066",
+    "\U000e0041": r"\U000e0041",
+    "\ud800": r"\ud800",
+    "[bold]Zürich 東京 🐻": "[bold]Zürich 東京 🐻",
+}
+
+
+@pytest.mark.parametrize(("told", "expected"), HOSTILE.items(), ids=ascii)
+def test_what_a_terminal_would_obey_is_shown_escaped(
+    told: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In cells, headings, facts and warnings; JSON is the same document, in characters that can be shown."""
+    write_table(told, (f">{told}", "b"), [(told, 1)])
+    write_facts([("fact", told)])
+    warn(told)
+    out, err = capsys.readouterr()
+    assert out.count(expected) == 4
+    assert err == f"warning: {expected}\n"
+    assert all(each.isprintable() for each in (out + err).replace("\n", ""))
+    write_json([{"value": told}])
+    write_json({told: told})
+    out = capsys.readouterr().out
+    assert all(each.isprintable() for each in out.replace("\n", ""))
+    listed, _, single = out.partition("]\n")
+    assert json.loads(f"{listed}]") == [{"value": told}]
+    assert json.loads(single) == {told: told}
+
+
+def test_what_is_in_a_home_already_is_shown_escaped(tmp_path: Path) -> None:
+    """A rack that an older version took in, a path in an error, a column of a query: no escape reaches the terminal."""
+    lake = Lake(tmp_path / "home" / "lake")
+    node = Node(UUID(int=1), (5,), 1, 12, "10.0.0.1", "dc1", "\x1b[2Jr1")
+    put_nodes(lake, [node])
+    for command, shown in (
+        (("ring",), r"\x1b[2Jr1"),
+        (("sql", 'SELECT rack, 1 AS "\x1b[2J" FROM platform.nodes'), r"\x1b[2J"),
+        (("import", "\x1b[2J.json"), r"\x1b[2J.json: no such file"),
+    ):
+        answer = run("--home", tmp_path / "home", *command)
+        assert shown in answer.stdout + answer.stderr
+        assert "\x1b" not in answer.stdout + answer.stderr
+    assert run("--home", tmp_path / "home", "ring", "--json").json[0]["rack"] == node.rack
