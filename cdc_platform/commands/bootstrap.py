@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -51,13 +50,11 @@ def bootstrap(session: Session, file: str | None, run: bool, withdraw: str | Non
 
 def _read(file: str) -> JoinRequest:
     from cdc_platform.sources.bootstrap_file import parse_join_request, read_join_request
+    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
 
     if file != "-":
         return read_join_request(file)
-    try:
-        return parse_join_request(sys.stdin.buffer.read().decode("utf-8-sig"), "standard input")
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
+    return parse_join_request(read_standard_input(), STANDARD_INPUT)
 
 
 def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, object]:

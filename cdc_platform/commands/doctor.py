@@ -149,6 +149,8 @@ def _disk(home: Path) -> Iterator[Trial]:
 
 
 def _memory() -> Iterator[Trial]:
+    from cdc_platform.sources.sizes import memory_bytes
+
     total = memory_bytes()
     if total is None:
         yield Trial("memory", True, "this system does not say")
@@ -160,21 +162,6 @@ def _at_least(check: str, found: int, needed: int, mend: str) -> Trial:
     ok = found >= needed
     shown = f"{found / GIB:.1f} GiB" if ok else f"{found / GIB:.1f} GiB where {needed / GIB:.0f} GiB are needed"
     return Trial(check, ok, shown, None if ok else mend)
-
-
-def memory_bytes() -> int | None:
-    """The memory that processes here may use: the machine's, or its control group's where that is less."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
-    limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
-    for limit in limits:
-        try:
-            total = min(total, int(limit.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            continue
-    return total
 
 
 def _existing(path: Path) -> Path:

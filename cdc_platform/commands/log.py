@@ -75,9 +75,10 @@ def log(
 
 
 def _text_of(file: Path) -> str:
-    content = file.read_bytes()
+    with file.open("rb") as opened:
+        content = opened.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise InputError(f"{file} has {len(content)} bytes; a script has at most {_MOST_BYTES}: split it")
+        raise InputError(f"{file} has more than {_MOST_BYTES} bytes, the most that a script has: split it")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

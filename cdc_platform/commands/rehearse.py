@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,14 +81,12 @@ def rehearse(
 
 
 def _steps(file: str) -> list[Step]:
+    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
     from cdc_platform.sources.rehearsal_file import parse_rehearsal, read_rehearsal
 
     if file != "-":
         return read_rehearsal(file)
-    try:
-        return parse_rehearsal(sys.stdin.buffer.read().decode("utf-8-sig"), "standard input")
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
+    return parse_rehearsal(read_standard_input(), STANDARD_INPUT)
 
 
 def _start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,6 +187,7 @@ def _change(session: Session, table: _Name, as_json: bool, change: Callable[...,
 
 def _ends(count: int | None, file: str | None, table: _Name) -> np.ndarray:
     from cdc_platform.generations.tablets import tablet_ends, uniform_ends
+    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
     from cdc_platform.sources.tablet_ends_file import parse_tablet_ends, read_tablet_ends
 
     if count is not None:
@@ -196,11 +195,7 @@ def _ends(count: int | None, file: str | None, table: _Name) -> np.ndarray:
     assert file is not None
     if file != "-":
         return tablet_ends(read_tablet_ends(file), ".".join(table))
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: byte {error.start} is not UTF-8") from None
-    return tablet_ends(parse_tablet_ends(text, "standard input"), ".".join(table))
+    return tablet_ends(parse_tablet_ends(read_standard_input(), STANDARD_INPUT), ".".join(table))
 
 
 def _ends_before_the_drop(lake: Lake, table: _Name) -> np.ndarray:

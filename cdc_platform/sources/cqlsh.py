@@ -6,7 +6,6 @@ Sets come sorted by unsigned bytes: putting streams back in shard order, and the
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from cdc_platform.sources.cqlsh_values import (
 )
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
+from cdc_platform.sources.sizes import most_export
 
 V2 = "cdc_generation_descriptions_v2"
 STREAMS = "cdc_streams_descriptions_v2"
@@ -56,6 +56,8 @@ _NOT_READ = {
         _OF_TABLETS,
     ),
 }
+# One after the other: a file object in memory would hold the text a second time, four bytes a character.
+_LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 
 
@@ -73,7 +75,7 @@ class Exports:
     tablets: TabletExports = field(default_factory=TabletExports)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     source: str
     line: int
@@ -100,7 +102,7 @@ def read_exports(paths: Iterable[str | Path]) -> Exports:
         NotFound: a file is not there.
         InputError: a file is no such export, is cut, or rows of a generation are missing.
     """
-    return parse_exports([(str(path), read_text(Path(path))) for path in paths])
+    return parse_exports([(str(path), read_text(Path(path), most_export())) for path in paths])
 
 
 def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
@@ -141,7 +143,7 @@ def _table(source: str, text: str) -> tuple[str, Iterator[tuple[int, dict[str, s
         raise InputError(f"{source} is empty: {HALF}; export it again")
     # A set of a few thousand stream IDs is one field; the csv module stops at 128 KiB unless told.
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader((line[0] for line in _LINES.finditer(text)), strict=True)
     header = [name.strip() for name in _next(source, reader) or []]
     rows = _dict_rows(source, reader, header, ends_whole=text.endswith("\n"))
     return _table_of(source, header), rows

@@ -41,6 +41,7 @@ from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
+from cdc_platform.sources.sizes import most_export, too_large
 
 _SUFFIXES = (".json", ".csv")
 # What a row relies on comes before it: data before the times that commit it, generations before who knows them.
@@ -134,7 +135,7 @@ def read_sources(
         InputError: a file breaks a rule, or is cut.
     """
     files, ignored = _files(paths)
-    nodes, exports = _parse([(str(path), read_text(path)) for path in files], shards, ignore_msb)
+    nodes, exports = _parse(_texts(files), shards, ignore_msb)
     return ImportSources(nodes, exports, ignore_msb, ignored, host_id)
 
 
@@ -192,6 +193,19 @@ def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
         for file in found:
             files.setdefault(file.resolve(), file)
     return list(files.values()), ignored
+
+
+def _texts(files: Sequence[Path]) -> list[tuple[str, str]]:
+    """The files with their texts, which together are no larger than this machine bears."""
+    left = most = most_export()
+    found = []
+    for path in files:
+        if path.is_file() and path.stat().st_size > left:
+            raise too_large(f"{path}, with what is imported beside it,", most)
+        text = read_text(path, left)
+        left -= len(text)
+        found.append((str(path), text))
+    return found
 
 
 def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:

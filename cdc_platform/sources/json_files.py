@@ -1,52 +1,101 @@
-"""Text and JSON files from outside, read strictly: no field twice, no NaN, every failure one line with its place.
+"""Text and JSON from outside, read strictly: no field twice, no NaN, nothing too large or too deep to be held.
 
+Every failure is one line with its place.
 What the JSON has to say is left to the modules that ask for it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from cdc_platform.errors import InputError, NotFound
+from cdc_platform.sources.sizes import MOST_JSON, read_at_most, too_large
+
+STANDARD_INPUT = "standard input"
+_MOST_CONTAINERS = 1_000_000
+_DEEPEST = 32
 
 
-def read_text(path: Path) -> str:
-    """A file's text, UTF-8 with or without a byte order mark.
+def read_text(path: Path, most: int = MOST_JSON) -> str:
+    """A file's text, UTF-8 with or without a byte order mark, of at most `most` bytes.
 
     Raises:
         NotFound: there is no such file.
-        InputError: it is no readable file, or not UTF-8.
+        InputError: it is no readable file, not UTF-8, or larger.
     """
     try:
-        # Line ends stay as they are: a cut file is told by the one that is missing.
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            return _decoded(read_at_most(file, str(path), most), str(path))
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file; check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; name a file in it") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_standard_input() -> str:
+    """The text on standard input, as `read_text` has that of a file.
+
+    Raises:
+        InputError: it is not UTF-8, or larger than a JSON text may be.
+    """
+    return _decoded(read_at_most(sys.stdin.buffer, STANDARD_INPUT, MOST_JSON), STANDARD_INPUT)
+
+
+def _decoded(content: bytes, source: str) -> str:
+    try:
+        # Line ends stay as they are: a cut file is told by the one that is missing.
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None
+        raise InputError(f"{source} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
 def parse_json(text: str, source: str) -> object:
     """The value of a JSON text; `source` is what messages call it.
 
     Raises:
-        InputError: it is no JSON, says a field twice, or holds NaN or an infinity.
+        InputError: it is no JSON, says a field twice, holds NaN or an infinity, or is too large or too deep.
     """
-    if not text.strip():
+    if not text or text.isspace():
         raise InputError(f"{source} is empty; it has to hold JSON")
+    if len(text) > MOST_JSON:
+        raise too_large(source, MOST_JSON)
+    if text.count("[") + text.count("{") > _MOST_CONTAINERS:
+        raise InputError(
+            f"{source} holds more than {_MOST_CONTAINERS} lists and objects; nothing that is read here does"
+        )
     try:
-        return json.loads(text, object_pairs_hook=_distinct_fields, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_distinct_fields, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise InputError(f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise InputError(f"{source} is not JSON that can be read: it is nested too deeply") from None
+        raise _too_deep(source) from None
     except ValueError as error:
         raise InputError(f"{source} is not JSON: {error}") from None
+    _assert_shallow(value, source)
+    return value
+
+
+def _assert_shallow(value: object, source: str) -> None:
+    """Hold that whoever shows or checks the value does not come to Python's own limit of depth."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _inside(each) if isinstance(inner, (list, dict))]
+        if not level:
+            return
+    raise _too_deep(source)
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _too_deep(source: str) -> InputError:
+    return InputError(f"{source} is not JSON that can be read: it is nested more than {_DEEPEST} deep")
 
 
 def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
