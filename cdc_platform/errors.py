@@ -5,9 +5,14 @@ The edges (command line, Dagster) turn these into one line and an exit code; any
 
 from __future__ import annotations
 
+import errno
+
 _LONGEST = 4000
 """The characters of a message; a longer one, which has a name or value of that length, keeps its begin and its end."""
 _LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PlatformError(Exception):
@@ -42,6 +47,17 @@ class EnvironmentProblem(PlatformError):
 
 class Unavailable(EnvironmentProblem):
     """The machine does not let files be read or written now: no permission, no answer, no space. It is no damage."""
+
+
+def no_space(place: object, what: str = "") -> Unavailable:
+    """What is said of a full disk, wherever it shows: `place` is on it, `what` was being done."""
+    return Unavailable(f"{what}: no space left on {place}; free some and run again".removeprefix(": "))
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error of the system says that a disk, or a user's part of it, is full."""
+    # deltalake raises some with a text alone.
+    return error.errno in _FULL or any(f"(os error {code})" in str(error) for code in _FULL)
 
 
 class ConflictError(PlatformError):

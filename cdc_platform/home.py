@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cdc_platform import drafts
-from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.errors import EnvironmentProblem, InputError, is_full, no_space
 from cdc_platform.settings import Settings, load_settings
 
 VARIABLE = "CDC_PLATFORM_HOME"
@@ -76,6 +76,8 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
             drafts.write(marker, json.dumps({"layout": LAYOUT}) + "\n")
         layout = json.loads(marker.read_text(encoding="utf-8"))["layout"]
     except OSError as error:
+        if is_full(error):
+            raise no_space(root) from None
         raise EnvironmentProblem(f"home {root} cannot be used: {error.strerror}; {mend}") from None
     except (ValueError, KeyError, TypeError):
         raise EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT}}}; {mend}') from None

@@ -21,7 +21,7 @@ from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.commands.arguments import CLOCK_TIME
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import PlatformError, is_full, no_space
 
 NAME = "cdc-platform"
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
@@ -101,6 +101,8 @@ class Program(click.Group):
             if error.errno == errno.EPIPE:
                 raise
             _trace(ctx)
+            if is_full(error):
+                raise Failure(str(no_space(error.filename or "the device")), WRONG_REQUEST) from error
             where = f"{error.filename}: " if error.filename else ""
             raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST) from error
         except Exception as error:

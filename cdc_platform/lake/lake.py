@@ -22,6 +22,7 @@ from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
 from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import OpenTables
+from cdc_platform.lake.room import assert_room
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 from cdc_platform.lake.translate import translated
@@ -64,6 +65,7 @@ class Lake:
         """
         existing = self._open(table)
         if existing is None:
+            assert_room(self.root, 0, f"creating {table.full_name}")
             with translated(f"creating {table.full_name}"):
                 creation.create(table, Path(self.path(table)))
             existing = self._open(table)
@@ -133,7 +135,7 @@ class Lake:
         source = conform(table, rows)
         refuse_repeated_keys(table, source)
         self.ensure(table)
-        return self._write(table, lambda opened: merge(opened, table, source, update))
+        return self._write(table, lambda opened: merge(opened, table, source, update), source.nbytes)
 
     def delete(self, table: Table, filters: Sequence[Filter]) -> int:
         """Delete the rows that pass all `filters`; answers how many. Nothing to delete is no commit.
@@ -249,7 +251,7 @@ class Lake:
             write_deltalake(opened, source, mode="append", commit_properties=marks, writer_properties=WRITER_PROPERTIES)
             return True
 
-        return self._write(table, change)
+        return self._write(table, change, source.nbytes)
 
     def replace_once(self, table: Table, rows: pa.Table, filters: Sequence[Filter], version: int | None) -> bool:
         """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
@@ -279,7 +281,7 @@ class Lake:
             )
             return True
 
-        return self._write(table, change)
+        return self._write(table, change, source.nbytes)
 
     def slices(self, table: Table) -> list[Slice]:
         """What each slice of a table holds, from Delta's log alone: no data file is opened.
@@ -355,8 +357,12 @@ class Lake:
             except TableNotFoundError:
                 return None
 
-    def _write(self, table: Table, change: Callable[[DeltaTable], _Result]) -> _Result:
-        """Run a change against the newest version, again from a newer one as long as other writers come first."""
+    def _write(self, table: Table, change: Callable[[DeltaTable], _Result], size: int = 0) -> _Result:
+        """Run a change against the newest version, again from a newer one as long as other writers come first.
+
+        `size`: the bytes of the rows that it writes, where they are more than a few.
+        """
+        assert_room(self.root, size, f"writing {table.full_name}")
         with translated(f"writing {table.full_name}"):
             for attempt in Retrying(
                 retry=retry_if_exception_type(CommitFailedError),

@@ -19,6 +19,8 @@ from cdc_platform.errors import (
     StateError,
     StoreFailure,
     Unavailable,
+    is_full,
+    no_space,
 )
 
 OUTSIDE_SLICE = "rows lie outside that slice"
@@ -29,6 +31,8 @@ _PASSING = re.compile(
     r"(?![\w/])",
     flags=re.IGNORECASE,
 )
+_FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNORECASE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
 # What is wrong with the rows or the SQL that was handed in.
 _OF_THE_REQUEST = (
@@ -84,6 +88,8 @@ def translate(error: Exception, what: str) -> PlatformError | None:
     if type(error) is Exception:
         # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
         return _of_store(str(error).splitlines()[0], what)
+    if isinstance(error, OSError) and is_full(error):
+        return no_space(error.filename or _place(str(error)), what)
     if isinstance(error, OSError) and error.filename is not None:
         return Unavailable(f"{what}: {error.strerror}: {error.filename}; check its permissions and free space")
     return None
@@ -125,7 +131,15 @@ def _of_deltalake(error: DeltaError, what: str) -> PlatformError:
 
 def _of_store(text: str, what: str) -> PlatformError:
     """What the store says of its files: that they cannot be had now, or what is wrong with them."""
+    if _FULL.search(text):
+        return no_space(_place(text), what)
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
+
+
+def _place(text: str) -> str:
+    """The folder of the file that a message names."""
+    named = re.search(r"(?<![\w/])(/[^\s\"':,;)]+)/", text)
+    return named[1] if named else "the device"
 
 
 def _of_spark(error: Exception, what: str) -> PlatformError | None:
@@ -156,8 +170,8 @@ def _of_spark(error: Exception, what: str) -> PlatformError | None:
 def _of_machinery(error: Exception, text: str, what: str) -> PlatformError | None:
     if "OutOfMemoryError" in text:
         return EnvironmentProblem(f"{what}: the JVM ran out of memory; give it more with CDC_PLATFORM_DRIVER_MEMORY=4g")
-    if "No space left on device" in text:
-        return EnvironmentProblem(f"{what}: no space left on the device")
+    if _FULL.search(text):
+        return no_space(_place(text), what)
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError") and "java" not in text.lower():
         return EnvironmentProblem(f"{what}: the JVM is gone ({_short(text)}); check free memory and run it again")
     if "Connect" in type(error).__name__ and ("UNAVAILABLE" in text or "UNAUTHENTICATED" in text):
@@ -194,5 +208,5 @@ def _first_row(preview: str) -> str:
 
 def _short(text: str) -> str:
     """The first sentence of a foreign message, on one line."""
-    line = " ".join(text.split())
+    line = " ".join(_COLOURS.sub("", text).split())
     return line if len(line) <= 300 else line[:297] + "..."
