@@ -20,6 +20,7 @@ from support.homes.timelines import (
     LEASE_END_MS,
     SECOND_MS,
     THIRD_MS,
+    decide,
     description,
     home_of,
     uuid_of,
@@ -35,10 +36,12 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.log.audit.logs import audit_log
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.reading.reader import whole_windows
+from cdc_platform.log.scripts.keeping import keep
 from cdc_platform.log.scripts.script import rehearse
 from cdc_platform.log.volume import table_streams
 from cdc_platform.node.coordinator import Coordinator
@@ -294,3 +297,25 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
         else:
             (row,) = assign_streams(lake, writes).collect()
             assert row["stream_id"] == (None if isinstance(expected, str) else expected)
+
+
+@pytest.mark.spark
+def test_a_kept_script_waits_for_the_decision_as_well(spark: SparkSession, tmp_path: Path) -> None:
+    """It keeps what `explain` accepts and leaves out what it refuses; once decided, all is in its own generation."""
+    home = home_of(tmp_path, "undecided")
+    lake, clock = Lake(home / "lake"), Clock(LEASE_END_MS * 1000)
+    moments = [LEASE_END_MS * 1000 - 1, LEASE_END_MS * 1000]
+    text = "\n".join(
+        f"INSERT INTO ks.t (p, k, v) VALUES (7, {number}, 1) USING TIMESTAMP {at};" for number, at in enumerate(moments)
+    )
+    kept = keep(text, lake, clock, Settings(), lambda: spark)
+    told = [StreamSources(lake).of("ks", "t").explain(TOKEN, at, clock.now_us()).facts() for at in moments]
+    assert [each["verdict"] for each in told] == ["OK", UNDECIDED]
+    assert [outcome.accepted for outcome in kept.outcomes] == [True, False]
+    rows = lake.read(log_table(schema_of(lake, "ks", "t"))).to_pylist()
+    assert [row["cdc$stream_id"] for row in rows] == [told[0]["stream_id"]]
+    decide(lake)
+    again = keep(text.splitlines()[1], lake, clock, Settings(), lambda: spark)
+    assert again.outcomes[0].accepted
+    findings = audit_log(lake, schema_of(lake, "ks", "t"), lambda: spark)
+    assert [(each.population > 0, each.violations) for each in findings] == [(True, 0)] * len(findings)

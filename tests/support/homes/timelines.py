@@ -184,6 +184,14 @@ def publish(lake: Lake, time_ms: Milliseconds) -> None:
     _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(time_ms)})
 
 
+def decide(lake: Lake) -> None:
+    """Commit the switch of `undecided`; its generation is published."""
+    lake.delete(GENERATION_SWITCHES, [("generation_id", "=", uuid_of(SECOND_MS))])
+    _switch(lake, "committed", SECOND_MS)
+    enter(lake, SECOND_MS)
+    publish(lake, SECOND_MS)
+
+
 def _switch(lake: Lake, phase: str, time_ms: Milliseconds | None) -> None:
     when = None if time_ms is None else ms_to_datetime(time_ms)
     row = {
