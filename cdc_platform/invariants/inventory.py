@@ -30,12 +30,12 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
-    NODES,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
     Table,
 )
+from cdc_platform.records import ring
 from cdc_platform.ring.tokens import Int64s
 from cdc_platform.timeline import Timeline
 
@@ -166,7 +166,7 @@ def listed_times(lake: Lake) -> list[Milliseconds]:
 
 def ring_nodes(lake: Lake) -> RingNodes:
     """What the lake knows of nodes and their tokens."""
-    nodes = lake.read(NODES, ["host_id", "status", "tokens", "shard_count", "ignore_msb"])
+    nodes = ring.columns(lake, ["host_id", "status", "tokens", "shard_count", "ignore_msb"])
     events = lake.read(BOOTSTRAP_EVENTS, ["host_id", "generation_id", "tokens"], [("kind", "=", "join")])
     normal = nodes.filter(compute.equal(nodes["status"], "NORMAL"))
     tokens, widths = _tokens(normal)

@@ -16,11 +16,12 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.invariants.comparison import Digests, row_digests
 from cdc_platform.invariants.findings import Tally, add_up
 from cdc_platform.invariants.inventory import Holding
 from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
-from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes
+from cdc_platform.lake.arrow import compute, fixed_bytes
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, file_batches
 from cdc_platform.ring.tokens import Int64s, UInt8s, distinct

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as _compute
 
 from cdc_platform.errors import InputError
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.ring import composite_keys, tokens_of_buffer
-
-STREAM_ID_BYTES = 16
 
 compute: Any = _compute
 """pyarrow's compute functions, which it makes at import, so that no type checker sees them."""

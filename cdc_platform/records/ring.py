@@ -37,6 +37,16 @@ def statuses(lake: Lake) -> dict[str, str]:
     return dict(zip(rows["host_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
 
 
+def owner_of(lake: Lake, token: int) -> Node | None:
+    """The node that has a token now, whatever its status; None where none has it."""
+    return next((node for node in members(lake) if token in node.tokens), None)
+
+
+def columns(lake: Lake, names: Sequence[str]) -> pa.Table:
+    """Columns of all nodes as they are, for an audit of the ring: what is in them makes no node perhaps."""
+    return lake.read(NODES, names)
+
+
 def host_ids(lake: Lake, status: str = NORMAL) -> list[str]:
     """The host IDs of the nodes with this status, ascending. Reads no tokens."""
     return sorted(host for host, is_now in statuses(lake).items() if is_now == status)

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import Milliseconds, ms_of, ms_to_datetime
-from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, stream_ids
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
+from cdc_platform.lake.arrow import compute, fixed_bytes, stream_ids
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS

@@ -16,13 +16,12 @@ from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shar
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
-    NODES,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.records import descriptions, generation_data
+from cdc_platform.records import descriptions, generation_data, ring
 from cdc_platform.ring import shard_of
 from cdc_platform.timeline.generation import Generation
 
@@ -141,10 +140,8 @@ def _owner(lake: Lake, generation: Generation, range_end: int) -> tuple[str | No
         described = lake.read(TOPOLOGY_DESCRIPTIONS, ["owner", "ignore_msb"], where).to_pylist()
         if described:
             return described[0]["owner"], described[0]["ignore_msb"]
-    for node in lake.read(NODES, ["host_id", "tokens", "ignore_msb"]).to_pylist():
-        if range_end in node["tokens"]:
-            return node["host_id"], node["ignore_msb"]
-    return None, None
+    node = ring.owner_of(lake, range_end)
+    return (None, None) if node is None else (str(node.host_id), node.ignore_msb)
 
 
 def _mark(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:

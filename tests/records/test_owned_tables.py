@@ -19,8 +19,6 @@ PLATFORM = Path(__file__).resolve().parents[2] / "cdc_platform"
 ONE, TWO, THREE = (UUID(int=number) for number in (1, 2, 3))
 OLD, NEW = GenerationId(Milliseconds(1_700_000_000_000)), GenerationId(Milliseconds(1_700_000_600_000), UUID(int=0xB))
 OWNERS = {"NODES": "records/ring.py", "CDC_LOCAL": "records/cdc_local.py"}
-# These two read single columns of the ring, to audit them and to name an owner.
-READERS_OF_COLUMNS = {"NODES": {"inventory.py", "explain.py"}, "CDC_LOCAL": set[str]()}
 ROWS = {"read", "merge", "delete", "raise_column", "append_once"}
 
 
@@ -38,8 +36,7 @@ def touched(name: str) -> set[str]:
 @pytest.mark.parametrize("name", OWNERS)
 def test_a_table_that_several_rooms_write_has_one_owner(name: str) -> None:
     """Rows of the ring and of cdc_local go through their owner, so that each rule about them stands once."""
-    modules = {module for module in touched(name) if Path(module).name not in READERS_OF_COLUMNS[name]}
-    assert modules == {OWNERS[name]}
+    assert touched(name) == {OWNERS[name]}
 
 
 def test_a_node_keeps_the_newest_id_in_either_format(lake: Lake) -> None:

@@ -19,7 +19,8 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.timeuuid import VERSION, ticks_of
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
-from cdc_platform.lake.arrow import STREAM_ID_BYTES, compute, fixed_bytes, tokens_of_column
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
+from cdc_platform.lake.arrow import compute, fixed_bytes, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.audit.rows import NO_TIME, LogRows
