@@ -288,7 +288,7 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
     assert [each.removed_ms for each in Timeline.read(lake).generations] == [None, FAR_MS, FAR_MS, None]
     for name in (IDS[1], TIMES_MS[1]):
         with pytest.raises(NotFound, match="was removed at"):
-            Timeline.read(lake).find(Milliseconds(name))
+            Timeline.read(lake).find(name)
     with pytest.raises(StateError, match="not made again"):
         ledger.introduced_id(lake, IDS[1])
     assert planned(lake)[IDS[0]].time_ms == TIMES_MS[0]
