@@ -183,11 +183,11 @@ def _touched(files: list[dict[str, Any]], start_us: Microseconds, window_us: Mic
     """The share of the bytes that is in files with rows of a window."""
     low, high = f"min.{WRITTEN_AT}", f"max.{WRITTEN_AT}"
     end_us = start_us + window_us
-    mine = [file for file in files if _us(file[high]) >= start_us and _us(file[low]) < end_us]
+    mine = [file for file in files if _us_of_bound(file[high]) >= start_us and _us_of_bound(file[low]) < end_us]
     return sum(file["size_bytes"] for file in mine) / sum(file["size_bytes"] for file in files)
 
 
-def _us(value: Any) -> Microseconds:
+def _us_of_bound(value: Any) -> Microseconds:
     return pa.scalar(value, pa.timestamp("us", "UTC")).cast(pa.int64()).as_py()
 
 

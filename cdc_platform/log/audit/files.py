@@ -152,7 +152,7 @@ def _columns(schema: TableSchema, batch: pa.RecordBatch) -> LogRows:
     return LogRows(
         schema.full_name,
         times,
-        _us(times),
+        _us_of_timeuuids(times),
         timed,
         _written(batch.column(WRITTEN_AT)),
         streams,
@@ -178,7 +178,7 @@ def timeuuid_words(column: pa.Array) -> tuple[UInt64s, Bools]:
     return words, good & ((words[:, 0] >> np.uint64(12) & np.uint64(15)) == VERSION)
 
 
-def _us(words: UInt64s) -> Int64s:
+def _us_of_timeuuids(words: UInt64s) -> Int64s:
     """The time (µs since 1970) in timeuuids."""
     return (ticks_of(words[:, 0]).astype(np.int64) - GREGORIAN) // 10
 
