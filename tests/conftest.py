@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The same examples in every run; `--hypothesis-profile thorough` looks further.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
-# Histories of the state machines: 500 here, 10,000 and more, others in every run, in `make test-long`.
+# Histories of the state machines: 500 here, 10,000 and more, others in every run, in `make test-exhaustive`.
 HISTORIES = int(os.environ.get("CDC_PLATFORM_HISTORIES", "500"))
 settings.register_profile(
     "histories", max_examples=HISTORIES, deadline=None, derandomize=HISTORIES <= 500, database=None
@@ -39,7 +39,7 @@ settings.load_profile("quick")
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
-    "connect": ("test_kills.py", "test_repair_run.py"),
+    "connect": ("test_kills.py", "test_repair_run.py", "test_every_kill_on_spark.py"),
     "up": ("test_browser.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
     "tour": ("test_readme.py",),
     "demo": ("test_demo.py",),

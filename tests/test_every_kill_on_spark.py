@@ -1,0 +1,76 @@
+"""Joins, repairs and scripts that are kept, killed before operations on files and run again. On Spark Connect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import home_with_generations
+from support.nodes import node_text
+from support.processes.kills import Case, killed_and_run_again
+from support.processes.nursery import Nursery
+from support.read_logs import START_US, SWITCH_US
+
+from cdc_platform.clock import format_us
+from cdc_platform.home import open_home
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.lake import Lake
+from cdc_platform.records.ring import put_nodes
+from cdc_platform.ring import Node
+
+pytestmark = pytest.mark.spark
+AT = "2026-01-01T12:00:00Z"
+FIRST = """CREATE TABLE ks.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
+CREATE TABLE ks.gone (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
+INSERT INTO ks.t (p, v) VALUES (1, 1);
+INSERT INTO ks.gone (p, v) VALUES (1, 1);"""
+SECOND = """ALTER TABLE ks.t ADD w int; ALTER TABLE ks.t DROP v;
+INSERT INTO ks.t (p, w) VALUES (2, 2);
+DROP TABLE ks.gone;
+CREATE TABLE ks.new (p int PRIMARY KEY) WITH cdc = {'enabled': true};
+INSERT INTO ks.new (p) VALUES (3);"""
+
+
+def test_a_join(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+    """`bootstrap --run` of a node that waits."""
+
+    def waiting(home: Path) -> None:
+        (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
+        command = ["--home", home, "--clock", AT, "bootstrap", home.parent / "node.json"]
+        assert nursery.race([command])[0].exit_code == 0
+
+    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=server.environment)
+    assert killed_and_run_again(nursery, case, tmp_path) > 0
+
+
+def test_a_repair(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+    """`repair --run` of a ring without a generation."""
+
+    def asked(home: Path) -> None:
+        v2 = ("CDC_GENERATIONS_V2",)
+        hosts = [Node(UUID(int=each), (each, 2**62 + each), 3, 12, "10.0.0.1", "dc1", "r1", v2) for each in (1, 2)]
+        put_nodes(Lake(open_home(home).lake), hosts)
+        assert nursery.race([["--home", home, "--clock", AT, "repair"]])[0].exit_code == 0
+
+    # The verdicts say who asked: it makes no difference here, as the same command asks again.
+    case = Case(asked, ("repair", "--run"), AT, environment=server.environment)
+    assert killed_and_run_again(nursery, case, tmp_path) > 0
+
+
+def test_a_script(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+    """`log --keep` of tables that are made, altered and dropped, and of rows in them."""
+
+    def kept(home: Path) -> None:
+        home_with_generations(home.parent, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
+        for name, script in (("first", FIRST), ("second", SECOND)):
+            (home.parent / f"{name}.cql").write_text(script, encoding="utf-8")
+        command = ["--home", home, "--clock", format_us(START_US + 60_000_000), "log", home.parent / "first.cql"]
+        (first,) = nursery.race([[*command, "--keep"]], environment=server.environment)
+        assert first.exit_code == 0, first
+
+    later = format_us(START_US + 120_000_000)
+    again = "has a column already|has no column|there is no table|exists already"
+    case = Case(kept, ("log", "{beside}/second.cql", "--keep"), later, refused=again, environment=server.environment)
+    assert killed_and_run_again(nursery, case, tmp_path) > 0
