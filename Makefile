@@ -32,9 +32,10 @@ test: java .venv cassandra ## all checks and all tests
 test-fast: .venv ## the tests that start no JVM and no browser
 	$(BIN)/pytest -q -m "not spark and not browser and not cassandra"
 
-.PHONY: test-long
-test-long: .venv ## 10,000 random histories of the switch of generations, others in every run
+.PHONY: test-exhaustive
+test-exhaustive: java .venv ## hours: every kill of every command, and 10,000 random histories of a switch, others each time
 	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 3600 tests/generations/test_switch_machine.py
+	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 tests/test_every_kill.py tests/test_every_kill_on_spark.py
 
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from cdc_platform import drafts
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, StateError
 from cdc_platform.lake import frames, slices, volume
 from cdc_platform.lake.lake import Lake
@@ -362,20 +363,24 @@ def test_without_the_retry_the_same_race_is_a_conflict(
 
 
 def test_a_write_leaves_nothing_beside_its_table(spark: SparkSession, lake: Lake) -> None:
-    """Neither when it is done nor when it is refused; what a killed one left goes a day later, not before."""
+    """Neither when it is done nor when it is refused; what a killed one left goes, what another one holds stays."""
     table = STREAMS_DESCRIPTIONS_V2
     frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
     with pytest.raises(InputError):
         frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME + HOUR, 2), SLICE)
     beside = Path(lake.path(table)).parent
     assert [entry.name for entry in beside.iterdir()] == [table.name]
-    for name, age in (("old", 2 * 86_400), ("new", 3_600)):
-        left = beside / f".{table.name}.{name}"
+    held = drafts.make_folder(beside, table.name)
+    # One that nobody holds, and two of an earlier release, which could not be held: a day old, and younger.
+    (beside / f".{table.name}.{1:032x}.draft").mkdir()
+    for number, age in ((2, 2 * 86_400), (3, 3_600)):
+        left = beside / f".{table.name}.{number:032x}"
         left.mkdir()
         then = left.stat().st_mtime - age
         os.utime(left, (then, then))
     frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 2), SLICE)
-    assert sorted(entry.name for entry in beside.iterdir()) == [f".{table.name}.new", table.name]
+    assert {entry.name for entry in beside.iterdir()} == {f".{table.name}.{3:032x}", held.name, table.name}
+    drafts.discard(held)
 
 
 def test_rows_that_tasks_make_are_a_slice_like_any_other(spark: SparkSession, lake: Lake) -> None:

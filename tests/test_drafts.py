@@ -1,0 +1,76 @@
+"""Drafts: held for as long as their owner lives, swept by the next one that passes; files that are whole or absent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc_platform import drafts
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from cdc_platform import drafts
+print(drafts.make_folder(Path(sys.argv[1]), "table"), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_draft_lives_as_long_as_its_owner(tmp_path: Path) -> None:
+    """However old it is, a living process keeps it; once that was killed the next one that passes removes it."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        draft = Path(holder.stdout.readline().strip())
+        (draft / "file").write_text("half", encoding="utf-8")
+        os.utime(draft, (0, 0))
+        drafts.discard(drafts.make_folder(tmp_path, "other"))
+        assert (draft / "file").exists()
+        holder.send_signal(signal.SIGKILL)
+    drafts.discard(drafts.make_folder(tmp_path, "other"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_drafts_are_swept(tmp_path: Path) -> None:
+    """What other programs leave in a shared folder is not ours to remove, whatever it is called."""
+    theirs = [tmp_path / name for name in ("notes.draft", ".notes.draft", f".notes.{1:032x}", f"{1:032x}.draft")]
+    for path in theirs:
+        path.mkdir()
+    drafts.discard(drafts.make_folder(tmp_path, "table"))
+    drafts.sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(theirs)
+
+
+def test_a_file_is_written_at_once(tmp_path: Path) -> None:
+    """It has the new text, nothing is left beside it, and what a killed writer left is gone."""
+    (tmp_path / f".settings.json.{1:032x}.draft").write_text("{", encoding="utf-8")
+    for text in ("old", "new"):
+        drafts.write(tmp_path / "settings.json", text)
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("settings.json", "new")]
+
+
+def test_a_file_that_cannot_be_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is there is as it was, and no draft is left."""
+    drafts.write(tmp_path / "settings.json", "old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        drafts.write(tmp_path / "settings.json", "new")
+    monkeypatch.undo()
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("settings.json", "old")]
+
+
+def test_a_temporary_folder_is_its_owners_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody else looks into it, and it is gone with its block."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with drafts.temporary_folder("cdc-platform") as folder:
+        assert folder.parent == tmp_path
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
