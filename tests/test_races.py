@@ -98,7 +98,7 @@ def test_who_is_queued_can_join(nursery: Nursery, tmp_path: Path, wanted: list[d
 
 def test_drawn_tokens_are_owned_once(nursery: Nursery, tmp_path: Path) -> None:
     """Eight nodes whose tokens are drawn at once: all join one ring."""
-    commands = []
+    commands: list[Command] = []
     for number in EIGHT:
         node = json.loads(node_text(number + 1)) | {"num_tokens": 16}
         del node["tokens"]
@@ -331,7 +331,7 @@ def test_answers_to_a_switch_are_all_kept(nursery: Nursery, tmp_path: Path) -> N
     id_ = inserted(lake, 3)
     hosts = [host(number) for number in (1, 2, 3)]
     register.prepare(lake, NOON, TWO_PHASE, id_, hosts[2], hosts)
-    commands = [("switch", "ack", id_, "--node", hosts[number % 3]) for number in EIGHT]
+    commands: list[Command] = [("switch", "ack", id_, "--node", hosts[number % 3]) for number in EIGHT]
     ended = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 1_000)))
     assert [each.exit_code for each in ended] == [0] * 8, ended
     assert dict(switches.find(lake, id_).leases) == switches.promises(lake, id_)
