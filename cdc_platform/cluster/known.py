@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.cluster.connection import Connection, checked
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.home import Home, open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.turns import turn
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
@@ -62,18 +65,20 @@ def add(home: Home, name: str, connection: Connection) -> KnownCluster:
             f"{name!r} is no name of a cluster: 1 to 48 lower-case letters, digits, - and _, no sign first"
         )
     checked(connection)
-    folder = home.path / _FOLDER / name
-    if (folder / _CONNECTION).exists():
-        known = find(home, name)
-        if known.connection != connection:
-            raise InputError(
-                f"a cluster {name} is known already, reached otherwise; take it out first with: "
-                f"cdc-platform cluster remove {name}"
-            )
-        return known
-    open_home(folder)
-    _write(folder / _CONNECTION, connection)
-    return find(home, name)
+    with _turn(home):
+        folder = home.path / _FOLDER / name
+        _complete(home, name)
+        if (folder / _CONNECTION).exists():
+            known = find(home, name)
+            if known.connection != connection:
+                raise InputError(
+                    f"a cluster {name} is known already, reached otherwise; take it out first with: "
+                    f"cdc-platform cluster remove {name}"
+                )
+            return known
+        open_home(folder)
+        _write(folder / _CONNECTION, connection)
+        return find(home, name)
 
 
 def find(home: Home, name: str) -> KnownCluster:
@@ -83,6 +88,8 @@ def find(home: Home, name: str) -> KnownCluster:
         NotFound: there is none.
         EnvironmentProblem: a file of it is damaged.
     """
+    if _NAME.fullmatch(name):
+        _complete(home, name)
     folder = home.path / _FOLDER / name
     connection = _read(folder / _CONNECTION, Connection) if _NAME.fullmatch(name) else None
     if connection is None:
@@ -95,8 +102,10 @@ def find(home: Home, name: str) -> KnownCluster:
 
 def clusters(home: Home) -> list[KnownCluster]:
     """All of them, by name."""
+    for ready in (home.path / _FOLDER).glob(".*.renewed"):
+        _complete(home, ready.name.removeprefix(".").removesuffix(".renewed"))
     places = sorted((home.path / _FOLDER).glob(f"*/{_CONNECTION}"))
-    return [find(home, place.parent.name) for place in places]
+    return [find(home, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
 
 
 def remove(home: Home, name: str) -> KnownCluster:
@@ -105,9 +114,10 @@ def remove(home: Home, name: str) -> KnownCluster:
     Raises:
         NotFound: there is none of this name.
     """
-    known = find(home, name)
-    (known.home / _CONNECTION).unlink()
-    return known
+    with _turn(home):
+        known = find(home, name)
+        (known.home / _CONNECTION).unlink()
+        return known
 
 
 def renew(home: Home, name: str, clock: Clock) -> Path | None:
@@ -118,17 +128,34 @@ def renew(home: Home, name: str, clock: Clock) -> Path | None:
     Raises:
         NotFound: there is none of this name.
     """
-    known = find(home, name)
-    if known.identity is None:
-        return None
-    stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
-    aside = known.home.with_name(f"{name}.until-{stamp}")
-    known.home.rename(aside)
-    open_home(known.home)
-    _write(known.home / _CONNECTION, known.connection)
-    # What lies aside is a home still, and no longer a cluster that is known by name.
-    (aside / _CONNECTION).unlink()
-    return aside
+    with _turn(home):
+        known = find(home, name)
+        if known.identity is None:
+            return None
+        stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
+        aside = known.home.with_name(f"{name}.until-{stamp}")
+        # The new home is ready before the old one goes: a process that dies in between leaves what `_complete` ends.
+        _write(open_home(_renewed(home, name)).path / _CONNECTION, known.connection)
+        known.home.rename(aside)
+        _complete(home, name)
+        # What lies aside is a home still, and no longer a cluster that is known by name.
+        (aside / _CONNECTION).unlink()
+        return aside
+
+
+def _renewed(home: Home, name: str) -> Path:
+    return home.path / _FOLDER / f".{name}.renewed"
+
+
+def _complete(home: Home, name: str) -> None:
+    """Give a cluster its new home, if that is ready and the old one has gone."""
+    place = home.path / _FOLDER / name
+    if (_renewed(home, name) / _CONNECTION).exists() and not place.exists():
+        _renewed(home, name).rename(place)
+
+
+def _turn(home: Home) -> AbstractContextManager[None]:
+    return turn(Lake(home.lake), "clusters")
 
 
 def assert_same(known: KnownCluster, seen: Identity, times_ms: Sequence[Milliseconds] | None = None) -> None:

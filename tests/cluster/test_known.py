@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import run
@@ -71,6 +72,28 @@ def test_a_cluster_that_was_never_looked_at_has_nothing_to_move_aside(tmp_path: 
     assert known.renew(home, "prod", Clock()) is None
     with pytest.raises(NotFound, match="cluster add"):
         known.renew(home, "other", Clock())
+
+
+@pytest.mark.parametrize(("call", "time"), [("rename", 1), ("rename", 2), ("replace", 1), ("unlink", 1)])
+def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, time: int) -> None:
+    """Before whichever of its changes it dies, the cluster is known by its name, and by it alone; `renew` ends it."""
+    home, contacts = open_home(tmp_path), Connection(contacts=("a:1",))
+    known.remember(known.add(home, "prod", contacts), Identity(cluster_name="p", host_ids=()))
+    real, calls = getattr(Path, call), iter(range(1, 100))
+
+    def die(path: Path, *args: Any, **named: Any) -> Any:
+        if path.name.endswith(".draft") == (call == "replace") and next(calls) == time:
+            raise KeyboardInterrupt
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(Path, call, die)
+    with pytest.raises(KeyboardInterrupt):
+        known.renew(home, "prod", Clock(1_000_000))
+    monkeypatch.undo()
+    assert [(each.name, each.connection) for each in known.clusters(home)] == [("prod", contacts)]
+    known.renew(home, "prod", Clock(60_000_000))
+    assert known.find(home, "prod").identity is None
+    assert not (tmp_path / "clusters" / ".prod.renewed").exists()
 
 
 def test_times_that_were_seen_never_go_back(tmp_path: Path) -> None:
