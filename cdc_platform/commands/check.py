@@ -9,7 +9,7 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.output import json_option, write_json, write_table
+from cdc_platform.commands.output import json_option, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ def check(ctx: click.Context, session: Session, generation: str | Milliseconds |
     if name is None:
         for family, findings in _beside(lake, session.clock, session.open_home().settings, sets):
             judgements += judge(findings, family.due(findings))
+        from cdc_platform.log.gaps import told
+
+        for line in told(lake):
+            warn(line)
     if as_json:
         write_json(
             [

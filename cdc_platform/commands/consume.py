@@ -29,12 +29,15 @@ def consume(session: Session, table: tuple[str, str], name: str, until: str | No
     """
     until_us = None if until is None else parse_time_us(until)
     from cdc_platform.log.ddl import schema_of
+    from cdc_platform.log.gaps import told
     from cdc_platform.log.reading import reader
 
     reader.check_name(name)
     lake = session.lake()
     schema = schema_of(lake, *table)
     consumer, rows = reader.consume(lake, session.clock, schema, name, until_us=until_us, tell=warn)
+    for line in told(lake, [schema.full_name]):
+        warn(line)
     facts = {
         "name": name,
         "table": schema.full_name,

@@ -112,7 +112,14 @@ def _log_columns(outcome: Outcome) -> dict[str, str] | None:
 
 
 def _tables(result: Result) -> dict[str, object]:
-    return {table.name: {"base": table.base, "replayed": table.replayed} for table in result.tables}
+    return {
+        table.name: {
+            "base": table.base,
+            "replayed": table.replayed,
+            "missing": [gap.json() for gap in table.missing],
+        }
+        for table in result.tables
+    }
 
 
 def _finish(ctx: click.Context, result: Result) -> None:
@@ -154,6 +161,8 @@ def _show_table(table: TouchedTable) -> None:
     if table.replayed is not None:
         same = "the same" if table.replayed == table.base else f"other rows: {len(table.replayed)}"
         click.echo(f"   rebuilt from its log: {same}\n")
+    for gap in table.missing:
+        click.echo(f"   missing in its log: {gap}")
 
 
 def _show_rows(title: str, rows: list[dict[str, object]]) -> None:

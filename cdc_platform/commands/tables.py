@@ -8,7 +8,7 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME, TTL
-from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
     else:
         title = "CDC-enabled tables"
         rows = [_told(table) for table in cdc_tables.cdc_tables(lake)]
+    from cdc_platform.log.gaps import told
+
+    for line in told(lake):
+        warn(line)
     if as_json:
         write_json(rows)
         return

@@ -87,6 +87,13 @@ class Catalog:
             raise InputError(f"{keyspace}.{table} is a CDC log; its rows come from writes to the base table alone")
         raise NotFound(f"unknown table {keyspace}.{table}; {listed(tables)}")
 
+    def base_of_log(self, name: Name) -> TableSchema | None:
+        """The table of which a name is the log; None where it is that of a table itself, or of nothing."""
+        keyspace, table = self.qualified(name)
+        tables = self.keyspaces[keyspace].tables if keyspace in self.keyspaces else {}
+        is_log = table.endswith(LOG_SUFFIX) and table not in tables
+        return tables.get(table.removesuffix(LOG_SUFFIX)) if is_log else None
+
     def put(self, schema: TableSchema) -> None:
         """Make this the table of its name."""
         self.making(schema.keyspace).tables[schema.name] = schema

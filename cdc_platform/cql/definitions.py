@@ -15,7 +15,8 @@ from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
 from cdc_platform.cql.names import refuse_name
-from cdc_platform.cql.schema import LOG_SUFFIX, MAX_TTL, CdcOptions, Column, Kind, TableSchema, log_columns
+from cdc_platform.cql.schema import LOG_SUFFIX, CdcOptions, Column, Kind, TableSchema, log_columns
+from cdc_platform.cql.table_options import cdc_options, default_ttl, option_map
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
 
@@ -51,7 +52,7 @@ def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: Microseco
 def _tablets(body: s.CreateKeyspace) -> int | None:
     """How many tablets a table of the keyspace has; None where it has none."""
     options = [
-        _options(part.value) for part in body.properties if isinstance(part, s.Property) and part.name == "tablets"
+        option_map(part.value) for part in body.properties if isinstance(part, s.Property) and part.name == "tablets"
     ]
     if not options or options[-1].get("enabled", "true").lower() != "true":
         return None
@@ -139,7 +140,7 @@ def _put_type(catalog: Catalog, new: UserType) -> None:
 @_define.register
 def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
     keyspace, name = catalog.qualified(body.name)
-    options = _cdc(body.properties) or CdcOptions()
+    options = cdc_options(body.properties) or CdcOptions()
     if name.endswith(LOG_SUFFIX):
         if options.enabled:
             raise InputError(
@@ -154,7 +155,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
         if not body.if_not_exists:
             raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
         return catalog.table(body.name)
-    ttl = _default_ttl(body.properties) or 0
+    ttl = default_ttl(body.properties) or 0
     schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
     _check_table(schema)
     catalog.put(schema)
@@ -297,8 +298,8 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
     for part in body.properties:
         if not isinstance(part, s.Property):
             raise InputError(f"the order and storage of {schema.full_name} are those that it was created with")
-    ttl = _default_ttl(body.properties)
-    cdc = _cdc(body.properties) or schema.cdc
+    ttl = default_ttl(body.properties)
+    cdc = cdc_options(body.properties) or schema.cdc
     return _put(catalog, replace(schema, cdc=cdc, default_ttl=schema.default_ttl if ttl is None else ttl))
 
 
@@ -314,9 +315,21 @@ def _drop(body: s.Drop, catalog: Catalog, now_us: Microseconds) -> None:
         _drop_keyspace(body, catalog)
     elif body.what == "type":
         _drop_type(body, catalog)
+    elif (base := catalog.base_of_log(body.name)) is not None:
+        _drop_log(catalog, base, now_us)
     elif catalog.has_table(body.name) or not body.if_exists:
         schema = catalog.table(body.name)
         del catalog.keyspace(schema.keyspace).tables[schema.name]
+
+
+def _drop_log(catalog: Catalog, base: TableSchema, now_us: int) -> None:
+    """Drop a log, which its base table has for as long as CDC is on; the next one begins when it is turned on again."""
+    if base.cdc.enabled:
+        raise InputError(
+            f"{base.keyspace}.{base.log_name} is the log of a table with CDC; turn that off first: ALTER TABLE"
+            f" {base.full_name} WITH cdc = {{'enabled': false}}"
+        )
+    catalog.put(replace(base, log_since_us=now_us))
 
 
 def _drop_keyspace(body: s.Drop, catalog: Catalog) -> None:
@@ -356,41 +369,3 @@ def _users(keyspace: Keyspace, kind: UserType) -> list[str]:
 
 def _uses(kinds: Sequence[CqlType], name: str) -> bool:
     return any(part.name == name for part in chain.from_iterable(kind.user_types() for kind in kinds))
-
-
-def _cdc(properties: Iterable[s.TableProperty]) -> CdcOptions | None:
-    """The CDC options that the properties set; None where they say nothing of CDC."""
-    given = [part.value for part in properties if isinstance(part, s.Property) and part.name == "cdc"]
-    if len(given) > 1:
-        raise InputError("cdc is set twice; give all of its options in one map")
-    return CdcOptions.parse(_options(given[0])) if given else None
-
-
-def _default_ttl(properties: Iterable[s.TableProperty]) -> int | None:
-    """The TTL (s) of writes that give none; None where the properties do not say."""
-    given = [part.value for part in properties if isinstance(part, s.Property) and part.name == "default_time_to_live"]
-    if not given:
-        return None
-    value = given[-1].value if isinstance(given[-1], s.Constant) and given[-1].kind == "integer" else -1
-    if not 0 <= value <= MAX_TTL:
-        raise InputError(f"default_time_to_live is a number of seconds from 0 to {MAX_TTL}")
-    return value
-
-
-def _options(term: s.Term) -> dict[str, str]:
-    """A map of options as text, whatever constants it is written with."""
-    pairs = term.pairs if isinstance(term, s.MapLiteral) else () if term == s.SetLiteral(()) else None
-    texts = None if pairs is None else [(_option(key), _option(value)) for key, value in pairs]
-    if texts is None or any(None in pair for pair in texts):
-        raise InputError("options are a map of texts, as in {'enabled': true}")
-    keys = [str(key).lower() for key, _ in texts]
-    for key, count in Counter(keys).items():
-        if count > 1:
-            raise InputError(f"option {key!r} is given {count} times")
-    return {str(key): str(value) for key, value in texts}
-
-
-def _option(term: s.Term) -> str | None:
-    if not isinstance(term, s.Constant) or term.kind == "null":
-        return None
-    return str(term.value) if term.kind == "text" else term.text

@@ -148,7 +148,8 @@ class TableSchema:
     """A base table: its columns with the keys in key order, its CDC options, when it was made (µs since 1970).
 
     `dropped` holds the columns that were dropped: name and the time (µs) until which it cannot be used again.
-    `default_ttl` (s) is that of writes that give none, 0 for none.
+    `default_ttl` (s) is that of writes that give none, 0 for none. `truncated_us` is when it was truncated last,
+    `log_since_us` when its log was made anew (µs); None: it never was.
     """
 
     keyspace: str
@@ -158,6 +159,8 @@ class TableSchema:
     created_at_us: Microseconds = Microseconds(0)
     dropped: tuple[tuple[str, Microseconds], ...] = ()
     default_ttl: int = 0
+    truncated_us: int | None = None
+    log_since_us: int | None = None
 
     @property
     def full_name(self) -> str:

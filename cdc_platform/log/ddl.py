@@ -1,14 +1,16 @@
 """A table's schema as the CQL that makes it, for `platform.cdc_tables.ddl`, and back.
 
-Types come in front of the table, those that others are made of first. What CQL has no words for is left out: when the
-table was made, and which columns it lost lately.
+Types come in front of the table, those that others are made of first. When it was truncated, and its log made anew,
+stands in comments behind it; when it was made, and which columns it lost lately, is left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from cdc_platform.clock import Microseconds, us_of
+from cdc_platform.clock import Microseconds, format_us, parse_time_us, us_of
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
@@ -25,7 +27,7 @@ from cdc_platform.records.cdc_tables import CdcTable
 def ddl_of(catalog: Catalog, schema: TableSchema) -> str:
     """The statements that make a table of the catalog, and the types that it uses."""
     types = catalog.keyspace(schema.keyspace).types
-    return "\n".join([*(_type_ddl(types[name]) for name in _used(types, schema)), _table_ddl(schema)])
+    return "\n".join([*(_type_ddl(types[name]) for name in _used(types, schema)), _table_ddl(schema), *_notes(schema)])
 
 
 def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
@@ -55,13 +57,31 @@ def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSche
         try:
             for statement in parse(known.ddl):
                 _define(catalog, statement.body, us_of(known.created_at_ms))
-            found.append(catalog.table(s.Name(known.keyspace_name, known.table_name)))
+            schema = noted(catalog.table(s.Name(known.keyspace_name, known.table_name)), known.ddl)
+            catalog.put(schema)
+            found.append(schema)
         except (NotFound, ValueError) as error:
             raise StateError(
                 f"the definition of {known.full_name} in platform.cdc_tables cannot be read: {error}; write it"
                 f" anew with: cdc-platform tables alter {known.full_name}"
             ) from None
     return found
+
+
+def noted(schema: TableSchema, ddl: str) -> TableSchema:
+    """The table with what its definition says in comments, for which CQL has no words."""
+    found = {name: parse_time_us(time) for name, time in _NOTE.findall(ddl)}
+    return replace(schema, truncated_us=found.get("truncated"), log_since_us=found.get("log made anew"))
+
+
+def _notes(schema: TableSchema) -> Iterator[str]:
+    if schema.truncated_us is not None:
+        yield f"-- truncated: {format_us(schema.truncated_us)}"
+    if schema.log_since_us is not None:
+        yield f"-- log made anew: {format_us(schema.log_since_us)}"
+
+
+_NOTE = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)
 
 
 def _define(catalog: Catalog, body: s.Body, at_us: Microseconds) -> None:

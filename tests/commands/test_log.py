@@ -63,7 +63,7 @@ def test_the_document(cli: Cli, script: Path, seeded_home: Path) -> None:
     value = {"big": "9007199254740993", "u": {"a": None, "b": "0xff"}, "m": [["a", "2"], ["b", "1.50"]]}
     assert {name: row[name] for name in value} == value
     rows = [{"pk": 1, "l": ["550e8400-e29b-41d4-a716-446655440000"]} | value]
-    assert answer.json["tables"] == {"ks.t": {"base": rows, "replayed": rows}}
+    assert answer.json["tables"] == {"ks.t": {"base": rows, "replayed": rows, "missing": []}}
 
 
 def test_what_people_read(cli: Cli, script: Path) -> None:

@@ -27,6 +27,8 @@ from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.turns import SCRIPTS, turn
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import ddl_of, known_tables
+from cdc_platform.log.ddl import noted as noted_in
+from cdc_platform.log.gaps import history_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
@@ -54,7 +56,11 @@ def kept_tables(lake: Lake) -> Kept:
     """The tables whose definition the lake knows, with the rows that their logs have now."""
     catalog = Catalog()
     known_tables(catalog, cdc_tables.cdc_tables(lake))
-    return Kept(catalog, lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))))
+    return Kept(
+        catalog,
+        lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))),
+        lambda schema: history_of(lake, schema),
+    )
 
 
 def rehearse_on_kept(
@@ -134,7 +140,11 @@ def _finished(lake: Lake, settings: Settings, noted: _Noted) -> Result | str:
 def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.Statement]) -> tuple[Script, Result]:
     """The script in the process, on the tables that it found when it was noted: always with the same outcome."""
     catalog = _catalog(noted.definitions)
-    kept = Kept(catalog, lambda schema: _stored_rows(lake, schema, noted.log_versions.get(schema.full_name)))
+    kept = Kept(
+        catalog,
+        lambda schema: _stored_rows(lake, schema, noted.log_versions.get(schema.full_name)),
+        lambda schema: history_of(lake, schema),
+    )
     script = Script(lake, settings, noted.at_us, kept)
     return script, script.run(statements)
 
@@ -146,6 +156,8 @@ def _catalog(definitions: str) -> Catalog:
         for statement in parse(statements):
             if isinstance(statement.body, s.Definition):
                 define(catalog, statement.body, created_at_us)
+                if isinstance(statement.body, s.CreateTable):
+                    catalog.put(noted_in(catalog.table(statement.body.name), statements))
     return catalog
 
 
@@ -204,7 +216,7 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
     for schema in after.tables():
         _tell(lake, clock, settings, after, schema)
     failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
-    for schema in script.dropped:
+    for schema in (*script.dropped, *script.emptied):
         _empty(lake, noted, schema, after)
     for schema in after.tables():
         rows = script.written.get(schema.full_name, [])

@@ -11,6 +11,7 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.conditions import Answer
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import PlatformError, WriteRefused
+from cdc_platform.log.gaps import Gap
 
 Became = Literal["done", "not applied", "passed over", "refused", "wrong"]
 """What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
@@ -64,12 +65,14 @@ class Outcome:
 class TouchedTable:
     """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
 
-    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone.
+    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone. `missing` is what the log lacks
+    of its table's writes.
     """
 
     name: str
     base: list[dict[str, object]]
     replayed: list[dict[str, object]] | None
+    missing: list[Gap] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
+from uuid import UUID
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
@@ -24,8 +26,10 @@ from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.log.gaps import Standing, gaps
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
 from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable, Undone
@@ -36,10 +40,11 @@ from cdc_platform.timeline import StreamSources
 
 @dataclass(frozen=True)
 class Kept:
-    """The tables that the lake has: their catalog, and what reads the log rows of one of them."""
+    """The tables that the lake has: their catalog, and what reads the log rows of one, and the options it has had."""
 
     catalog: Catalog
     rows: Callable[[TableSchema], Iterable[Row]]
+    history: Callable[[TableSchema], list[Standing]] = lambda _: []
 
 
 def _no_rows(_: TableSchema) -> Iterable[Row]:
@@ -81,6 +86,9 @@ class Script:
         self._logs: dict[str, list[Row]] = {}
         self.written: dict[str, list[Row]] = {}
         """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
+        self.emptied: list[TableSchema] = []
+        """The tables whose logs it has dropped, and not the tables."""
+        self._histories: dict[str, list[Standing]] = {}
         self.dropped: list[TableSchema] = []
         """The kept tables that the script has dropped, also where it has made others of their names."""
 
@@ -107,7 +115,7 @@ class Script:
             if isinstance(body, s.Use):
                 self._catalog.in_use = self._catalog.keyspace(body.keyspace).name
             elif isinstance(body, s.Truncate):
-                self._base(self._catalog.table(body.name)).truncate()
+                self._truncate(self._catalog.table(body.name))
             elif isinstance(body, s.Unread):
                 return Outcome(statement, body.error)
             elif not isinstance(body, s.Read | s.PassedOver):
@@ -125,8 +133,28 @@ class Script:
             if name not in self._bases and name not in self._unread:
                 self._make(name, table)
             elif self._unread.get(name) is not table and self._base(table).schema is not table:
-                self._base(table).alter(table)
+                self._alter(name, table)
         return schema
+
+    def _alter(self, name: str, table: TableSchema) -> None:
+        before = self._base(table).schema
+        self._base(table).alter(table)
+        if before.cdc != table.cdc:
+            self._histories[name].append(Standing(self._at_us, table.cdc))
+        if before.log_since_us != table.log_since_us:
+            self.emptied.append(table)
+            self._logs[name], self.written[name] = [], []
+
+    def _truncate(self, schema: TableSchema) -> None:
+        """Forget the rows of a table; its log stays as it is, and what stands there is told of as not the table's."""
+        self._base(schema).truncate()
+        self._catalog.put(replace(schema, truncated_us=self._at_us))
+        self._base(schema).alter(self._catalog.keyspaces[schema.keyspace].tables[schema.name])
+
+    @property
+    def _at_us(self) -> int:
+        """The time (µs) that the next write will have; those before are earlier."""
+        return self._now_us + self._ticks
 
     def _forget(self, name: str) -> None:
         self.dropped += [schema for schema in self._found if schema.full_name == name]
@@ -145,7 +173,8 @@ class Script:
             before = self._unread.pop(name)
             self._logs[name] = list(self._kept.rows(before))
             self.written[name] = []
-            self._bases[name] = self._rebuilt(before, name)
+            self._histories[name] = self._kept.history(before) or [Standing(before.created_at_us, before.cdc)]
+            self._bases[name] = self._left(before, name)
         return self._bases[name]
 
     def _rebuilt(self, schema: TableSchema, name: str) -> BaseTable:
@@ -154,7 +183,16 @@ class Script:
             return BaseTable(schema)
         return BaseTable(schema, replay(schema, self._logs[name])).without_expired(self._now_us)
 
+    def _left(self, schema: TableSchema, name: str) -> BaseTable:
+        """The table as earlier scripts have left it: what was written before it was truncated is in its log alone."""
+        truncated = schema.truncated_us
+        if truncated is None or schema.cdc.delta != "full":
+            return self._rebuilt(schema, name)
+        rows = [row for row in self._logs[name] if timeuuid_us(cast(UUID, row["cdc$time"])) >= truncated]
+        return BaseTable(schema, replay(schema, rows)).without_expired(self._now_us)
+
     def _make(self, name: str, schema: TableSchema) -> None:
+        self._histories[name] = [Standing(schema.created_at_us, schema.cdc)]
         self._bases[name], self._logs[name], self.written[name] = BaseTable(schema), [], []
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
@@ -203,12 +241,13 @@ class Script:
     def _touched(self, name: str) -> TouchedTable:
         base = self._bases[name]
         schema = base.schema
+        missing = gaps(schema, self._histories[name])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
-            return TouchedTable(name, base.rows(), None)
+            return TouchedTable(name, base.rows(), None, missing)
         rebuilt = self._rebuilt(schema, name)
         for state in replay(schema, self.written[name]).values():
             rebuilt.apply(state)
-        return TouchedTable(name, base.rows(), rebuilt.rows())
+        return TouchedTable(name, base.rows(), rebuilt.rows(), missing)
 
 
 def _has_timestamps(body: s.Write | s.Batch) -> bool:

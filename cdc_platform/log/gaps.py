@@ -1,0 +1,126 @@
+"""What a log does not tell of its table, and of which time: images, values, or anything at all.
+
+It follows from the options that CDC has had, and from truncations, of which no log tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cdc_platform.clock import format_us
+from cdc_platform.cql.schema import CdcOptions, TableSchema
+from cdc_platform.lake.lake import Lake
+
+_PREIMAGES = ("false", "true", "full")
+
+
+class Standing(NamedTuple):
+    """The CDC options of a table from a time on (µs)."""
+
+    since_us: int
+    options: CdcOptions
+
+
+class Gap(NamedTuple):
+    """What a log lacks of the writes from `since_us` (µs; None: from the first) until `until_us` (None: now)."""
+
+    what: str
+    since_us: int | None
+    until_us: int | None
+
+    def __str__(self) -> str:
+        """As people read it."""
+        since = "from the first write" if self.since_us is None else f"from {format_us(self.since_us)}"
+        return f"{self.what} {since} {'on' if self.until_us is None else f'until {format_us(self.until_us)}'}"
+
+    def json(self) -> dict[str, object]:
+        """As JSON has it."""
+        times = (None if time is None else format_us(time) for time in (self.since_us, self.until_us))
+        return {"what": self.what, **dict(zip(("from", "until"), times, strict=True))}
+
+
+def gaps(schema: TableSchema, history: Sequence[Standing]) -> list[Gap]:
+    """What the log of a table lacks, by what it is; `history` is oldest first, and its first one holds before, too.
+
+    Images are missing where the table had fewer of them than at another time.
+    """
+    logged = [each for each in history if each.options.enabled]
+    if not logged:
+        return []
+    found = list(_periods("all writes", history, [not each.options.enabled for each in history]))
+    found += _periods("values", history, [_on(each) and each.options.delta == "keys" for each in history])
+    most = max(_PREIMAGES.index(each.options.preimage) for each in logged)
+    fewer = [_on(each) and _PREIMAGES.index(each.options.preimage) < most for each in history]
+    found += _periods("pre-images" if most == 1 else "full pre-images", history, fewer)
+    if any(each.options.postimage for each in logged):
+        found += _periods("post-images", history, [_on(each) and not each.options.postimage for each in history])
+    if schema.log_since_us is not None:
+        found.append(Gap("all writes to the log that was dropped", None, schema.log_since_us))
+    if schema.truncated_us is not None:
+        found.append(Gap("the truncation, which takes all that was written", None, schema.truncated_us))
+    return found
+
+
+def history_of(lake: Lake, schema: TableSchema) -> list[Standing]:
+    """The options that a kept table has had since its log was made, oldest first; none of one never told of."""
+    from cdc_platform.records import cdc_tables
+
+    said = [
+        change
+        for change in cdc_tables.changes(lake)
+        if (change.keyspace_name, change.table_name) == (schema.keyspace, schema.name)
+    ]
+    dropped = [place for place, change in enumerate(said) if change.what == cdc_tables.DROPPED]
+    found: list[Standing] = []
+    for change in said[dropped[-1] + 1 :] if dropped else said:
+        options = CdcOptions(change.enabled) if change.ddl is None else _options(change.ddl, change.enabled)
+        if not found or found[-1].options != options:
+            found.append(Standing(change.changed_at_us, options))
+    return found
+
+
+def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
+    """What the logs of the kept tables lack (of those of `names`, `keyspace.table`; None: of all), a line a gap."""
+    from cdc_platform.cql.catalog import Catalog
+    from cdc_platform.log.ddl import known_tables
+    from cdc_platform.records import cdc_tables
+
+    known = [each for each in cdc_tables.cdc_tables(lake) if each.ddl is not None]
+    return [
+        f"the log of {schema.full_name} lacks {gap}"
+        for schema in known_tables(Catalog(), [each for each in known if names is None or each.full_name in names])
+        for gap in gaps(schema, history_of(lake, schema))
+    ]
+
+
+def _on(standing: Standing) -> bool:
+    return standing.options.enabled
+
+
+def _periods(what: str, history: Sequence[Standing], missing: Sequence[bool]) -> Iterator[Gap]:
+    """A gap for each run of times at which something is missing; none where it always is, since it was never asked."""
+    if all(missing):
+        return
+    place = 0
+    while place < len(missing):
+        end = place
+        while end < len(missing) and missing[end]:
+            end += 1
+        if end > place:
+            until = history[end].since_us if end < len(history) else None
+            yield Gap(what, history[place].since_us if place else None, until)
+        place = end + 1
+
+
+def _options(ddl: str, enabled: bool) -> CdcOptions:
+    """The CDC options of a definition; whether CDC is on is told beside it."""
+    from dataclasses import replace
+
+    from cdc_platform.cql import statements as s
+    from cdc_platform.cql.parser import parse
+    from cdc_platform.cql.table_options import cdc_options
+
+    tables = [each.body for each in parse(ddl) if isinstance(each.body, s.CreateTable)]
+    found = cdc_options(tables[-1].properties) if tables else None
+    return replace(found or CdcOptions(), enabled=enabled)
