@@ -18,7 +18,7 @@ MAX_IGNORE_MSB = 31
 
 MAX_NAME = 48
 
-_TABLE = re.compile(r'("\w{1,48}"|[a-z]\w{0,47})\.("\w{1,48}"|[a-z]\w{0,47})', re.IGNORECASE | re.ASCII)
+_TABLE = re.compile(r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 

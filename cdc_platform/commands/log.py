@@ -138,7 +138,7 @@ def _show(result: Result) -> None:
             click.echo(escaped(f"   {outcome.became}: {outcome.reason}"))
         if outcome.answer is not None:
             rows = outcome.answer.json()
-            write_table("", list(rows[0]), [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
+            _show_answer(rows)
         if outcome.rows:
             _show_rows("", outcome.rows)
     for table in result.tables:
@@ -151,6 +151,12 @@ def _show_summary(result: Result) -> None:
     if result.summary.keys() - {"done"}:
         rows = [[kind, became, count] for became, kinds in result.summary.items() for kind, count in kinds.items()]
         write_table("Statements", ["kind", "outcome", ">count"], rows)
+
+
+def _show_answer(rows: list[dict[str, object]]) -> None:
+    """What the client of a lightweight transaction gets; a bracket in a title would be read as markup."""
+    columns = [name.replace("[", "\\[") for name in rows[0]]
+    write_table("", columns, [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
 
 
 def _show_table(table: TouchedTable) -> None:

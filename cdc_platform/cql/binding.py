@@ -198,8 +198,6 @@ def writes_of(body: s.Write | s.Batch) -> Sequence[s.Write]:
         raise InputError("BEGIN COUNTER BATCH is not supported, as counters are not")
     if body.using.ttl is not None:
         raise InputError("a batch takes no TTL; give it to the statements in it")
-    if not body.writes:
-        raise InputError("the batch is empty; put at least one INSERT, UPDATE or DELETE into it")
     if body.using.timestamp is None:
         return body.writes
     if any(write.using.timestamp is not None for write in body.writes):

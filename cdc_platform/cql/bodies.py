@@ -46,6 +46,9 @@ class Bodies(Transformer[Token, Any]):
     def set_type(self, element: s.TypeName) -> s.TypeName:
         return s.TypeName(s.Name(None, "set"), (element,))
 
+    def vector_type(self, name: s.Name, element: s.TypeName, dimension: Token) -> s.TypeName:
+        return s.TypeName(name, (element,), int(dimension))
+
     # Keyspaces, types, tables
 
     def read(self, _: Token) -> s.Read:

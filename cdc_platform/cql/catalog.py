@@ -12,6 +12,8 @@ from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
 from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import (
     COUNTER,
+    FLOAT,
+    MOST_DIMENSIONS,
     SCALARS,
     CqlType,
     ListType,
@@ -19,6 +21,7 @@ from cdc_platform.cql.types import (
     SetType,
     TupleType,
     UserType,
+    VectorType,
     listed,
     scalar,
 )
@@ -112,6 +115,8 @@ class Catalog:
                 return TupleType(tuple(self._part(part, keyspace, name).frozen() for part in _some(parameters)))
             if name in _COLLECTIONS:
                 return self._collection(name, parameters, keyspace)
+            if name == "vector":
+                return self._vector(written, keyspace)
         user_type = self._user_type(written.name, keyspace)
         if parameters:
             raise InputError(f"type {name} takes no parameters")
@@ -170,6 +175,17 @@ class Catalog:
         if name == "list":
             return ListType(parts[0])
         return SetType(parts[0]) if name == "set" else MapType(parts[0], parts[1])
+
+    def _vector(self, written: TypeName, keyspace: str) -> CqlType:
+        dimension = written.dimension
+        if dimension is None or len(written.parameters) != 1:
+            raise InputError("vector takes a type and a number, as in vector<float, 3>")
+        element = self.type_of(written.parameters[0], keyspace)
+        if element != FLOAT:
+            raise InputError(f"vector<{element.cql}, {dimension}> is not supported; vectors here are of float")
+        if not 1 <= dimension <= MOST_DIMENSIONS:
+            raise InputError(f"vector<float, {dimension}>: its dimension is from 1 to {MOST_DIMENSIONS}")
+        return VectorType(element, True, dimension)
 
     def _part(self, written: TypeName, keyspace: str, owner: str) -> CqlType:
         part = self.type_of(written, keyspace)

@@ -147,9 +147,9 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
                 f"Cannot create CDC log for table {keyspace}.{name}: it is named like a log, and logs have none"
                 " themselves"
             )
-        raise InputError(
-            f"{keyspace}.{name} is named like a CDC log; choose a name that does not end with {LOG_SUFFIX}"
-        )
+        base = catalog.base_of_log(body.name)
+        if base is not None:
+            raise InputError(f"{keyspace}.{name} is the name of the log of {base.full_name}; choose another one")
     refuse_name(name, "table")
     if catalog.has_table(body.name):
         if not body.if_not_exists:
@@ -157,9 +157,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
         return catalog.table(body.name)
     ttl = default_ttl(body.properties) or 0
     schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
-    _check_table(schema)
-    catalog.put(schema)
-    return schema
+    return _put(catalog, schema)
 
 
 def _columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tuple[Column, ...]:
@@ -305,6 +303,11 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
 
 def _put(catalog: Catalog, schema: TableSchema) -> TableSchema:
     _check_table(schema)
+    if schema.cdc.enabled and catalog.has_table(s.Name(schema.keyspace, schema.log_name)):
+        raise InputError(
+            f"Cannot create CDC log table for table {schema.full_name} because a table of name"
+            f" {schema.keyspace}.{schema.log_name} already exists; drop that one or leave CDC off"
+        )
     catalog.put(schema)
     return schema
 

@@ -302,7 +302,10 @@ def _result(call: Call | Hinted, moment: Moment) -> tuple[Value, CqlType]:
         kind = _hint(call)
         return value_of(call.term, kind, moment), kind
     if call.name not in _FUNCTIONS:
-        raise InputError(f"unknown function {call.name}; there is {', '.join(_FUNCTIONS)}")
+        plain = [name for name in _FUNCTIONS if "blob" not in name]
+        raise InputError(
+            f"unknown function {call.name}; there is {', '.join(plain)}, and of each type its intAsBlob and blobAsInt"
+        )
     takes, gives, function = _FUNCTIONS[call.name]
     if len(call.arguments) != bool(takes):
         raise InputError(

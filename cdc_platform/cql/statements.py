@@ -90,10 +90,11 @@ class Name(NamedTuple):
 
 
 class TypeName(NamedTuple):
-    """A type as it is written: its name, and what stands between the angle brackets."""
+    """A type as it is written: its name, and what stands between the angle brackets; vectors end with a number."""
 
     name: Name
     parameters: tuple[TypeName, ...] = ()
+    dimension: int | None = None
 
 
 class ColumnDefinition(NamedTuple):

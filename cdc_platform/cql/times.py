@@ -43,6 +43,9 @@ _DURATION_PART = re.compile(r"(\d+)(y|mo|w|d|h|ms|us|µs|ns|m|s)", re.ASCII | re
 _ISO_DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.ASCII | re.IGNORECASE
 )
+_WHOLE = re.compile(r"-?\d{1,20}", re.ASCII)
+"""A date or a timestamp may be a number in quotes, which is then what it is without them (types/types.cc)."""
+_EPOCH_DATE = 2**31
 _ISO_UNITS = ("y", "mo", "w", "d", "h", "m", "s")
 
 
@@ -141,7 +144,9 @@ def timestamp_text(ms: Milliseconds) -> str:
 
 
 def parse_date(text: str) -> int:
-    """Read `2026-01-31` as days since 1970-01-01; raises InputError."""
+    """Read `2026-01-31` as days since 1970-01-01, or a number of days as CQL counts them; raises InputError."""
+    if _WHOLE.fullmatch(text):
+        return int(text) - _EPOCH_DATE
     match = _DATE.fullmatch(text)
     if match is None:
         raise InputError(f"{text!r} is no date; write it as 2026-01-31")
@@ -160,9 +165,13 @@ def parse_time(text: str) -> int:
 def parse_timestamp(text: str) -> Milliseconds:
     """Read `2026-01-31T12:00:00.000Z`, and what CQL allows beside it, as ms since 1970; without a zone it is UTC.
 
+    A number is that many ms (types/types.cc, timestamp_from_string).
+
     Raises:
         InputError: `text` is no timestamp, or finer than a millisecond.
     """
+    if _WHOLE.fullmatch(text.strip()):
+        return int(text)
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
         raise InputError(f"{text!r} is no timestamp; write it as 2026-01-31T12:00:00.000Z")

@@ -74,6 +74,7 @@ __all__ = [
     "GREGORIAN",
     "INET",
     "INT",
+    "MOST_DIMENSIONS",
     "NAN",
     "SCALARS",
     "SMALLINT",
@@ -92,6 +93,7 @@ __all__ = [
     "TupleType",
     "UserType",
     "Value",
+    "VectorType",
     "listed",
     "scalar",
     "timeuuid_order",
@@ -161,6 +163,30 @@ class ListType(_OfElements):
 
     def json(self, value: Value) -> object:
         return None if value is None else [self.element.json(element) for element in value]
+
+
+MOST_DIMENSIONS = 16_000
+"""The most elements of a vector (cql3/cql3_type.cc, MAX_VECTOR_DIMENSION)."""
+
+
+@dataclass(frozen=True)
+class VectorType(ListType):
+    """`vector<float, n>`: as many elements as it says, in one value, which is their bytes one behind the other."""
+
+    dimension: int = 1
+
+    @property
+    def cql(self) -> str:
+        return f"vector<{self.element.cql}, {self.dimension}>"
+
+    def canonical(self, value: Value) -> Value:
+        found = super().canonical(value)
+        if len(found) != self.dimension:
+            raise InputError(f"{len(found)} elements, where {self.cql} has {self.dimension}")
+        return found
+
+    def to_bytes(self, value: Value) -> bytes:
+        return b"".join(map(self.element.to_bytes, value))
 
 
 @dataclass(frozen=True)

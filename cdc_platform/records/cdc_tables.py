@@ -28,7 +28,7 @@ from cdc_platform.clock import (
     us_of,
     us_of_seconds,
 )
-from cdc_platform.cql.names import is_name
+from cdc_platform.cql.names import MOST_NAME, is_name
 from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
@@ -394,7 +394,9 @@ def check_name(keyspace: str, table: str) -> None:
     """
     for name in (keyspace, table):
         if not is_name(name):
-            raise InputError(f"{name!r} names no keyspace or table: a name has 1 to 48 letters, digits and underscores")
+            raise InputError(
+                f"{name!r} names no keyspace or table: a name has 1 to {MOST_NAME} letters, digits and underscores"
+            )
     if table.endswith(LOG_SUFFIX):
         raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
 

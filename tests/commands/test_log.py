@@ -113,6 +113,20 @@ def test_exit_codes(cli: Cli, tmp_path: Path) -> None:
     assert "statement 3 (line 1): COPY FROM is not done" in wrong.stderr
 
 
+def test_what_the_client_of_a_transaction_gets(cli: Cli, tmp_path: Path) -> None:
+    """In the document and for people; one that is not applied leaves exit code 0."""
+    file = tmp_path / "s.cql"
+    file.write_text(f"{PLAIN} INSERT INTO ks.t (pk, v) VALUES (1, 2); UPDATE ks.t SET v = 3 WHERE pk = 1 IF v = 1;")
+    answer = cli("--clock", NOW, "log", file, "--json")
+    assert answer.exit_code == 0
+    last = answer.json["statements"][-1]
+    assert (last["outcome"], last["accepted"], last["rows"]) == ("not applied", False, [])
+    assert last["result"] == [{"[applied]": False, "v": 2}]
+    shown = cli("--clock", NOW, "log", file)
+    assert "[applied]   v" in shown.stdout
+    assert "not applied: a condition of IF does not hold" in shown.stdout
+
+
 def test_definitions_are_kept_without_spark(tmp_path: Path) -> None:
     """A script that writes no rows starts no JVM; the next one finds its table."""
     home = tmp_path / "home"

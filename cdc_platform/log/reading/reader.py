@@ -36,6 +36,8 @@ ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
 BY_HOUR = "hourly"
 """The name of the consumer that copies logs hour by hour; see `hourly`."""
+_MOST_NAME = 48
+"""The letters of a consumer's name, which stands in that of its table."""
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
@@ -124,7 +126,7 @@ def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
 
 def check_name(name: str) -> None:
     """Hold that a consumer's name is one that a table can have; raises InputError."""
-    if not is_name(name):
+    if not is_name(name, most=_MOST_NAME):
         raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
 
 

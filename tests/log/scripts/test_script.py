@@ -550,3 +550,57 @@ def test_changes_that_do_not_go_together(rehearsed: Rehearse, sets: str):
     table = "CREATE TYPE ks.u (a int, b int); CREATE TABLE ks.t (pk int PRIMARY KEY, n set<int>, u u);"
     outcome = rehearsed(f"{table} UPDATE ks.t SET {sets} WHERE pk = 0;").outcomes[-1]
     assert "Multiple incompatible setting of column" in str(outcome.error)
+
+
+def test_an_empty_batch_does_nothing(accepted: Accepted):
+    """It is accepted, and the next write has the time that it would have had."""
+    done = accepted(
+        SIMPLE + "BEGIN BATCH APPLY BATCH; BEGIN UNLOGGED BATCH; APPLY BATCH; DELETE FROM ks.t WHERE pk = 0;"
+    )
+    assert [each.rows for each in done[1:3]] == [[], []]
+    assert times(done) == [NOW_US]
+
+
+def test_times_may_be_numbers(accepted: Accepted):
+    """With and without quotes they say the same (types/types.cc, timestamp_from_string, simple_date_type_impl)."""
+    done = accepted(
+        """CREATE TABLE ks.t (pk int PRIMARY KEY, t timestamp, d date) WITH cdc = {'enabled': true};
+        INSERT INTO ks.t (pk, t, d) VALUES (0, 1600000000000, 2147483649);
+        INSERT INTO ks.t (pk, t, d) VALUES (0, '1600000000000', '2147483649');
+        INSERT INTO ks.t (pk, t, d) VALUES (0, '2020-09-13T12:26:40Z', '1970-01-02');"""
+    )
+    assert len(set(rows(done, "t", "d"))) == 1
+
+
+def test_tables_named_like_logs(rehearsed: Rehearse):
+    """They are tables as long as they are no log (cdc/log.cc, is_log_for_some_table)."""
+    named = "CREATE TABLE ks.o_scylla_cdc_log (pk int PRIMARY KEY);"
+    result = rehearsed(f"{named} INSERT INTO ks.o_scylla_cdc_log (pk) VALUES (1); DROP TABLE ks.o_scylla_cdc_log;")
+    assert [each.became for each in result.outcomes] == ["done"] * 3
+    error = rehearsed(SIMPLE + named.replace("ks.o", "ks.t")).outcomes[-1].error
+    assert "is the name of the log of ks.t" in str(error)
+    result = rehearsed(named + "CREATE TABLE ks.o (pk int PRIMARY KEY); ALTER TABLE ks.o WITH cdc = {'enabled': true};")
+    assert "Cannot create CDC log table for table ks.o" in str(result.outcomes[-1].error)
+
+
+def test_long_names(rehearsed: Rehearse):
+    """Keyspaces, types and tables have names of up to 192 letters."""
+    for size, became in ((192, "done"), (193, "wrong")):
+        table = f"CREATE TABLE ks.{'x' * size} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}};"
+        assert rehearsed(table).outcomes[-1].became == became
+
+
+def test_vectors(rehearsed: Rehearse):
+    """As many floats as the type says, in one value; of another number they are refused."""
+    table = "CREATE TABLE ks.t (pk int PRIMARY KEY, v vector<float, 3>) WITH cdc = {'enabled': true};"
+    result = rehearsed(
+        table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2.5, -3]); UPDATE ks.t SET v = null WHERE pk = 1;"
+    )
+    assert base(result) == [{"pk": 0, "v": [1.0, 2.5, -3.0]}]
+    assert rows(result.outcomes, "v", "cdc$deleted_v") == [([1.0, 2.5, -3.0], None), (None, True)]
+    columns = {column.name: column.type.cql for column in log_columns(result.outcomes[0].schema)}  # type: ignore[arg-type]
+    assert columns["v"] == "vector<float, 3>"
+    wrong = rehearsed(table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2]); UPDATE ks.t SET v = v + [1] WHERE pk = 1;")
+    assert [each.became for each in wrong.outcomes[1:]] == ["wrong", "wrong"]
+    for kind in ("vector<int, 3>", "vector<float>", "vector<float, 0>"):
+        assert rehearsed(table.replace("vector<float, 3>", kind)).outcomes[0].became == "wrong"
