@@ -90,7 +90,10 @@ class Binder:
     def _mutations(self, write: s.Write, keys: ListKeys) -> Iterator[Mutation]:
         schema = self.catalog.table(write.table)
         if any(column.type == COUNTER for column in schema.columns):
-            raise InputError(f"{schema.full_name} has counters, whose writes are not supported")
+            raise InputError(
+                f"{schema.full_name} has counters, whose writes are not supported: its rows stay without this one; no"
+                " log lacks anything for it, since tables with counters have none"
+            )
         timestamp = self._timestamp(write.using)
         ttl = self._ttl(write.using, schema)
         writing = Writing(timestamp, ttl, self.moment, keys)
@@ -195,7 +198,7 @@ def writes_of(body: s.Write | s.Batch) -> Sequence[s.Write]:
     if not isinstance(body, s.Batch):
         return [body]
     if body.kind == "counter":
-        raise InputError("BEGIN COUNTER BATCH is not supported, as counters are not")
+        raise InputError("BEGIN COUNTER BATCH is not supported, as writes to counters are not; no log has any of them")
     if body.using.ttl is not None:
         raise InputError("a batch takes no TTL; give it to the statements in it")
     if body.using.timestamp is None:

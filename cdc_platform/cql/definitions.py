@@ -286,8 +286,20 @@ def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: Microseconds) -
 
 @_define.register
 def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: Microseconds) -> TableSchema:
+    """Key columns alone, all names at once (cql3/statements/alter_table_statement.cc, rename)."""
     schema = catalog.table(body.name)
-    raise InputError(f"ALTER TABLE RENAME of {schema.full_name} is not supported; add a column and drop the other one")
+    for old, new in body.renames:
+        if not schema.column(old).is_key:
+            raise InputError(
+                f"Cannot rename non PRIMARY KEY part {old} of {schema.full_name}; add a column and drop the other one"
+            )
+        if schema.has(new):
+            raise InputError(f"Cannot rename column {old} to {new} in {schema.full_name}; it has a column of that name")
+    renames = dict(body.renames)
+    if len(renames) < len(body.renames) or len(set(renames.values())) < len(renames):
+        raise InputError(f"ALTER TABLE RENAME of {schema.full_name} names a column twice")
+    columns = tuple(replace(each, name=renames.get(each.name, each.name)) for each in schema.columns)
+    return _put(catalog, replace(schema, columns=columns))
 
 
 @_define.register

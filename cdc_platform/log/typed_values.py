@@ -15,7 +15,8 @@ import pyarrow as pa
 from cdc_platform.clock import DAY_NS, MILLISECOND_US, us_of
 from cdc_platform.cql.scalars import shortened
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, UserType
+from cdc_platform.cql.times import DAY_NS
+from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, UserType, VectorType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, OF_TEXT
@@ -70,6 +71,10 @@ def _refuse(name: str, kind: CqlType, values: Any) -> None:
             first, last = _bounds(values)
             _refuse_elements(name, kind.key, values.keys.slice(first, last - first))
             _refuse_elements(name, kind.value, values.items.slice(first, last - first))
+        case VectorType():
+            _refuse_elements(name, kind.element, values.flatten())
+            if compute.any(compute.not_equal(compute.list_value_length(values), kind.dimension)).as_py():
+                raise InputError(f"column {name}: a value of type {kind.cql} has exactly {kind.dimension} elements")
         case ListType() | SetType():
             _refuse_elements(name, kind.element, values.flatten())
         case _:

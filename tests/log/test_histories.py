@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import schemas
-from support.histories.log_statements import Written, definition, scripts
+from support.histories.log_statements import OPTIONS, Written, definition, scripts
 from support.oracles.log_model import ModelPartition
 
 from cdc_platform.clock import Microseconds, parse_time_us
@@ -16,12 +16,14 @@ from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import ListType
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.scripts.script import Script, TouchedTable
+from cdc_platform.log.scripts.outcomes import Outcome, TouchedTable
+from cdc_platform.log.scripts.script import Script
 from cdc_platform.settings import Settings
 
 NOW_US = parse_time_us("2020-11-26T12:00:00Z")
 
-histories = schemas().flatmap(lambda schema: st.tuples(st.just(schema), scripts(schema, Microseconds(NOW_US - 3))))
+tables = st.sampled_from(OPTIONS).flatmap(schemas)
+histories = tables.flatmap(lambda schema: st.tuples(st.just(schema), scripts(schema, Microseconds(NOW_US - 3), NOW_US)))
 
 
 def _expected(schema: TableSchema, models: dict[tuple, ModelPartition]) -> list[dict[str, Any]]:
@@ -68,16 +70,38 @@ def test_base_and_replay_equal_the_model_at_every_prefix(
     result = script.run(parse(definition(schema)))
     assert [str(each.error) for each in result.outcomes if each.error] == []
     models: dict[tuple, ModelPartition] = {}
+    told: dict[tuple, ModelPartition] = {}
+    logs = True
     for each in written:
         result = script.run(parse(each.text))
         assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
-        for mutation in each.mutations:
-            fresh = ModelPartition(
-                {column.name: column.type for column in schema.columns},
-                tuple(column.descending for column in schema.clustering_key),
-            )
-            models.setdefault(mutation.partition_key, fresh).apply(mutation)
+        logs = logs if each.logs is None else each.logs
+        if _applies(models, each, result.outcomes[0]):
+            for mutation in each.mutations:
+                for kept in (models, told) if logs else (models,):
+                    kept.setdefault(mutation.partition_key, _fresh(schema)).apply(mutation)
         (table,) = result.tables
         assert isinstance(table, TouchedTable)
-        assert table.replayed == table.base
         assert _sorted(table.base) == _sorted(_expected(schema, models))
+        assert (table.replayed is None) == (not logs)
+        if table.replayed is not None:
+            assert _sorted(table.replayed) == _sorted(_expected(schema, told))
+
+
+def _fresh(schema: TableSchema) -> ModelPartition:
+    return ModelPartition(
+        {column.name: column.type for column in schema.columns},
+        tuple(column.descending for column in schema.clustering_key),
+    )
+
+
+def _applies(models: dict[tuple, ModelPartition], written: Written, outcome: Outcome) -> bool:
+    """Whether a statement takes effect: a conditional one if its row is there, or is not, by the model."""
+    if written.asks is None:
+        return True
+    partition, key, exists = written.asks
+    there = partition in models and key in models[partition].select(0)
+    applied = there == exists
+    assert outcome.became == ("done" if applied else "not applied")
+    assert applied or outcome.rows == []
+    return applied

@@ -36,6 +36,10 @@ TABLES = {
         INSERT INTO ks.keys (p, i, k, v) VALUES (9223372036854775807, {DIGITS}, 0, 1);
         UPDATE ks.keys SET v = 2 WHERE p = 9223372036854775807 AND i = {DIGITS} AND k = 0;
         DELETE FROM ks.keys WHERE p = 9223372036854775807 AND i = {DIGITS} AND k < 5;""",
+    "vectors": """CREATE TABLE ks.vectors (p int PRIMARY KEY, v vector<float, 2>, l list<frozen<vector<float, 2>>>)
+            WITH cdc = {'enabled': true, 'postimage': true};
+        INSERT INTO ks.vectors (p, v, l) VALUES (0, [1, -0.5], [[1, 2]]);
+        UPDATE ks.vectors SET v = null, l = l + [[3, 4]] WHERE p = 0;""",
     "cases": """CREATE TYPE ks.ut (a int, "A" int);
         CREATE TABLE ks.cases (p int, "P" int, v int, "V" int, "cDc" ut, cdc ut, PRIMARY KEY (p, "P"))
             WITH cdc = {'enabled': true};

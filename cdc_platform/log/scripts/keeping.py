@@ -219,6 +219,7 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
     for schema in (*script.dropped, *script.emptied):
         _empty(lake, noted, schema, after)
     for schema in after.tables():
+        _rename(lake, noted, schema, script.renamed.get(schema.full_name, {}))
         rows = script.written.get(schema.full_name, [])
         if rows:
             _append(lake, noted, schema, rows)
@@ -259,6 +260,22 @@ def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog) -> No
     now = {other.full_name: other for other in after.tables()}.get(schema.full_name, schema)
     if lake.exists(log_table(now)):
         _overwrite(lake, noted, now, rows_table(now, []), "empty")
+
+
+def _rename(lake: Lake, noted: _Noted, schema: TableSchema, old_names: dict[str, str]) -> None:
+    """Give the key columns of a log their new names, in all of its rows and by one commit."""
+    version = noted.log_versions.get(schema.full_name)
+    if not old_names or version is None:
+        return
+    columns = tuple(replace(each, name=old_names.get(each.name, each.name)) for each in schema.columns)
+    stored = lake.read_version(log_table(schema), version)
+    new_names = {old: new for new, old in old_names.items()}
+    rows = [
+        {new_names.get(column, column): value for column, value in row.items()}
+        for row in table_rows(replace(schema, columns=columns), stored)
+    ]
+    whole = rows_table(schema, rows, exact=EXACT in stored.column_names)
+    _overwrite(lake, noted, schema, whole, "rename")
 
 
 def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row]) -> None:

@@ -125,15 +125,17 @@ class Undone:
             return outcome
         error, statement = outcome.error, outcome.statement
         assert error is not None
-        name = next((name for name in self._lines if re.search(rf"(?i)\b{re.escape(name)}\b", statement.text)), None)
+        words = (word.lower() for word in _WORD.findall(statement.text)) if self._lines else ()
+        name = next((word for word in words if word in self._lines), None)
         if name is not None:
             error = type(error)(f"{error}; line {self._lines[name]}, which was to make or change {name}, was refused")
         made = _DEFINED.match(statement.text)
         if made is not None:
-            self._lines.setdefault(made[1] or made[2], statement.line)
+            self._lines.setdefault((made[1] or made[2]).lower(), statement.line)
         return replace(outcome, error=error)
 
 
+_WORD = re.compile(r"\w+")
 _DEFINED = re.compile(
     r"""(?ix) (?:CREATE|ALTER) \s+ (?:TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
     (?:(?:"[^"]*"|\w+)\s*\.\s*)? (?:"([^"]+)"|(\w+))"""

@@ -25,7 +25,7 @@ from cdc_platform.cql.markers import bound
 from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
-from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.schema import Column, TableSchema, log_columns
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
@@ -89,6 +89,8 @@ class Script:
         self.emptied: list[TableSchema] = []
         """The tables whose logs it has dropped, and not the tables."""
         self._histories: dict[str, list[Standing]] = {}
+        self.renamed: dict[str, dict[str, str]] = {}
+        """The old names of key columns of kept tables by their new ones, by table."""
         self.dropped: list[TableSchema] = []
         """The kept tables that the script has dropped, also where it has made others of their names."""
 
@@ -139,11 +141,26 @@ class Script:
     def _alter(self, name: str, table: TableSchema) -> None:
         before = self._base(table).schema
         self._base(table).alter(table)
+        self._rename(name, before, table)
         if before.cdc != table.cdc:
             self._histories[name].append(Standing(self._at_us, table.cdc))
         if before.log_since_us != table.log_since_us:
             self.emptied.append(table)
             self._logs[name], self.written[name] = [], []
+
+    def _rename(self, name: str, before: TableSchema, after: TableSchema) -> None:
+        """Let the rows of a log have the names that key columns have now; keys stay in their places."""
+        keys = zip(_keys(before), _keys(after), strict=True)
+        renames = {old.name: new.name for old, new in keys if old.name != new.name}
+        if not renames:
+            return
+        for rows in (self._logs[name], self.written[name]):
+            rows[:] = [{renames.get(column, column): value for column, value in row.items()} for row in rows]
+        known = self.renamed.setdefault(name, {})
+        self.renamed[name] = {
+            **{new: known.get(old, old) for old, new in renames.items()},
+            **{new: old for new, old in known.items() if new not in renames},
+        }
 
     def _truncate(self, schema: TableSchema) -> None:
         """Forget the rows of a table; its log stays as it is, and what stands there is told of as not the table's."""
@@ -165,6 +182,7 @@ class Script:
             self._sources.forget(schema.keyspace, schema.name)
         self._logs.pop(name, None)
         self.written.pop(name, None)
+        self.renamed.pop(name, None)
 
     def _base(self, schema: TableSchema) -> BaseTable:
         """The table as it is now; what is kept of it is read when it is asked for first."""
@@ -248,6 +266,10 @@ class Script:
         for state in replay(schema, self.written[name]).values():
             rebuilt.apply(state)
         return TouchedTable(name, base.rows(), rebuilt.rows(), missing)
+
+
+def _keys(schema: TableSchema) -> tuple[Column, ...]:
+    return (*schema.partition_key, *schema.clustering_key)
 
 
 def _has_timestamps(body: s.Write | s.Batch) -> bool:

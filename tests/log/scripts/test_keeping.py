@@ -154,3 +154,49 @@ def test_a_killed_script_is_finished_by_the_next(
     assert killed.returncode == -signal.SIGKILL
     kept(lake, "", Microseconds(LATER_US + 1))
     assert everything(lake) == everything(both_kept[0])
+
+
+@pytest.mark.spark
+def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """By one commit all rows have the new names, also where the key is one that no native column holds."""
+    lake = copied(streams_home, tmp_path / "home")
+    kept(
+        lake,
+        """CREATE TABLE ks.r (pk timestamp, ck int, v int, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};
+        INSERT INTO ks.r (pk, ck, v) VALUES (9223372036854775807, 1, 1);""",
+        NOW_US,
+        spark,
+    )
+    before = lake.version(log_table(schema_of(lake, "ks", "r")))
+    renames = "ALTER TABLE ks.r RENAME pk TO at AND ck TO place;"
+    result = kept(lake, renames, NOW_US + 1_000_000, spark)
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    table = log_table(schema_of(lake, "ks", "r"))
+    assert before is not None
+    assert lake.version(table) == before + 1
+    result = kept(
+        lake, "UPDATE ks.r SET v = 2 WHERE at = 9223372036854775807 AND place = 1;", NOW_US + 2_000_000, spark
+    )
+    assert [(row["place"], row["v"]) for row in touched(result, "ks.r")] == [(1, 2)]
+    assert {row["at"] for row in logged(lake, "ks", "r")} == {2**63 - 1}
+    assert len(logged(lake, "ks", "r")) == 2
+
+
+@pytest.mark.spark
+def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """A truncated table begins empty there, one whose log was dropped with what the next log has."""
+    lake = copied(streams_home, tmp_path / "home")
+    table = "CREATE TABLE ks.{} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}}; INSERT INTO ks.{} (pk) VALUES (1);"
+    kept(lake, table.format("cut", "cut") + table.format("anew", "anew"), NOW_US, spark)
+    second = """TRUNCATE ks.cut; INSERT INTO ks.cut (pk) VALUES (2);
+        ALTER TABLE ks.anew WITH cdc = {'enabled': false}; DROP TABLE ks.anew_scylla_cdc_log;
+        ALTER TABLE ks.anew WITH cdc = {'enabled': true}; INSERT INTO ks.anew (pk) VALUES (3);"""
+    result = kept(lake, second, NOW_US + 1_000_000, spark)
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    third = "INSERT INTO ks.cut (pk) VALUES (4); INSERT INTO ks.anew (pk) VALUES (5) IF NOT EXISTS;"
+    result = kept(lake, third, NOW_US + 2_000_000, spark)
+    rows = {each.name: sorted(row["pk"] for row in each.base) for each in result.tables}  # type: ignore[type-var]
+    assert rows == {"ks.cut": [2, 4], "ks.anew": [3, 5]}
+    assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]  # type: ignore[type-var]
+    assert sorted(row["pk"] for row in logged(lake, "ks", "anew")) == [3, 5]  # type: ignore[type-var]
+    assert all(each.missing for each in result.tables)

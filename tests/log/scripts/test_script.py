@@ -604,3 +604,22 @@ def test_vectors(rehearsed: Rehearse):
     assert [each.became for each in wrong.outcomes[1:]] == ["wrong", "wrong"]
     for kind in ("vector<int, 3>", "vector<float>", "vector<float, 0>"):
         assert rehearsed(table.replace("vector<float, 3>", kind)).outcomes[0].became == "wrong"
+
+
+def test_key_columns_are_renamed(rehearsed: Rehearse):
+    """The table and its log go on under the new names, and rows of before have them too; others are not renamed."""
+    result = rehearsed(
+        SIMPLE
+        + """INSERT INTO ks.t (pk, ck, v) VALUES (1, 2, 3); ALTER TABLE ks.t RENAME pk TO id AND ck TO place;
+        ALTER TABLE ks.t RENAME id TO "Id"; INSERT INTO ks.t ("Id", place, v) VALUES (1, 3, 4);"""
+    )
+    assert [each.became for each in result.outcomes] == ["done"] * 5
+    assert base(result) == [{"Id": 1, "place": 2, "v": 3}, {"Id": 1, "place": 3, "v": 4}]
+    assert result.outcomes[-1].rows[0]["place"] == 3
+    for renames, why in {
+        "v TO w": "Cannot rename non PRIMARY KEY part v",
+        "pk TO ck": "it has a column of that name",
+        "x TO y": "unknown column x",
+        "pk TO a AND ck TO a": "names a column twice",
+    }.items():
+        assert why in str(rehearsed(f"{SIMPLE} ALTER TABLE ks.t RENAME {renames};").outcomes[-1].error)

@@ -15,16 +15,38 @@ from support.histories.log_histories import LIST_KEYS, values
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
-from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import CqlType, ListType, MapType, SetType, UserType
 
 
 @dataclass(frozen=True)
 class Written:
-    """A statement that writes, and what it does to one partition."""
+    """A statement, and what it does to one partition.
+
+    `asks` is what a conditional one asks: partition, clustering key, and whether the row has to exist. `logs` is what
+    a change of CDC's options says: whether writes are logged from then on; None of writes.
+    """
 
     text: str
     mutations: tuple[Mutation, ...]
+    asks: tuple[tuple, tuple, bool] | None = None
+    logs: bool | None = None
+
+
+OPTIONS = [
+    CdcOptions(enabled=True),
+    CdcOptions(enabled=True, preimage="true"),
+    CdcOptions(enabled=True, preimage="full", postimage=True),
+    CdcOptions(enabled=True, postimage=True, ttl=0),
+]
+
+
+def options(cdc: CdcOptions) -> str:
+    """CDC's options as CQL."""
+    return (
+        f"{{'enabled': {str(cdc.enabled).lower()}, 'preimage': '{cdc.preimage}',"
+        f" 'postimage': {str(cdc.postimage).lower()}, 'ttl': {cdc.ttl}}}"
+    )
 
 
 def definition(schema: TableSchema) -> str:
@@ -38,7 +60,7 @@ def definition(schema: TableSchema) -> str:
         "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1};\n"
         "CREATE TYPE ks.ut (a int, b text, c int);\n"
         f"CREATE TABLE ks.t ({', '.join(columns)}, PRIMARY KEY (({partition}){clustering}))"
-        f" WITH cdc = {{'enabled': true}}{ordered};\n"
+        f" WITH cdc = {options(schema.cdc)}{ordered};\n"
     )
 
 
@@ -81,16 +103,24 @@ def _overwrites(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchS
         return st.just(dead) | live
     null = (f"{name} = null", CollectionChange(Microseconds(timestamp - 1)))
     if isinstance(kind, ListType):
-        return st.just(null) | st.just((f"{name} = []", CollectionChange(Microseconds(timestamp - 1))))
-    return st.just(null) | values(kind).map(
-        lambda value: (
-            f"{name} = {literal(kind, value)}",
-            CollectionChange(Microseconds(timestamp - 1), _elements(kind, value, timestamp, ttl)),
+        return st.just(null) | st.just((f"{name} = []", CollectionChange(timestamp - 1)))
+    return st.just(null) | st.tuples(values(kind), st.booleans()).map(
+        lambda drawn: (
+            f"{name} = {doubled(kind, drawn[0]) if drawn[1] else literal(kind, drawn[0])}",
+            CollectionChange(timestamp - 1, _elements(kind, drawn[0], timestamp, ttl)),
         )
     )
 
 
-def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
+def doubled(kind: CqlType, value: Any) -> str:
+    """A set or map as a literal that has each of its elements twice, which says the same."""
+    if not isinstance(kind, SetType | MapType):
+        return literal(kind, value)
+    inner = literal(kind, value)[1:-1]
+    return f"{{{inner}, {inner}}}" if inner else "{}"
+
+
+def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
     """What only UPDATE can do: to some elements of a collection or user type."""
     kind, name = column.type, column.name
 
@@ -111,6 +141,7 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
     match kind:
         case MapType():
             keys = st.sets(values(kind.key), min_size=1, max_size=2).map(sorted)
+            empty = (f"{name} = {name} + {{}}", CollectionChange(None))
             added = (
                 values(kind)
                 .filter(bool)
@@ -122,7 +153,7 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
                 )
             )
             single = values(kind.key).flatmap(lambda key: one(f"{name}[{literal(kind.key, key)}]", kind.value, key))
-            return added | single | keys.map(lambda found: removed(found, kind.key))
+            return added | single | keys.map(lambda found: removed(found, kind.key)) | st.just(empty)
         case SetType():
             parts = values(kind).filter(bool)
             added = parts.map(
@@ -131,7 +162,14 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
                     CollectionChange(None, _elements(kind, value, timestamp, ttl)),
                 )
             )
-            return added | parts.map(lambda found: removed(found, kind.element))
+            # A set to which nothing is added is not touched (cql3/sets.cc, adder).
+            doubly = parts.map(
+                lambda value: (
+                    f"{name} += {doubled(kind, value)}",
+                    CollectionChange(None, _elements(kind, value, timestamp, ttl)),
+                )
+            )
+            return added | doubly | parts.map(lambda found: removed(found, kind.element))
         case ListType():
             return st.sampled_from(LIST_KEYS).flatmap(
                 lambda key: one(f"{name}[SCYLLA_TIMEUUID_LIST_INDEX({key})]", kind.element, key)
@@ -159,6 +197,23 @@ class _Drawing:
     partition: tuple
     timestamp: int
     using: bool
+
+    def conditional(self) -> Written:
+        """One that asks whether its row exists, at the clock's time."""
+        kinds = (
+            ["insert", "columns", "update", "row"] if self.schema.clustering_key else ["insert", "columns", "update"]
+        )
+        while True:
+            written = getattr(self, f"_{self.draw(st.sampled_from(kinds))}")()
+            keys = {key for each in written.mutations for key in (*each.rows, *each.row_tombstones)}
+            if len(keys) == 1:
+                break
+        exists = not written.text.startswith("INSERT")
+        text = written.text.removesuffix(";")
+        using = text.find(" USING TTL") if not exists else -1
+        condition = " IF EXISTS" if exists else " IF NOT EXISTS"
+        text = f"{text[:using]}{condition}{text[using:]};" if using >= 0 else f"{text}{condition};"
+        return Written(text, written.mutations, (self.partition, keys.pop(), exists))
 
     def statement(self) -> Written:
         kinds = ["insert", "insert", "update", "update", "update", "columns", "partition"]
@@ -215,9 +270,19 @@ class _Drawing:
         static_alone = all(column.kind == "static" for column in chosen) and bool(schema.clustering_key)
         key = () if static_alone else self._key(schema.clustering_key)
         where = _where((*schema.partition_key, *schema.clustering_key), (*self.partition, *key))
-        sets = ", ".join(text for text, _ in changes.values())
+        more = {
+            column.name: self.draw(_element_writes(column, self.timestamp, ttl))
+            for column in chosen
+            if column.type.multicell
+            and not isinstance(column.type, UserType)
+            and changes[column.name][0].partition(" = ")[2] not in ("null", "[]")
+            and changes[column.name][1].tombstone is None
+            and self.draw(st.booleans())
+        }
+        sets = ", ".join(text for text, _ in (*changes.values(), *more.values()))
         text = f"UPDATE ks.t{self._using(ttl)} SET {sets} WHERE {' AND '.join(where)};"
-        return Written(text, (self._upsert(key, None, changes),))
+        both = [self._upsert(key, None, changes), *([self._upsert(key, None, more)] if more else [])]
+        return Written(text, tuple(both))
 
     def _columns(self) -> Written:
         chosen = self._some(self.schema.regulars)
@@ -259,15 +324,30 @@ class _Drawing:
 
 
 @st.composite
-def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds) -> list[Written]:
-    """Writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or with the batch's."""
+def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us: Microseconds) -> list[Written]:
+    """Writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or with the batch's.
+
+    Among them are conditional ones, which have the clock's time (`now_us` and a µs more each), and changes of options.
+    """
     partitions = [
         tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
         for _ in range(2)
     ]
     times = st.integers(base_us, base_us + 6)
-    written = []
+    written: list[Written] = []
+    asked = 0
     for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(["write", "write", "write", "write", "conditional", "options"]))
+        if kind == "options":
+            cdc = draw(st.sampled_from([*OPTIONS, CdcOptions()]))
+            text = f"ALTER TABLE ks.t WITH cdc = {options(cdc)};"
+            written.append(Written(text, (), logs=cdc.enabled))
+            continue
+        if kind == "conditional":
+            at = now_us + asked
+            asked += 1
+            written.append(_Drawing(draw, schema, draw(st.sampled_from(partitions)), at, False).conditional())
+            continue
         count = draw(st.sampled_from([1, 1, 2, 3]))
         shared = draw(times) if count > 1 and draw(st.booleans()) else None
         parts = [
