@@ -5,12 +5,16 @@ It follows from the options that CDC has had, and from truncations, of which no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.lake.lake import Lake
+
+if TYPE_CHECKING:
+    from cdc_platform.records.cdc_tables import TableChange
 
 _PREIMAGES = ("false", "true", "full")
 
@@ -82,16 +86,37 @@ def history_of(lake: Lake, schema: TableSchema) -> list[Standing]:
 
 def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
     """What the logs of the kept tables lack (of those of `names`, `keyspace.table`; None: of all), a line a gap."""
-    from cdc_platform.cql.catalog import Catalog
-    from cdc_platform.log.ddl import known_tables
     from cdc_platform.records import cdc_tables
 
-    known = [each for each in cdc_tables.cdc_tables(lake) if each.ddl is not None]
+    changed = _changed(cdc_tables.changes(lake))
+    known = [
+        each
+        for each in cdc_tables.cdc_tables(lake)
+        if each.ddl is not None and each.full_name in changed and (names is None or each.full_name in names)
+    ]
+    if not known:
+        return []
+    # The grammar takes as long to load as small tables to be read.
+    from cdc_platform.cql.catalog import Catalog
+    from cdc_platform.log.ddl import known_tables
+
     return [
         f"the log of {schema.full_name} lacks {gap}"
-        for schema in known_tables(Catalog(), [each for each in known if names is None or each.full_name in names])
+        for schema in known_tables(Catalog(), known)
         for gap in gaps(schema, history_of(lake, schema))
     ]
+
+
+def _changed(said: Iterable[TableChange]) -> set[str]:
+    """The tables whose options may have changed, or whose definitions say what no CQL says."""
+    found: dict[str, set[tuple[bool, str]]] = {}
+    for change in said:
+        options = tuple(_OPTIONS.findall(change.ddl or ""))
+        found.setdefault(change.full_name, set()).add((change.enabled, " ".join(options)))
+    return {name for name, several in found.items() if len(several) > 1 or any("--" in text for _, text in several)}
+
+
+_OPTIONS = re.compile(r"cdc = \{[^}]*\}|^--", re.MULTILINE)
 
 
 def _on(standing: Standing) -> bool:
