@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dagster import ConfigurableResource
-from pydantic import Field
+from contextlib import ExitStack
+
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr
 
 from cdc_platform.home import DEFAULT, VARIABLE, Home, open_home
+from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lease import hold
 from cdc_platform.settings import Settings
@@ -17,6 +20,18 @@ class HomeResource(ConfigurableResource):
     path: str | None = Field(
         default=None, description=f"Folder of the home; by default ${VARIABLE}, and without that ./{DEFAULT}."
     )
+
+    _speaking: ExitStack = PrivateAttr(default_factory=ExitStack)
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Say in which run's name is committed; a sensor or a schedule has none."""
+        run = context.run
+        speaker = Speaker("Dagster") if run is None else Speaker("Dagster", run.job_name, run.run_id)
+        self._speaking.enter_context(speaking_for(speaker))
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Be silent again."""
+        self._speaking.close()
 
     def home(self) -> Home:
         """The home, made if it is not there.

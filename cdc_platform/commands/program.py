@@ -22,6 +22,7 @@ from cdc_platform.commands.arguments import CLOCK_TIME
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError, is_full, no_space
+from cdc_platform.lake.envelope import Speaker, speaking_for
 
 NAME = "cdc-platform"
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
@@ -82,6 +83,13 @@ class Program(click.Group):
             return None
         module = COMMANDS[cmd_name][0]
         return getattr(import_module(f"{__package__}.{module}"), module)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """The command that is asked for, in whose name is committed from here on; none of its arguments is told."""
+        name, command, rest = super().resolve_command(ctx, args)
+        inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
+        ctx.with_resource(speaking_for(Speaker("command line", f"{name} {inner}".strip())))
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in the help text, which loads none of the commands."""

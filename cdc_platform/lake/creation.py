@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from cdc_platform import drafts
 from cdc_platform.errors import StateError
+from cdc_platform.lake import commits, envelope
 from cdc_platform.lake.tables import Table
 
 
@@ -28,9 +29,10 @@ def create(table: Table, target: Path) -> None:
             name=table.full_name,
             description=table.comment,
             configuration=dict(table.properties),
+            commit_properties=commits.properties_of(envelope.sealed({} if table.partition_by else {"": 0})),
         )
         for name, rule in table.constraints.items():
-            made.alter.add_constraint({name: rule})
+            made.alter.add_constraint({name: rule}, commit_properties=commits.properties_of(envelope.sealed()))
         _move(draft, target)
     finally:
         drafts.discard(draft)
@@ -54,7 +56,7 @@ def widen(opened: DeltaTable, table: Table) -> Table:
             )
     missing = [declared[name] for name in declared if name not in stored]
     if missing:
-        opened.alter.add_columns(missing)
+        commits.make(opened, lambda properties: opened.alter.add_columns(missing, commit_properties=properties))
     fields = [
         table.schema.field(name) if name in declared else kinds.field(name)
         for name in [*stored, *(column.name for column in missing)]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -55,6 +56,11 @@ def plain_path(written: str) -> str:
     That is on top of what is quoted in the names of the folders.
     """
     return unquote(written)
+
+
+def folder_of(opened: DeltaTable) -> str:
+    """The folder of an opened table."""
+    return url2pathname(urlsplit(opened.table_uri).path)
 
 
 def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import creation, files
+from cdc_platform.lake import commits, creation, envelope, files, merging
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
-from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
-from cdc_platform.lake.merging import WRITER_PROPERTIES, Merged, alone, merge, merge_judged, rows_of, transact
+from cdc_platform.lake.filters import Filter, filter_sql, normal_filters
+from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import OpenTables
 from cdc_platform.lake.room import assert_room
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
@@ -147,10 +148,10 @@ class Lake:
         if not filters:
             raise InputError(f"deleting from {table.full_name} needs a filter")
         _refuse_append_only(table)
-        predicate = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
+        chosen = normal_filters(table, filters)
         if not self.exists(table):
             return 0
-        return self._write(table, lambda opened: int(opened.delete(predicate)["num_deleted_rows"]))
+        return self._write(table, lambda opened: merging.delete(opened, table, chosen))
 
     def compare_and_set(self, table: Table, rows: pa.Table, expected: tuple[str, Any]) -> bool:
         """Replace the one row that has the key of `rows` while its column is as `expected`; whether that was so.
@@ -166,9 +167,12 @@ class Lake:
         if source.num_rows != 1:
             raise InputError(f"{table.full_name}: compare and set takes one row, not {source.num_rows}")
         self.ensure(table)
-        [(name, operator, value)] = normal_filters(table, [(expected[0], "=", expected[1])])
-        while_so = f"t.{filter_sql(name, operator, value)}"
-        return self._write(table, lambda opened: merge(opened, table, source, True, only=while_so)).updated == 1
+        [(name, _, value)] = normal_filters(table, [(expected[0], "=", expected[1])])
+
+        def as_expected(old: pa.Table, _: pa.Table) -> pa.ChunkedArray:
+            return compute.equal(old[name], pa.scalar(value, old[name].type))
+
+        return self._write(table, lambda opened: merge(opened, table, source, True, only=as_expected)).updated == 1
 
     def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, whole: bool = False) -> None:
         """Make rows out of all rows of a small table, as one step that no other write comes between.
@@ -223,7 +227,10 @@ class Lake:
         refuse_repeated_keys(table, source)
         if not self.exists(table):
             return 0
-        grows = f"t.{quoted(name)} IS NULL OR t.{quoted(name)} < s.{quoted(name)}"
+
+        def grows(old: pa.Table, new: pa.Table) -> pa.ChunkedArray:
+            return compute.or_kleene(compute.is_null(old[name]), compute.less(old[name], new[name]))
+
         return self._write(table, lambda opened: merge(opened, table, source, True, only=grows)).updated
 
     def transaction(self, table: Table, application: str) -> int | None:
@@ -243,12 +250,11 @@ class Lake:
         source = conform(table, rows)
         self.ensure(table)
         first = next(iter(numbers))
-        marks = CommitProperties(app_transactions=[Transaction(*number) for number in numbers.items()])
 
         def change(opened: DeltaTable) -> bool:
             if opened.transaction_version(first) != expected:
                 return False
-            write_deltalake(opened, source, mode="append", commit_properties=marks, writer_properties=WRITER_PROPERTIES)
+            merging.append(opened, table, source, numbers)
             return True
 
         return self._write(table, change, source.nbytes)
@@ -266,19 +272,12 @@ class Lake:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
         _refuse_append_only(table)
         source = conform(table, rows)
-        predicate = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
+        chosen = normal_filters(table, filters)
 
         def change(opened: DeltaTable) -> bool:
             if opened.version() != version:
                 return False
-            write_deltalake(
-                opened,
-                source,
-                mode="overwrite",
-                predicate=predicate,
-                commit_properties=alone(),
-                writer_properties=WRITER_PROPERTIES,
-            )
+            merging.replace(opened, table, source, chosen)
             return True
 
         return self._write(table, change, source.nbytes)
@@ -312,12 +311,23 @@ class Lake:
         with translated(f"vacuuming {table.full_name}"):
             if opened is None or not opened.vacuum(hours, dry_run=True, full=True):
                 return 0
-            return len(opened.vacuum(hours, dry_run=False, full=True))
+            seal = commits.properties_of(envelope.sealed())
+            return len(opened.vacuum(hours, dry_run=False, full=True, commit_properties=seal))
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
         opened = self._open(table)
         return [] if opened is None else opened.history(limit)
+
+    def envelopes(self, table: Table) -> list[Commit]:
+        """The commits that Delta's log still has, newest first, each with its envelope where it has one.
+
+        Raises:
+            StoreFailure: an entry of the log cannot be read.
+        """
+        opened = self._open(table)
+        with translated(f"reading the log of {table.full_name}"):
+            return [] if opened is None else list(commits.newest_first(self.path(table), opened.version()))
 
     def files(self, table: Table, filters: Sequence[Filter]) -> list[str]:
         """Paths of the data files that can hold rows which pass `filters`; those on partition columns are what decides.

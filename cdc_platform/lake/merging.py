@@ -1,20 +1,32 @@
-"""One change of an opened Delta table by the keys of rows, as deltalake makes it; who tries again is `lake`."""
+"""One change of an opened Delta table's rows, with what slices hold after it; who tries again is `lake`.
+
+Which rows come and go is known before deltalake is asked to write: the commit says what it makes of its slices, and is
+the version after the one that was read, or none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, WriterProperties
+from deltalake import DeltaTable, QueryBuilder, WriterProperties, write_deltalake
 
-from cdc_platform.lake.filters import quoted
+from cdc_platform.lake import commits, digests, files
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
 # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 % of
 # the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same (session.sql_conf).
 WRITER_PROPERTIES = WriterProperties(compression="ZSTD", compression_level=1)
+# More keys than this are looked for by their bounds: a statement takes no list of any length.
+_MOST_LISTED = 256
+
+Only = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
+"""Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +36,6 @@ class Merged:
     inserted: int
     updated: int
     version: int
-
-
-def alone() -> CommitProperties:
-    """Of a commit that is the version after the one that was read, or none: deltalake's own retries are off."""
-    return CommitProperties(max_commit_retries=0)
 
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
@@ -42,16 +49,13 @@ def transact(
     opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, update: bool, whole: bool
 ) -> None:
     """Merge what a rule makes of all rows; only as the version after the one that they were read from."""
-    rows = rows_of(opened, table.schema)
-    made = rule(rows)
+    there = rows_of(opened, table.schema)
+    made = rule(there)
     if made is None:
         return
     source = conform(table, made)
     refuse_repeated_keys(table, source)
-    order = [(key, "ascending") for key in table.keys]
-    if whole and source.sort_by(order).equals(rows.sort_by(order)):
-        return
-    merge(opened, table, source, update, properties=alone(), whole=whole)
+    merge(opened, table, source, update, there=there, whole=whole)
 
 
 def merge_judged(opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool) -> Merged | None:
@@ -61,7 +65,7 @@ def merge_judged(opened: DeltaTable, table: Table, judge: Callable[[], pa.Table 
         return None
     source = conform(table, made)
     refuse_repeated_keys(table, source)
-    return merge(opened, table, source, update, properties=alone())
+    return merge(opened, table, source, update)
 
 
 def merge(
@@ -69,35 +73,155 @@ def merge(
     table: Table,
     rows: pa.Table,
     update: bool,
-    only: str | None = None,
-    properties: CommitProperties | None = None,
+    only: Only | None = None,
+    there: pa.Table | None = None,
     whole: bool = False,
 ) -> Merged:
-    """Merge by key. `only`: rows that are there are replaced where this holds of them, and none is inserted.
+    """Merge by key. With `only` none is inserted. `there`: rows of the table, among them all with keys of `rows`.
 
-    `whole`: rows whose key is not among the given ones go.
+    `whole`: `there` is all of it, and rows whose key is not among those of `rows` go.
     """
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
-    on_keys = " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in table.keys)
+    if there is None:
+        return merge(opened, table, rows, update, only, rows_of(opened, table.schema, _where_keys(table, rows)))
+    place_of = {key: place for place, key in enumerate(digests.keys_of(rows, table.keys))}
+    keys_there = digests.keys_of(there, table.keys)
+    met = [place for place, key in enumerate(keys_there) if key in place_of]
+    partners = [place_of[keys_there[place]] for place in met]
+    old, new = there.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
+    changing = np.zeros(len(met), dtype=bool)
+    if met and only is not None:
+        changing = np.asarray(compute.fill_null(only(old, new), False))
+    elif met and update:
+        changing = (digests.row_digests(old) != digests.row_digests(new)).any(axis=1)
+    inserted = np.ones(rows.num_rows, dtype=bool)
+    inserted[partners] = False
+    fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
+    removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
+    lost = [place for place, key in enumerate(keys_there) if whole and key not in place_of]
+    gone = there.take(pa.array(lost, pa.int64()))
+    done = Merged(fresh.num_rows, removed.num_rows, opened.version() + 1)
+    if not done.inserted and not done.updated and not lost:
+        return Merged(0, 0, opened.version())
+    changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
+    source = rows.filter(pa.array([place in changed or (only is None and new) for place, new in enumerate(inserted)]))
+    if lost:
+        source = rows
+    commits.make(
+        opened,
+        lambda properties: _merge(opened, table, source, properties, append=not (done.updated or lost), whole=whole),
+        digests=after(opened, table, pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])),
+    )
+    return done
+
+
+def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
+    """Delete the rows that pass all (normal) filters; answers how many. None is no commit."""
+    predicate = " AND ".join(filter_sql(*part) for part in filters)
+    if all(name in table.partition_by for name, _, _ in filters):
+        gone = files.data_files(opened, table, files.folder_of(opened), filters)
+        count = sum(file.rows for file in gone)
+        left = {digests.slice_name(table.partition_by, file.partition): 0 for file in gone}
+        if not gone:
+            return 0
+    else:
+        removed = rows_of(opened, table.schema, predicate)
+        count = removed.num_rows
+        if not count:
+            return 0
+        left = after(opened, table, removed.slice(0, 0), removed)
+    commits.make(opened, lambda properties: opened.delete(predicate, commit_properties=properties), digests=left)
+    return count
+
+
+def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
+    """Append rows, with the numbers of applications in the same commit."""
+    commits.make(
+        opened,
+        lambda properties: write_deltalake(
+            opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES
+        ),
+        digests=after(opened, table, rows, rows.slice(0, 0)),
+        numbers=numbers,
+    )
+
+
+def replace(opened: DeltaTable, table: Table, rows: pa.Table, filters: Sequence[Filter]) -> None:
+    """Put rows in the place of those that pass all (normal) filters, as they do."""
+    predicate = " AND ".join(filter_sql(*part) for part in filters)
+    commits.make(
+        opened,
+        lambda properties: write_deltalake(
+            opened,
+            rows,
+            mode="overwrite",
+            predicate=predicate,
+            commit_properties=properties,
+            writer_properties=WRITER_PROPERTIES,
+        ),
+        digests=after(opened, table, rows, rows_of(opened, table.schema, predicate)),
+    )
+
+
+def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:
+    """The digests of the slices that rows come to and go from, as they are then."""
+    came, went = (digests.of_rows(rows, table.partition_by) for rows in (added, removed))
+    return digests.changed(before(opened, table, {*came, *went}), came, went)
+
+
+def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:
+    """What slices hold in an opened version: as its commits say, or, where they do not, as their rows are."""
+    if table.partition_by:
+        held = {
+            digests.slice_name(table.partition_by, file.partition): file.partition
+            for file in files.data_files(opened, table, files.folder_of(opened))
+        }
+        slices = [name for name in slices if name in held]
+    else:
+        held = {"": ()}
+    if not slices:
+        return {}
+    said = commits.digests_at(opened, slices)
+    if said is not None:
+        return said
+    found: dict[str, int] = {}
+    for name in slices:
+        own = normal_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
+        rows = rows_of(opened, pa.schema(opened.schema()), " AND ".join(filter_sql(*part) for part in own))
+        found |= digests.of_rows(rows, table.partition_by)
+    return found
+
+
+def _merge(
+    opened: DeltaTable, table: Table, rows: pa.Table, properties: commits.Properties, *, append: bool, whole: bool
+) -> None:
+    if append:  # A merge, which looks for the keys once more, takes ten times as long.
+        write_deltalake(opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES)
+        return
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
     merger = opened.merge(
         rows,
-        on_keys,
+        " AND ".join(f"t.{quoted(key)} = s.{quoted(key)}" for key in table.keys),
         source_alias="s",
         target_alias="t",
         streamed_exec=False,
         writer_properties=WRITER_PROPERTIES,
         commit_properties=properties,
     )
-    others = [name for name in table.schema.names if name not in table.keys]
-    if only is not None:
-        metrics = merger.when_matched_update_all(predicate=only).execute()
-        return Merged(0, metrics["num_target_rows_updated"], opened.version())
-    if update and others:
-        differs = " OR ".join(f"(t.{quoted(name)} IS DISTINCT FROM s.{quoted(name)})" for name in others)
-        merger = merger.when_matched_update_all(predicate=differs)
     if whole:
         merger = merger.when_not_matched_by_source_delete()
-    metrics = merger.when_not_matched_insert_all().execute()
-    return Merged(metrics["num_target_rows_inserted"], metrics["num_target_rows_updated"], opened.version())
+    merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _where_keys(table: Table, rows: pa.Table) -> str:
+    """SQL that lets the rows with the keys of `rows` through, and few others: a list of them, or their bounds."""
+    filters: list[Filter] = []
+    for name in table.keys:
+        values = compute.unique(rows[name])
+        if len(values) <= _MOST_LISTED:
+            filters.append((name, "in", values.to_pylist()))
+        elif not pa.types.is_binary(values.type):
+            bounds = compute.min_max(values)
+            filters += [(name, ">=", bounds["min"].as_py()), (name, "<=", bounds["max"].as_py())]
+    return " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))

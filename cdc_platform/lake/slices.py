@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import (
     ColumnProperties,
-    CommitProperties,
     DeltaTable,
     Schema,
-    Transaction,
     WriterProperties,
     write_deltalake,
 )
@@ -35,10 +33,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform import drafts, errors
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
+from cdc_platform.lake import commits, digests, merging
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.merging import alone
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
@@ -63,6 +61,13 @@ class Draft:
 
     folder: Path
     files: tuple[dict[str, Any], ...]
+
+    @property
+    def digests(self) -> dict[str, int]:
+        """The digests of its rows, by slice."""
+        return digests.summed(
+            {name: int(digest, 16) for name, digest in file["digests"].items()} for file in self.files
+        )
 
 
 def write_draft(
@@ -105,15 +110,22 @@ def commit(lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> 
     opened = DeltaTable(lake.path(table))
     if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
         return opened.version()
-    opened.create_write_transaction(
-        _placed(lake, table, draft),
-        "overwrite",
-        opened.schema(),
-        list(table.partition_by),
-        [(name, "=", _partition_text(value)) for name, value in where.items()],
-        commit_properties=alone(),
+    placed = _placed(lake, table, draft)
+    name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+    read_version = opened.version()
+    commits.make(
+        opened,
+        lambda properties: opened.create_write_transaction(
+            placed,
+            "overwrite",
+            opened.schema(),
+            list(table.partition_by),
+            [(column, "=", _partition_text(value)) for column, value in where.items()],
+            commit_properties=properties,
+        ),
+        digests={name: 0} | draft.digests,
     )
-    return opened.version() + 1
+    return read_version + 1
 
 
 def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, int] | None, *, append: bool) -> bool:
@@ -130,13 +142,23 @@ def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, 
         return False
     if append and not draft.files:
         return False
-    marks = None if transaction is None else [Transaction(*transaction)]
-    opened.create_write_transaction(
-        _placed(lake, table, draft),
-        "append" if append else "overwrite",
-        opened.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
-        list(table.partition_by),
-        commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
+    placed, added = _placed(lake, table, draft), draft.digests
+    if append:
+        after = digests.changed(merging.before(opened, table, added), added, {})
+    else:
+        held = [digests.slice_name(table.partition_by, part.key) for part in lake.slices(table)]
+        after = dict.fromkeys(held if table.partition_by else [""], 0) | added
+    commits.make(
+        opened,
+        lambda properties: opened.create_write_transaction(
+            placed,
+            "append" if append else "overwrite",
+            opened.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
+            list(table.partition_by),
+            commit_properties=properties,
+        ),
+        digests=after,
+        numbers=None if transaction is None else dict([transaction]),
     )
     return True
 
@@ -181,7 +203,9 @@ class _Part:
         for file, content in self.blank:
             (log / file).write_bytes(content)
         failed: list[Exception] = []
-        rows = pa.RecordBatchReader.from_batches(self.table.schema, self._checked(chain([first], batches), failed))
+        seen: list[dict[str, int]] = []
+        checked = self._checked(chain([first], batches), failed, seen)
+        rows = pa.RecordBatchReader.from_batches(self.table.schema, checked)
         try:
             write_deltalake(log.parent, rows, mode="append", writer_properties=_WRITER_PROPERTIES)
         except DeltaError:
@@ -189,14 +213,18 @@ class _Part:
                 raise failed[0] from None
             raise
         lines = (log / f"{len(self.blank):020d}.json").read_text(encoding="utf-8").splitlines()
-        return [action["add"] | {"draft": name} for action in map(json.loads, lines) if "add" in action]
+        added = [action["add"] for action in map(json.loads, lines) if "add" in action]
+        held = {slice_: f"{digest:032x}" for slice_, digest in digests.summed(seen).items()}
+        # Of all rows of the task: which are in which of its files, nobody asks.
+        return [file | {"draft": name, "digests": {} if place else held} for place, file in enumerate(added)]
 
-    def _checked(self, batches: Batches, failed: list[Exception]) -> Batches:
+    def _checked(self, batches: Batches, failed: list[Exception], seen: list[dict[str, int]]) -> Batches:
         try:
             for batch in batches:
                 rows = conform(self.table, pa.Table.from_batches([batch]))
                 for column, value in self.where.items():
                     self._refuse_outside(rows, column, value)
+                seen.append(digests.of_rows(rows, self.table.partition_by))
                 yield from rows.to_batches()
         except Exception as error:
             failed.append(error)

@@ -172,7 +172,7 @@ def test_the_history_tells_the_newest_commit_first(lake: Lake) -> None:
     """What Delta's log says of each version, for people and lineage."""
     version = lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False).version
     newest, *_ = lake.history(GENERATION_TIMESTAMPS, 2)
-    assert (newest["version"], newest["operation"]) == (version, "MERGE")
+    assert (newest["version"], newest["operation"]) == (version, "WRITE")
     assert lake.history(GENERATION_TIMESTAMPS)[-1]["operation"] == "CREATE TABLE"
 
 
@@ -322,7 +322,7 @@ def test_processes_that_write_the_same_leave_one_result(lake: Lake) -> None:
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 4
     operations = [commit["operation"] for commit in lake.history(NODES)]
     assert operations == ["ADD CONSTRAINT"] * len(NODES.constraints) + ["CREATE TABLE"]
-    assert [commit["operation"] for commit in lake.history(GENERATION_TIMESTAMPS)].count("MERGE") == 4
+    assert [commit["operation"] for commit in lake.history(GENERATION_TIMESTAMPS)].count("WRITE") == 4
     assert not list(lake.root.glob("*/.*"))
 
 

@@ -1,0 +1,140 @@
+"""The commits of a table: made in an envelope, found again in Delta's log, and what they say that slices hold.
+
+Every write goes through `make`. A commit is the version after the one that was read, or none; who tries again is the
+caller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+from cdc_platform.lake import envelope
+from cdc_platform.lake.envelope import Envelope
+from cdc_platform.lake.files import LOG_FOLDER, folder_of
+
+Properties = CommitProperties
+"""What deltalake takes with a commit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Commit:
+    """One entry of Delta's log. `at_ms` is by its writer's clock; `envelope` None: the platform did not make it, or one
+    from before there were envelopes; `changes`: whether it changed rows, columns or rules of the table.
+    """
+
+    version: int
+    at_ms: int | None
+    operation: str
+    engine: str
+    envelope: Envelope | None
+    changes: bool
+
+
+def make(
+    opened: DeltaTable,
+    commit: Callable[[Properties], object],
+    *,
+    digests: Mapping[str, int] | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> None:
+    """Run what makes one commit, in an envelope, as the version after the opened one.
+
+    `digests` are those of the slices that it changes; `numbers` those of applications, which Delta keeps as well. A
+    failure is none where the commit is in the log all the same: a store may have done what it says it could not.
+    """
+    seal = envelope.sealed(digests, numbers)
+    read_version = opened.version()
+    try:
+        commit(properties_of(seal))
+    except Exception:
+        if not _stands(folder_of(opened), read_version, seal.id):
+            raise
+
+
+def properties_of(seal: Envelope) -> Properties:
+    """An envelope as deltalake takes it, of a commit that is made once: with others behind it its digests are wrong."""
+    marks = [Transaction(*number) for number in seal.numbers.items()] or None
+    return CommitProperties(custom_metadata=dict(seal.metadata()), max_commit_retries=0, app_transactions=marks)
+
+
+def newest_first(folder: str, newest: int) -> Iterator[Commit]:
+    """The commits that Delta's log still has, back from a version without a gap.
+
+    Raises:
+        ValueError: an entry cannot be read; the error names its file.
+    """
+    for version in range(newest, -1, -1):
+        file = entry(folder, version)
+        if not file.exists():
+            return
+        yield read(file, version)
+
+
+def entry(folder: str, version: int) -> Path:
+    """The file of a commit in Delta's log."""
+    return Path(folder, LOG_FOLDER, f"{version:020d}.json")
+
+
+def read(file: Path, version: int) -> Commit:
+    """A commit as its file tells of it.
+
+    Raises:
+        ValueError: the file is no entry of a log; the error names it.
+    """
+    info: Mapping[str, Any] = {}
+    changes = False
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                action = json.loads(line) if line.strip() else {}
+                info = action.get("commitInfo", info)
+                changed = action.get("add") or action.get("remove") or action.get("cdc") or {}
+                changes = changes or "metaData" in action or "protocol" in action or changed.get("dataChange", False)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{file.name} is damaged ({error})") from error
+    at, operation = info.get("timestamp"), info.get("operation")
+    return Commit(
+        version,
+        at if isinstance(at, int) else None,
+        str(operation or "an operation without a name"),
+        str(info.get("engineInfo") or "an unknown engine"),
+        envelope.opened(info),
+        changes,
+    )
+
+
+def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | None:
+    """What commits say that slices hold in an opened version; None where that of one of them cannot be told.
+
+    A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
+    """
+    found: dict[str, int] = {}
+    for commit in newest_first(folder_of(opened), opened.version()):
+        said = commit.envelope
+        if said is not None:
+            found = {name: digest for name, digest in said.digests.items() if name in wanted} | found
+            if len(found) == len(set(wanted)):
+                return found
+            if commit.version == 0:
+                return {name: found.get(name, 0) for name in wanted}
+    return None
+
+
+def _stands(folder: str, after: int, identity: str) -> bool:
+    """Whether a commit with this envelope is in the log behind a version."""
+    version = after + 1
+    while (file := entry(folder, version)).exists():
+        try:
+            said = read(file, version).envelope
+        except ValueError:  # half written by whoever writes it now
+            return False
+        if said is not None and said.id == identity:
+            return True
+        version += 1
+    return False

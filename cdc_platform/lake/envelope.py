@@ -1,0 +1,111 @@
+"""What every commit to a table says of itself: which it is, who made it by which door, what slices hold after it.
+
+A door says once who comes through it: `speak_for` for a whole process, `speaking_for` for a block. Nobody is asked for
+a proof, so an envelope says who, and does not show it. Delta keeps it in the commit's `commitInfo`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from cdc_platform import __version__
+
+KEY = "cdc_platform"
+"""The name under which a commit's `commitInfo` has its envelope, as JSON."""
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Who commits: a `door` (command line, Dagster), the `command` in it, Dagster's `run`; empty where nobody said."""
+
+    door: str = ""
+    command: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """One commit's: its random `id`, who made it, the numbers of consumers, and the digest of each slice it changed.
+
+    `user` is the machine's, `program` the platform's version; `digests` are those after the commit, see `digests`.
+    """
+
+    id: str
+    speaker: Speaker
+    user: str
+    program: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, int] = field(default_factory=dict)
+
+    def metadata(self) -> dict[str, str]:
+        """What goes into the commit."""
+        said: dict[str, Any] = {
+            "id": self.id,
+            "door": self.speaker.door,
+            "command": self.speaker.command,
+            "run": self.speaker.run,
+            "user": self.user,
+            "program": self.program,
+            "numbers": dict(self.numbers),
+            "digests": {name: f"{digest:032x}" for name, digest in self.digests.items()},
+        }
+        return {KEY: json.dumps({name: value for name, value in said.items() if value})}
+
+
+_process = Speaker()
+_block: ContextVar[Speaker | None] = ContextVar("speaker", default=None)
+
+
+def speak_for(speaker: Speaker) -> None:
+    """Say for whom this process commits, wherever no block says something else."""
+    global _process
+    _process = speaker
+
+
+@contextmanager
+def speaking_for(speaker: Speaker) -> Iterator[None]:
+    """Say for whom a block commits, in its thread."""
+    before = _block.get()
+    _block.set(speaker)
+    try:
+        yield
+    finally:
+        _block.set(before)
+
+
+def sealed(digests: Mapping[str, int] | None = None, numbers: Mapping[str, int] | None = None) -> Envelope:
+    """The envelope of the next commit: one that no other commit has."""
+    return Envelope(str(uuid.uuid4()), _block.get() or _process, _user(), __version__, numbers or {}, digests or {})
+
+
+def opened(commit_info: Mapping[str, Any]) -> Envelope | None:
+    """The envelope in a commit's `commitInfo`; None where it has none that can be read."""
+    try:
+        said = json.loads(commit_info[KEY])
+        return Envelope(
+            str(said["id"]),
+            Speaker(*(str(said.get(name, "")) for name in ("door", "command", "run"))),
+            str(said.get("user", "")),
+            str(said.get("program", "")),
+            {str(name): int(number) for name, number in said.get("numbers", {}).items()},
+            {str(name): int(digest, 16) for name, digest in said.get("digests", {}).items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+@cache
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in many containers
+        return str(os.getuid())

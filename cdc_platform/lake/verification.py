@@ -1,0 +1,200 @@
+"""What a table's folder holds, held against its log: files that are damaged, rows and commits of strangers. No JVM.
+
+It needs no declaration, so it judges every table that lies in a lake. What commits say that slices hold is only known
+from the first commit with an envelope on: what is older is unknown, and no complaint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from cdc_platform.clock import format_us
+from cdc_platform.errors import PlatformError
+from cdc_platform.lake import commits, digests, files
+from cdc_platform.lake.commits import Commit
+from cdc_platform.lake.files import LOG_FOLDER, DataFile
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
+from cdc_platform.lake.translate import translated
+
+# A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
+BYTES_READ, FILES_READ = 64 << 20, 2_000
+
+
+@dataclass
+class Verified:
+    """What is wrong with one table, in words, and how much was looked at.
+
+    `damage`: files; `strange`: slices that hold other rows than their commits say; `foreign`: commits that are not the
+    platform's. `files`, `slices`, `commits` were judged; `left` slices were not read, `unknown` ones have no digest.
+    """
+
+    name: str
+    damage: list[str] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    files: int = 0
+    slices: int = 0
+    commits: int = 0
+    left: int = 0
+    unknown: int = 0
+
+
+def verify(lake: Lake, *, deep: bool = False) -> list[Verified]:
+    """Look at every table that lies in a lake, in the order of their names.
+
+    All files are looked for; without `deep` only so many bytes are read.
+    """
+    looked = [_Look(name, folder) for name, folder in _folders(lake.root)]
+    slices = sorted(
+        ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
+        key=lambda each: each[0],
+    )
+    read_bytes = read_files = 0
+    for size, look, name in slices:
+        read_bytes, read_files = read_bytes + size, read_files + len(look.slices[name])
+        if deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ):
+            look.read(name)
+        else:
+            look.found.left += 1
+    return [look.found for look in looked]
+
+
+def _folders(root: Path) -> Iterator[tuple[str, str]]:
+    """The tables of a lake and what looks like one, by name."""
+    for keyspace in sorted(path for path in root.glob("*") if path.is_dir()):
+        for folder in sorted(path for path in keyspace.iterdir() if path.is_dir() and path.name[0] != "."):
+            yield f"{keyspace.name}.{folder.name}", str(folder)
+
+
+class _Look:
+    """One table under examination: its log is read when it is made, its slices one by one."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.found = Verified(name)
+        self.slices: dict[str, list[DataFile]] = {}
+        self._folder = folder
+        self._digests: dict[str, int] = {}
+        self._born_known = False
+        history = self._history()
+        opened = None if self.found.damage else self._open()
+        if opened is not None:
+            self._judge_commits(history)
+            self._list_slices(opened)
+
+    def read(self, name: str) -> None:
+        """Read a slice whole and compare it with its digest."""
+        parts = [self._digest_of(file) for file in self.slices[name]]
+        if None in parts:
+            return
+        held = sum(part or 0 for part in parts) % digests.MODULUS
+        due = self._digests.get(name, 0 if self._born_known else None)
+        self.found.slices += 1
+        if due is None:
+            self.found.unknown += 1
+        elif held != due:
+            self.found.strange.append(f"{self.found.name}{_of_slice(name)} holds other rows than its commits put there")
+
+    def _history(self) -> list[Commit]:
+        """The commits of the log, newest first; what is missing or unreadable among them is noted."""
+        log = Path(self._folder, LOG_FOLDER)
+        versions = sorted(int(path.stem) for path in log.glob("*.json") if path.stem.isdigit())
+        starts = [int(path.name.partition(".")[0]) for path in log.glob("*.checkpoint*.parquet")]
+        if not versions and not starts:
+            self._note_damage(f"its log is gone ({log})")
+            return []
+        first, newest = min(versions, default=0), max([*versions, *starts])
+        # Delta removes old entries, from the first one on, where a checkpoint holds what they said.
+        missing = set(range(first, newest + 1)) - set(versions) - set(range(max(starts, default=-1) + 1))
+        missing |= set(range(first + 1, max(versions, default=0))) - set(versions)
+        if first > 0 and first > max(starts, default=-1) + 1:
+            missing |= {first - 1}
+        for version in sorted(missing):
+            self._note_damage(f"{LOG_FOLDER}/{version:020d}.json is missing")
+        found: list[Commit] = []
+        for version in reversed(versions):
+            file = commits.entry(self._folder, version)
+            try:
+                found.append(commits.read(file, version))
+            except (ValueError, OSError) as error:
+                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({_line(error)})")
+        self.found.files += len(versions)
+        return found
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            with translated("opening it"):
+                opened = DeltaTable(self._folder)
+                foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+        except PlatformError as error:
+            self._note_damage(f"its log cannot be read ({_line(error)})")
+            return None
+        if foreign:
+            self._note_damage(f"it has Delta features that the platform never turns on: {', '.join(sorted(foreign))}")
+            return None
+        return opened
+
+    def _judge_commits(self, history: Sequence[Commit]) -> None:
+        known = [place for place, commit in enumerate(history) if commit.envelope is not None]
+        since = history[: known[-1] + 1] if known else []
+        self.found.commits = len(since)
+        self._born_known = bool(since) and since[-1].version == 0
+        for commit in since:
+            if commit.envelope is not None:
+                self._digests = dict(commit.envelope.digests) | self._digests
+            elif commit.changes:
+                at = "at an unknown time" if commit.at_ms is None else f"at {format_us(commit.at_ms * 1000)}"
+                self.found.foreign.append(
+                    f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} {at}"
+                )
+
+    def _list_slices(self, opened: DeltaTable) -> None:
+        keyspace, _, name = self.found.name.partition(".")
+        partition_by = tuple(opened.metadata().partition_columns)
+        table = Table(keyspace, name, pa.schema(opened.schema()), (), "", partition_by)
+        # A slice whose files are all gone from the log has no rows, which its commits may have said.
+        self.slices = {name: [] for name in self._digests}
+        for file in files.data_files(opened, table, self._folder):
+            self.slices.setdefault(digests.slice_name(partition_by, file.partition), []).append(file)
+
+    def _digest_of(self, file: DataFile) -> int | None:
+        """The sum of a file's rows; None where it is damaged, which is noted."""
+        self.found.files += 1
+        path = Path(file.path)
+        name = path.relative_to(self._folder)
+        try:
+            size = path.stat().st_size
+            if size != file.bytes:
+                self._note_damage(f"{name} is damaged (it has {size} bytes, and had {file.bytes})")
+                return None
+            rows, held = 0, 0
+            with pq.ParquetFile(path) as parquet:
+                for batch in parquet.iter_batches(use_threads=False):
+                    rows += batch.num_rows
+                    held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
+        except FileNotFoundError:
+            self._note_damage(f"{name} is missing")
+        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+            self._note_damage(f"{name} is damaged ({_line(error)})")
+        else:
+            if rows == file.rows:
+                return held
+            self._note_damage(f"{name} is damaged (it has {rows} rows, and had {file.rows})")
+        return None
+
+    def _note_damage(self, what: str) -> None:
+        self.found.damage.append(f"{self.found.name}: {what}")
+
+
+def _of_slice(name: str) -> str:
+    return f" where {name.replace('/', ' and ')}" if name else ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
