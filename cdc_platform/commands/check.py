@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -13,19 +13,23 @@ from cdc_platform.commands.output import json_option, warn, write_json, write_ta
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.clock import Clock
     from cdc_platform.invariants.findings import Family, Finding
+    from cdc_platform.invariants.judge import Judgement
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.settings import Settings
+
+    Audit = tuple[Family, Callable[[], list[Finding] | None]]
 
 
 @click.command()
 @click.argument("generation", type=GENERATION, required=False)
+@click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
 @json_option
 @pass_session
 @click.pass_context
-def check(ctx: click.Context, session: Session, generation: str | Milliseconds | None, as_json: bool) -> None:
-    """Judge every invariant of GENERATION (its UUID or its time), or of all generations and the tables around them.
+def check(
+    ctx: click.Context, session: Session, generation: str | Milliseconds | None, deep: bool, as_json: bool
+) -> None:
+    """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
     The exit code is 1 when one does not hold, or when there was nothing to check.
 
@@ -34,26 +38,10 @@ def check(ctx: click.Context, session: Session, generation: str | Milliseconds |
       cdc-platform check
       cdc-platform check 2026-01-31T12:00:00.000Z --json
     """
-    lake = session.lake()
-    from cdc_platform.invariants import audit_lake, inventory, judge
-    from cdc_platform.invariants.tablets import audit_tablets
-    from cdc_platform.lake.session import workers
-    from cdc_platform.timeline import Timeline
-
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
-    if name is not None and generation is not None:
-        Timeline.read(lake).assert_not_removed(generation)
-        inventory.find(inventory.generations(lake), name)  # before anything is read for it
-    sets = audit_tablets(lake) if name is None else []
-    # A cluster whose tables are all tablet-based has no generations.
-    judgements = [] if sets and not inventory.generations(lake) else judge(audit_lake(workers(), lake, name))
+    judgements = _judged(session, generation, name, deep=deep)
     if name is None:
-        for family, findings in _beside(lake, session.clock, session.open_home().settings, sets):
-            judgements += judge(findings, family.due(findings))
-        from cdc_platform.log.gaps import told
-
-        for line in told(lake):
-            warn(line)
+        _tell_gaps(session)
     if as_json:
         write_json(
             [
@@ -75,12 +63,68 @@ def check(ctx: click.Context, session: Session, generation: str | Milliseconds |
         ctx.exit(1)
 
 
-def _beside(
-    lake: Lake, clock: Clock, settings: Settings, sets: list[Finding]
-) -> Iterator[tuple[Family, list[Finding]]]:
-    """What the audits of the tables around the generations answer, family by family; `sets` those of tablets."""
+def _tell_gaps(session: Session) -> None:
+    from cdc_platform.log.gaps import told
+
+    for line in told(session.lake()):
+        warn(line)
+
+
+def _judged(
+    session: Session, generation: str | Milliseconds | None, name: str | None, *, deep: bool
+) -> list[Judgement]:
+    """What is judged, family by family; whether tables can be read is looked at before anything else."""
+    lake = session.lake()
+    from pyarrow import ArrowException
+
+    from cdc_platform.errors import PlatformError
+    from cdc_platform.invariants.findings import STORED
+    from cdc_platform.invariants.judge import judge
+    from cdc_platform.invariants.stored import audit_stored, not_judged
+    from cdc_platform.lake.tables import TABLES
+    from cdc_platform.lake.verification import verify
+
+    of_generations = {table.full_name for table in TABLES.values() if table.generation_column in table.partition_by}
+    found = verify(lake, deep=deep, names=None if name is None else of_generations)
+    damaged = {each.name for each in found if each.damage}
+    audits = _everything(session, lake, damaged) if name is None else _one(lake, generation, name, damaged)
+    judgements: list[Judgement] = []
+    for family, audit in audits:
+        try:
+            findings = audit()
+        except (PlatformError, ArrowException, OSError, ValueError) as error:
+            if not damaged:
+                raise
+            findings = not_judged(family, damaged, str(error))
+        judgements += [] if findings is None else judge(findings, family.due(findings))
+    stored = audit_stored(found) if name is None or damaged else []
+    return [*judgements, *judge(stored, STORED.due(stored))]
+
+
+def _one(lake: Lake, generation: str | Milliseconds | None, name: str, damaged: set[str]) -> Iterator[Audit]:
+    from cdc_platform.invariants import audit_lake, inventory
     from cdc_platform.invariants import findings as families
+    from cdc_platform.invariants.stored import not_judged
+    from cdc_platform.lake.session import workers
+    from cdc_platform.timeline import Timeline
+
+    assert generation is not None
+    Timeline.read(lake).assert_not_removed(generation)
+    if damaged:
+        yield families.GENERATIONS, lambda: not_judged(families.GENERATIONS, damaged)
+        return
+    inventory.find(inventory.generations(lake), name)  # before anything is read for it
+    yield families.GENERATIONS, lambda: audit_lake(workers(), lake, name)
+
+
+def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Audit]:
+    """The audits of all families but that of tables as they are stored."""
+    from cdc_platform.invariants import audit_lake, inventory
+    from cdc_platform.invariants import findings as families
+    from cdc_platform.invariants.following import audit_following
+    from cdc_platform.invariants.stored import not_judged
     from cdc_platform.invariants.switches import audit_switches
+    from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.expiry.audit import audit_expiry
     from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
@@ -88,10 +132,23 @@ def _beside(
     from cdc_platform.log.audit.logs import audit_logs
     from cdc_platform.log.audit.passed import audit_passed
 
-    yield families.FIRST_FORMAT, audit_live_generations(lake, clock, settings)
-    yield families.TABLETS, sets
-    yield families.SWITCHES, audit_switches(lake)
-    yield families.EXPIRY, audit_expiry(lake, clock, settings)
-    yield families.LOGS, audit_logs(lake, workers())
-    yield families.HOURS, audit_hours(lake)
-    yield families.PASSED, audit_passed(lake)
+    clock, settings = session.clock, session.open_home().settings
+
+    def generations() -> list[Finding] | None:
+        # A cluster whose tables are all tablet-based has none.
+        tablets_alone = not inventory.generations(lake) and audit_tablets(lake)
+        return None if tablets_alone else audit_lake(workers(), lake)
+
+    of_generations = damaged & {table.full_name for table in inventory.READ}
+    if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+        yield families.GENERATIONS, lambda: not_judged(families.GENERATIONS, of_generations)
+    else:
+        yield families.GENERATIONS, generations
+    yield families.FIRST_FORMAT, lambda: audit_live_generations(lake, clock, settings)
+    yield families.TABLETS, lambda: audit_tablets(lake)
+    yield families.SWITCHES, lambda: audit_switches(lake)
+    yield families.EXPIRY, lambda: audit_expiry(lake, clock, settings)
+    yield families.LOGS, lambda: audit_logs(lake, workers())
+    yield families.HOURS, lambda: audit_hours(lake)
+    yield families.PASSED, lambda: audit_passed(lake)
+    yield families.FOLLOWING, lambda: audit_following(lake)

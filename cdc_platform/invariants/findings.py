@@ -224,7 +224,47 @@ PASSED_OVER_STAYS_EMPTY = PASSED.asks(
     "passed_over_stays_empty", "No generation that a reader passed over for want of streams has any now."
 )
 
-FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS, PASSED)
+FOLLOWING = Family(
+    of="tables whose rows follow from other tables",
+    judged="row by row against what they follow from, without Spark",
+    page="docs/tables.md",
+    blocking=False,
+    nothing="there is nothing of it",
+    alone=True,
+)
+TIMESTAMPS_FOLLOW_LEDGER = FOLLOWING.asks(
+    "timestamps_follow_ledger", "Every generation that the ledger calls published is listed, once, until it is removed."
+)
+TABLES_FOLLOW_CHANGES = FOLLOWING.asks(
+    "tables_follow_changes",
+    "Every CDC-enabled table is as its last change says, or the one before that.",
+)
+STREAM_SETS_FOLLOW_LAYOUTS = FOLLOWING.asks(
+    "stream_sets_follow_layouts", "The stream sets of a table are those that the ledger of tablets has decided."
+)
+NODES_KEEP_LEDGER_IDS = FOLLOWING.asks(
+    "nodes_keep_ledger_ids", "What a node keeps of a generation is the UUID and the time that the ledger has of it."
+)
+
+STORED = Family(
+    of="all tables that lie in the home, those of logs and their sinks as well",
+    judged="table by table against Delta's log, without Spark",
+    page="docs/tables.md",
+    blocking=False,
+    nothing="there is nothing of it",
+    alone=True,
+)
+FILES_WHOLE = STORED.asks(
+    "files_whole", "Every data file and every log entry of a table is there, and can be read from end to end."
+)
+ROWS_AS_COMMITTED = STORED.asks(
+    "rows_as_committed", "Every slice of a table holds the rows that its commits say it holds."
+)
+COMMITS_KNOWN = STORED.asks(
+    "commits_known", "Since its first commit in an envelope only the platform has changed a table."
+)
+
+FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS, PASSED, FOLLOWING, STORED)
 """Every family."""
 
 

@@ -39,6 +39,18 @@ from cdc_platform.records import ring
 from cdc_platform.ring.tokens import Int64s
 from cdc_platform.timeline import Timeline
 
+READ = (
+    TOPOLOGY_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+    GENERATIONS,
+    GENERATION_TIMESTAMPS,
+    NODES,
+    BOOTSTRAP_EVENTS,
+)
+"""The tables without which no generation is judged."""
+
 
 @dataclass(frozen=True, eq=False)
 class Holding:

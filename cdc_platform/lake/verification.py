@@ -6,7 +6,7 @@ from the first commit with an envelope on: what is older is unknown, and no comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,12 +46,12 @@ class Verified:
     unknown: int = 0
 
 
-def verify(lake: Lake, *, deep: bool = False) -> list[Verified]:
-    """Look at every table that lies in a lake, in the order of their names.
+def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = None) -> list[Verified]:
+    """Look at the tables that lie in a lake, all of them or those with these names, in the order of their names.
 
-    All files are looked for; without `deep` only so many bytes are read.
+    Every file is looked for; without `deep` only so many bytes are read, see `BYTES_READ`.
     """
-    looked = [_Look(name, folder) for name, folder in _folders(lake.root)]
+    looked = [_Look(name, folder) for name, folder in _folders(lake.root) if names is None or name in names]
     slices = sorted(
         ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
         key=lambda each: each[0],
@@ -62,6 +62,7 @@ def verify(lake: Lake, *, deep: bool = False) -> list[Verified]:
         if deep or (read_bytes <= BYTES_READ and read_files <= FILES_READ):
             look.read(name)
         else:
+            look.look_for(name)
             look.found.left += 1
     return [look.found for look in looked]
 
@@ -100,6 +101,12 @@ class _Look:
             self.found.unknown += 1
         elif held != due:
             self.found.strange.append(f"{self.found.name}{_of_slice(name)} holds other rows than its commits put there")
+
+    def look_for(self, name: str) -> None:
+        """See that the files of a slice are there, and as long as they were."""
+        for file in self.slices[name]:
+            self.found.files += 1
+            self._is_there(file)
 
     def _history(self) -> list[Commit]:
         """The commits of the log, newest first; what is missing or unreadable among them is noted."""
@@ -166,20 +173,15 @@ class _Look:
     def _digest_of(self, file: DataFile) -> int | None:
         """The sum of a file's rows; None where it is damaged, which is noted."""
         self.found.files += 1
-        path = Path(file.path)
-        name = path.relative_to(self._folder)
+        if not self._is_there(file):
+            return None
+        name = Path(file.path).relative_to(self._folder)
+        rows, held = 0, 0
         try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                self._note_damage(f"{name} is damaged (it has {size} bytes, and had {file.bytes})")
-                return None
-            rows, held = 0, 0
-            with pq.ParquetFile(path) as parquet:
+            with pq.ParquetFile(file.path) as parquet:
                 for batch in parquet.iter_batches(use_threads=False):
                     rows += batch.num_rows
                     held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
-        except FileNotFoundError:
-            self._note_damage(f"{name} is missing")
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_damage(f"{name} is damaged ({_line(error)})")
         else:
@@ -187,6 +189,17 @@ class _Look:
                 return held
             self._note_damage(f"{name} is damaged (it has {rows} rows, and had {file.rows})")
         return None
+
+    def _is_there(self, file: DataFile) -> bool:
+        path = Path(file.path)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            size = None
+        if size != file.bytes:
+            what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
+            self._note_damage(f"{path.relative_to(self._folder)} is {what}")
+        return size == file.bytes
 
     def _note_damage(self, what: str) -> None:
         self.found.damage.append(f"{self.found.name}: {what}")

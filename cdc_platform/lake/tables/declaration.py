@@ -29,7 +29,8 @@ class Table:
 
     `schema` holds a `comment` for every column and says which may be null; `keys` name a row; `constraints` are
     CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them. `generation_column` says
-    which generation a row belongs to, where it belongs to one: by its UUID or by its time.
+    which generation a row belongs to, where it belongs to one: by its UUID or by its time. `follows_from` names the
+    tables of which its rows are derived; a table without any is a source, of which its commits alone can tell.
     """
 
     keyspace: str
@@ -41,6 +42,7 @@ class Table:
     constraints: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=lambda: PROPERTIES)
     generation_column: str | None = None
+    follows_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         named = () if self.generation_column is None else (self.generation_column,)

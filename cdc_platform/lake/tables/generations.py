@@ -43,6 +43,10 @@ TOPOLOGY_DESCRIPTIONS = Table(
         "index_fits_22_bits": "vnode_index >= 0 AND vnode_index < 4194304",
     },
     generation_column="generation_id",
+    follows_from=(
+        "platform.bootstrap_events",
+        "platform.nodes",
+    ),
 )
 
 GENERATIONS = Table(
@@ -95,6 +99,7 @@ GENERATION_DESCRIPTIONS_V2 = Table(
         "ranges_given": "num_ranges >= 1",
     },
     generation_column="id",
+    follows_from=("platform.topology_descriptions",),
 )
 
 GENERATION_DESCRIPTIONS = Table(
@@ -144,6 +149,10 @@ STREAMS_DESCRIPTIONS_V2 = Table(
     partition_by=("time",),
     constraints={"whole_milliseconds": whole_milliseconds("time"), "streams_given": STREAMS_RULE},
     generation_column="time",
+    follows_from=(
+        "system_distributed_everywhere.cdc_generation_descriptions_v2",
+        "system_distributed.cdc_generation_descriptions",
+    ),
 )
 
 GENERATION_TIMESTAMPS = Table(
@@ -154,6 +163,7 @@ GENERATION_TIMESTAMPS = Table(
     comment="The published generations: a row here is the commit mark of publishing",
     constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds("time")},
     generation_column="time",
+    follows_from=("platform.generations",),
 )
 
 REMOVED_GENERATIONS = Table(

@@ -22,6 +22,7 @@ CDC_TABLES = Table(
     keys=("keyspace_name", "table_name"),
     comment="The CDC-enabled tables",
     constraints={"ttl_not_negative": "ttl_seconds >= 0"},
+    follows_from=("platform.cdc_table_changes",),
 )
 
 CDC_TABLE_CHANGES = Table(

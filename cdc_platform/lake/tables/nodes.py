@@ -74,4 +74,5 @@ CDC_LOCAL = Table(
     keys=("host_id", "key"),
     comment="What each node keeps of its CDC state",
     constraints={"known_key": "key IN ('cdc_local', 'rewritten')"},
+    follows_from=("platform.generations",),
 )

@@ -19,6 +19,7 @@ TABLET_TIMESTAMPS = Table(
     keys=("keyspace_name", "table_name", "timestamp"),
     comment="Stream sets of tablet-based tables",
     constraints={"whole_milliseconds": whole_milliseconds("timestamp")},
+    follows_from=("platform.tablet_layouts",),
 )
 
 TABLET_STREAMS = Table(
@@ -39,6 +40,7 @@ TABLET_STREAMS = Table(
         "whole_milliseconds": whole_milliseconds("timestamp"),
         "known_state": "stream_state >= 0 AND stream_state <= 2",
     },
+    follows_from=("platform.tablet_layouts",),
 )
 
 TABLET_LAYOUTS = Table(

@@ -1,0 +1,204 @@
+"""Whatever a stranger does to whichever table is found, and named: rows, files, entries of the log. No JVM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+from support.homes.every_table import LOGS, every_table
+
+from cdc_platform.invariants.findings import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED, STORED
+from cdc_platform.invariants.judge import judge
+from cdc_platform.invariants.stored import audit_stored
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import NODES, TABLES, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.verification import Verified, verify
+
+EVERY = (*TABLES, *LOGS)
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with rows in every table, which nobody but the platform has written."""
+    return every_table(tmp_path_factory.mktemp("every"))
+
+
+@pytest.fixture
+def one(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The folder of one table, in a lake that has no other."""
+    keyspace, _, name = request.param.partition(".")
+    return shutil.copytree(home / "lake" / keyspace / name, tmp_path / keyspace / name)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows as another reader of Delta has them."""
+    return pa.table(DeltaTable(folder).to_pyarrow_table()).to_pylist()
+
+
+def rewrite(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Put these rows in the place of all, as a stranger does it who is let do anything."""
+    opened = DeltaTable(folder)
+    if opened.metadata().configuration.get("delta.appendOnly") == "true":
+        opened.alter.set_table_properties({"delta.appendOnly": "false"})
+    write_deltalake(opened, pa.Table.from_pylist(rows, schema=pa.schema(opened.schema())), mode="overwrite")
+
+
+def remove_row(folder: Path) -> None:
+    """One row less."""
+    rewrite(folder, rows_of(folder)[1:])
+
+
+def change_row(folder: Path) -> None:
+    """Another value in the first column whose rules let it in."""
+    first, *rest = rows_of(folder)
+    for name, value in reversed(first.items()):
+        try:
+            return rewrite(folder, [first | {name: _other(value)}, *rest])
+        except (DeltaError, pa.ArrowException, KeyError):
+            continue
+    raise AssertionError(f"nothing in {folder} could be changed")
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, datetime):
+        return value + timedelta(hours=1)
+    if isinstance(value, list):
+        return value[::-1] if value[::-1] != value else [*value, *value[:1]]
+    return {int: lambda: value + 1, str: lambda: value + "x", bytes: lambda: value + b"x"}[type(value)]()
+
+
+def double_row(folder: Path) -> None:
+    """The first row once more."""
+    schema = pa.schema(DeltaTable(folder).schema())
+    write_deltalake(folder, pa.Table.from_pylist(rows_of(folder)[:1], schema=schema), mode="append")
+
+
+def data_file(folder: Path) -> Path:
+    """A file that the newest version has."""
+    return Path(next(iter(DeltaTable(folder).file_uris())))
+
+
+def flip(path: Path, place: int) -> None:
+    """One byte becomes another one."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x5A
+    path.write_bytes(content)
+
+
+def entry(folder: Path, version: int) -> Path:
+    """The file of a commit."""
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def damage_entry(folder: Path) -> None:
+    """Half of the newest commit is gone."""
+    path = entry(folder, DeltaTable(folder).version())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+# Each with the lines that have to tell of it.
+CHANGES: dict[str, tuple[Change, set[str]]] = {
+    "row removed": (remove_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "row changed": (change_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "row doubled": (double_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
+    "file cut off": (lambda folder: _cut(data_file(folder)), {FILES_WHOLE}),
+    "file missing": (lambda folder: data_file(folder).unlink(), {FILES_WHOLE}),
+    "log entry damaged": (damage_entry, {FILES_WHOLE}),
+    "log entry missing": (lambda folder: entry(folder, DeltaTable(folder).version() - 1).unlink(), {FILES_WHOLE}),
+    "log gone": (lambda folder: shutil.rmtree(folder / "_delta_log"), {FILES_WHOLE}),
+}
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def complaints(found: list[Verified]) -> dict[str, str]:
+    """The lines that do not pass, with what they say."""
+    lines = audit_stored(found)
+    return {line.invariant: line.sample for line in judge(lines, STORED.due(lines)) if not line.passed}
+
+
+def test_every_table_has_rows_and_nothing_is_wrong(home: Path) -> None:
+    """The control: the home that no stranger touched is clean, all of it was judged, and no table lacks rows."""
+    found = verify(Lake(home / "lake"), deep=True)
+    assert complaints(found) == {}
+    assert {each.name for each in found} >= {*EVERY}
+    assert [each.name for each in found if each.unknown or each.left or not each.commits] == []
+    lake = Lake(home / "lake")
+    assert [name for name, table in TABLES.items() if not lake.read(table).num_rows] == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("one", EVERY, indirect=True)
+def test_what_a_stranger_does_to_a_table_is_found(one: Path, change: str, tmp_path: Path) -> None:
+    """By the name of the table, in the lines that are about such things and in no others."""
+    act, due = CHANGES[change]
+    act(one)
+    found = complaints(verify(Lake(tmp_path)))
+    assert found.keys() == due
+    assert all(f"{one.parent.name}.{one.name}" in said for said in found.values()), found
+
+
+@pytest.mark.parametrize("one", ["platform.cdc_tables", TOPOLOGY_DESCRIPTIONS.full_name], indirect=True)
+def test_a_byte_that_is_another_one_is_seen(one: Path, tmp_path: Path) -> None:
+    """Wherever it lies in a small file: it is told, or what is read is what was written."""
+    path = data_file(one)
+    whole, rows = path.read_bytes(), sorted(map(str, rows_of(one)))
+    told = 0
+    for place in range(0, len(whole), max(1, len(whole) // 150)):
+        flip(path, place)
+        found = complaints(verify(Lake(tmp_path)))
+        if found:
+            told += 1
+            assert all(f"{one.parent.name}.{one.name}" in said for said in found.values())
+        else:
+            assert sorted(map(str, rows_of(one))) == rows
+        path.write_bytes(whole)
+    assert told > 20
+
+
+@pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
+def test_a_change_that_is_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -> None:
+    """Without any commit: a file of the same length and number of rows, whole in itself, with another value in it."""
+    path = data_file(one)
+    size, rows = path.stat().st_size, pq.read_table(path)
+    racks = pa.array([rack[::-1] + "?" for rack in rows["rack"].to_pylist()], pa.string())
+    pq.write_table(rows.set_column(rows.schema.get_field_index("rack"), "rack", racks), path)
+    for log in (one / "_delta_log").glob("*.json"):
+        text = log.read_text(encoding="utf-8")
+        log.write_text(text.replace(f'"size":{size}', f'"size":{path.stat().st_size}'), encoding="utf-8")
+    found = complaints(verify(Lake(tmp_path)))
+    assert found == {ROWS_AS_COMMITTED: f"{NODES.full_name} holds other rows than its commits put there"}
+
+
+@pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
+def test_upkeep_by_others_is_no_change(one: Path, tmp_path: Path) -> None:
+    """A stranger who puts files together leaves the rows as they are: nothing is said."""
+    opened = DeltaTable(one)
+    opened.optimize.compact()
+    assert opened.version() > 0
+    assert complaints(verify(Lake(tmp_path))) == {}
+
+
+def test_large_slices_are_left_to_a_deep_look(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left is counted and told; its files are looked for all the same."""
+    monkeypatch.setattr("cdc_platform.lake.verification.FILES_READ", 5)
+    lake = Lake(home / "lake")
+    found = verify(lake)
+    assert sum(each.left for each in found) > 20
+    assert sum(each.slices for each in found) <= 5
+    [line] = [line for line in audit_stored(found) if line.invariant == ROWS_AS_COMMITTED]
+    assert "--deep reads them" in line.sample
+    assert sum(each.left for each in verify(lake, deep=True)) == 0
