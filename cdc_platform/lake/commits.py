@@ -94,8 +94,7 @@ def read(file: Path, version: int) -> Commit:
             for line in lines:
                 action = json.loads(line) if line.strip() else {}
                 info = action.get("commitInfo", info)
-                changed = action.get("add") or action.get("remove") or action.get("cdc") or {}
-                changes = changes or "metaData" in action or "protocol" in action or changed.get("dataChange", False)
+                changes = changes or _is_change(action)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
     at, operation = info.get("timestamp"), info.get("operation")
@@ -107,6 +106,12 @@ def read(file: Path, version: int) -> Commit:
         envelope.opened(info),
         changes,
     )
+
+
+def _is_change(action: Mapping[str, Any]) -> bool:
+    """Whether an action is about rows, columns or rules: files that are put together anew are not."""
+    files = [action[kind] for kind in ("add", "remove") if kind in action]
+    return "metaData" in action or "protocol" in action or any(file.get("dataChange", True) for file in files)
 
 
 def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | None:

@@ -82,7 +82,7 @@ def row_digests(rows: pa.Table, names: Sequence[str] | None = None) -> np.ndarra
         for name in chosen:
             pieces += _tagged(name, _one_array(part[name]))
         data, bounds = _joined(pieces, part.num_rows)
-        whole: Any = data.data
+        whole = data.tobytes()  # slices of bytes are made faster than those of a view
         parts += [blake2b(whole[begin:end], digest_size=BYTES).digest() for begin, end in pairwise(bounds.tolist())]
     return np.frombuffer(b"".join(parts), dtype="<u4").reshape(-1, 4)
 

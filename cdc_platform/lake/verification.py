@@ -25,6 +25,7 @@ from cdc_platform.lake.translate import translated
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
+_BYTES_AT_ONCE = 8 << 20
 
 
 @dataclass
@@ -84,10 +85,9 @@ class _Look:
         self._digests: dict[str, int] = {}
         self._born_known = False
         history = self._history()
-        opened = None if self.found.damage else self._open()
-        if opened is not None:
+        if not self.found.damage:
             self._judge_commits(history)
-            self._list_slices(opened)
+            self._open()
 
     def read(self, name: str) -> None:
         """Read a slice whole and compare it with its digest."""
@@ -134,18 +134,17 @@ class _Look:
         self.found.files += len(versions)
         return found
 
-    def _open(self) -> DeltaTable | None:
+    def _open(self) -> None:
         try:
             with translated("opening it"):
                 opened = DeltaTable(self._folder)
                 foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+                if foreign:
+                    self._note_damage(f"it has features that the platform never turns on: {', '.join(sorted(foreign))}")
+                else:
+                    self._list_slices(opened)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_line(error)})")
-            return None
-        if foreign:
-            self._note_damage(f"it has Delta features that the platform never turns on: {', '.join(sorted(foreign))}")
-            return None
-        return opened
 
     def _judge_commits(self, history: Sequence[Commit]) -> None:
         known = [place for place, commit in enumerate(history) if commit.envelope is not None]
@@ -179,13 +178,13 @@ class _Look:
         rows, held = 0, 0
         try:
             with pq.ParquetFile(file.path) as parquet:
-                for batch in parquet.iter_batches(use_threads=False):
+                for batch in parquet.iter_batches(_rows_at_once(parquet), use_threads=False):
                     rows += batch.num_rows
                     held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_damage(f"{name} is damaged ({_line(error)})")
         else:
-            if rows == file.rows:
+            if rows == file.rows or not file.rows:  # a log need not say how many
                 return held
             self._note_damage(f"{name} is damaged (it has {rows} rows, and had {file.rows})")
         return None
@@ -203,6 +202,13 @@ class _Look:
 
     def _note_damage(self, what: str) -> None:
         self.found.damage.append(f"{self.found.name}: {what}")
+
+
+def _rows_at_once(parquet: pq.ParquetFile) -> int:
+    """As many rows as a few megabytes hold, however long they are."""
+    groups = (parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups))
+    size = sum(group.total_byte_size for group in groups)
+    return max(1, min(65_536, parquet.metadata.num_rows * _BYTES_AT_ONCE // max(size, 1)))
 
 
 def _of_slice(name: str) -> str:

@@ -202,3 +202,26 @@ def test_large_slices_are_left_to_a_deep_look(home: Path, monkeypatch: pytest.Mo
     [line] = [line for line in audit_stored(found) if line.invariant == ROWS_AS_COMMITTED]
     assert "--deep reads them" in line.sample
     assert sum(each.left for each in verify(lake, deep=True)) == 0
+
+
+@pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
+def test_a_log_that_delta_has_shortened_is_whole(one: Path, tmp_path: Path) -> None:
+    """Entries that a checkpoint stands for may be gone, from the first one on; a gap behind it may not."""
+    table, lake = TABLES[NODES.full_name], Lake(tmp_path)
+    rows = lake.read(table)
+    for rack in ("r8", "r9"):
+        moved = rows.set_column(rows.schema.get_field_index("rack"), "rack", pa.array([rack] * rows.num_rows))
+        lake.merge(table, moved, update=True)
+    DeltaTable(one).create_checkpoint()
+    newest = DeltaTable(one).version()
+    for version in range(newest):
+        entry(one, version).unlink()
+    assert complaints(verify(lake)) == {}
+    assert verify(lake)[0].unknown == 0
+    lake.merge(table, rows, update=True)
+    assert complaints(verify(lake)) == {}
+    checkpoint = next((one / "_delta_log").glob("*.checkpoint.parquet"))
+    _cut(checkpoint)
+    assert f"{NODES.full_name}: its log cannot be read" in complaints(verify(lake))[FILES_WHOLE]
+    checkpoint.unlink()
+    assert f"_delta_log/{newest - 1:020d}.json is missing" in complaints(verify(lake))[FILES_WHOLE]
