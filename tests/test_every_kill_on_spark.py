@@ -13,10 +13,11 @@ from support.processes.kills import Case, killed_and_run_again
 from support.processes.nursery import Nursery
 from support.read_logs import START_US, SWITCH_US
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us, ms_of
 from cdc_platform.home import open_home
 from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
 
@@ -41,7 +42,12 @@ def test_a_join(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None
         command = ["--home", home, "--clock", AT, "bootstrap", home.parent / "node.json"]
         assert nursery.race([command])[0].exit_code == 0
 
-    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=server.environment)
+    case = Case(
+        waiting,
+        ("bootstrap", "{beside}/node.json", "--run"),
+        AT,
+        environment=server.environment | {IN_PROCESS_VARIABLE: "0"},
+    )
     assert killed_and_run_again(nursery, case, tmp_path) > 0
 
 
@@ -55,22 +61,29 @@ def test_a_repair(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> No
         assert nursery.race([["--home", home, "--clock", AT, "repair"]])[0].exit_code == 0
 
     # The verdicts say who asked: it makes no difference here, as the same command asks again.
-    case = Case(asked, ("repair", "--run"), AT, environment=server.environment)
+    case = Case(asked, ("repair", "--run"), AT, environment=server.environment | {IN_PROCESS_VARIABLE: "0"})
     assert killed_and_run_again(nursery, case, tmp_path) > 0
 
 
-def test_a_script(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
     """`log --keep` of tables that are made, altered and dropped, and of rows in them."""
 
     def kept(home: Path) -> None:
-        home_with_generations(home.parent, {ID: START_US // 1000, OTHER_ID: SWITCH_US // 1000})
+        home_with_generations(home.parent, {ID: ms_of(START_US), OTHER_ID: ms_of(SWITCH_US)})
         for name, script in (("first", FIRST), ("second", SECOND)):
             (home.parent / f"{name}.cql").write_text(script, encoding="utf-8")
-        command = ["--home", home, "--clock", format_us(START_US + 60_000_000), "log", home.parent / "first.cql"]
-        (first,) = nursery.race([[*command, "--keep"]], environment=server.environment)
+        command = [
+            "--home",
+            home,
+            "--clock",
+            format_us(Microseconds(START_US + 60_000_000)),
+            "log",
+            home.parent / "first.cql",
+        ]
+        (first,) = nursery.race([[*command, "--keep"]])
         assert first.exit_code == 0, first
 
-    later = format_us(START_US + 120_000_000)
+    later = format_us(Microseconds(START_US + 120_000_000))
     again = "has a column already|has no column|there is no table|exists already"
-    case = Case(kept, ("log", "{beside}/second.cql", "--keep"), later, refused=again, environment=server.environment)
+    case = Case(kept, ("log", "{beside}/second.cql", "--keep"), later, refused=again)
     assert killed_and_run_again(nursery, case, tmp_path) > 0

@@ -337,7 +337,7 @@ def _drop(body: s.Drop, catalog: Catalog, now_us: Microseconds) -> None:
         del catalog.keyspace(schema.keyspace).tables[schema.name]
 
 
-def _drop_log(catalog: Catalog, base: TableSchema, now_us: int) -> None:
+def _drop_log(catalog: Catalog, base: TableSchema, now_us: Microseconds) -> None:
     """Drop a log, which its base table has for as long as CDC is on; the next one begins when it is turned on again."""
     if base.cdc.enabled:
         raise InputError(

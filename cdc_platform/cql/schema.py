@@ -159,8 +159,8 @@ class TableSchema:
     created_at_us: Microseconds = Microseconds(0)
     dropped: tuple[tuple[str, Microseconds], ...] = ()
     default_ttl: int = 0
-    truncated_us: int | None = None
-    log_since_us: int | None = None
+    truncated_us: Microseconds | None = None
+    log_since_us: Microseconds | None = None
 
     @property
     def full_name(self) -> str:

@@ -171,7 +171,7 @@ def parse_timestamp(text: str) -> Milliseconds:
         InputError: `text` is no timestamp, or finer than a millisecond.
     """
     if _WHOLE.fullmatch(text.strip()):
-        return int(text)
+        return Milliseconds(int(text))
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
         raise InputError(f"{text!r} is no timestamp; write it as 2026-01-31T12:00:00.000Z")

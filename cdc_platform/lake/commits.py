@@ -14,6 +14,7 @@ from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of
@@ -29,7 +30,7 @@ class Commit:
     """
 
     version: int
-    at_ms: int | None
+    at_ms: Milliseconds | None
     operation: str
     engine: str
     envelope: Envelope | None
@@ -100,7 +101,7 @@ def read(file: Path, version: int) -> Commit:
     at, operation = info.get("timestamp"), info.get("operation")
     return Commit(
         version,
-        at if isinstance(at, int) else None,
+        Milliseconds(at) if isinstance(at, int) else None,
         str(operation or "an operation without a name"),
         str(info.get("engineInfo") or "an unknown engine"),
         envelope.opened(info),

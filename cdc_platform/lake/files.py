@@ -15,8 +15,9 @@ from urllib.request import url2pathname
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from cdc_platform.errors import StateError
 from cdc_platform.lake.filters import PASSES, Filter
-from cdc_platform.lake.tables import Table
+from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 
 LOG_FOLDER = "_delta_log"
 """The folder of a table's commits, beside its data files."""
@@ -108,3 +109,13 @@ def _paths(added: pa.Table, folder: str) -> list[str]:
 def _known(added: pa.Table, column: str) -> list[Any]:
     """What the log says of each file; None throughout where no file has it."""
     return added[column].to_pylist() if column in added.schema.names else [None] * added.num_rows
+
+
+def refuse_features(table: Table, opened: DeltaTable) -> None:
+    """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
+    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+    if foreign:
+        raise StateError(
+            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
+            "drop them with ALTER TABLE ... DROP FEATURE"
+        )

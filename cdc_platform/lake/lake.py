@@ -25,7 +25,7 @@ from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, tran
 from cdc_platform.lake.open_tables import OpenTables
 from cdc_platform.lake.room import assert_room
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
-from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
+from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 
 ATTEMPTS = 40
@@ -349,7 +349,7 @@ class Lake:
         opened = self._open(table)
         if opened is None:
             return pa.schema([table.schema.field(name) for name in columns]).empty_table(), []
-        _refuse_features(table, opened)
+        files.refuse_features(table, opened)
         (column,) = table.partition_by
         chosen = None if keys is None else compute.field(column).isin(list(keys))
         with translated(f"reading {table.full_name}"):
@@ -392,13 +392,3 @@ def _is_append_only(table: Table) -> bool:
 def _refuse_append_only(table: Table) -> None:
     if _is_append_only(table):
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
-
-
-def _refuse_features(table: Table, opened: DeltaTable) -> None:
-    """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
-    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
-    if foreign:
-        raise StateError(
-            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
-            "drop them with ALTER TABLE ... DROP FEATURE"
-        )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import format_ms
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake import commits, digests, files
 from cdc_platform.lake.commits import Commit
@@ -155,7 +155,7 @@ class _Look:
             if commit.envelope is not None:
                 self._digests = dict(commit.envelope.digests) | self._digests
             elif commit.changes:
-                at = "at an unknown time" if commit.at_ms is None else f"at {format_us(commit.at_ms * 1000)}"
+                at = "at an unknown time" if commit.at_ms is None else f"at {format_ms(commit.at_ms)}"
                 self.found.foreign.append(
                     f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} {at}"
                 )

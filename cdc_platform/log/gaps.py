@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc_platform.clock import format_us
+from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.lake.lake import Lake
 
@@ -22,7 +22,7 @@ _PREIMAGES = ("false", "true", "full")
 class Standing(NamedTuple):
     """The CDC options of a table from a time on (µs)."""
 
-    since_us: int
+    since_us: Microseconds
     options: CdcOptions
 
 
@@ -30,8 +30,8 @@ class Gap(NamedTuple):
     """What a log lacks of the writes from `since_us` (µs; None: from the first) until `until_us` (None: now)."""
 
     what: str
-    since_us: int | None
-    until_us: int | None
+    since_us: Microseconds | None
+    until_us: Microseconds | None
 
     def __str__(self) -> str:
         """As people read it."""

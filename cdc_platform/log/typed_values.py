@@ -15,7 +15,6 @@ import pyarrow as pa
 from cdc_platform.clock import DAY_NS, MILLISECOND_US, us_of
 from cdc_platform.cql.scalars import shortened
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.cql.times import DAY_NS
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, UserType, VectorType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import pyarrow as pa
 
@@ -264,20 +265,13 @@ def _said(
 
 def _rows_of(several: list[TableChange]) -> pa.Table:
     """Changes as rows of the history."""
-    rows = [
-        {
-            "keyspace_name": change.keyspace_name,
-            "table_name": change.table_name,
-            "changed_at": to_datetime(change.changed_at_us),
-            "what": change.what,
-            "enabled": change.enabled,
-            "ttl_seconds": change.ttl_seconds,
-            "created_at": to_datetime(change.created_at_us),
-            "ddl": change.ddl,
-        }
-        for change in several
-    ]
-    return pa.Table.from_pylist(rows, schema=CDC_TABLE_CHANGES.schema)
+    return pa.Table.from_pylist([_row(change) for change in several], schema=CDC_TABLE_CHANGES.schema)
+
+
+def _row(change: TableChange) -> dict[str, Any]:
+    """A change as a row of the history, and of what follows from it, which has fewer columns."""
+    times = {"changed_at": to_datetime(change.changed_at_us), "created_at": to_datetime(change.created_at_us)}
+    return vars(change) | times
 
 
 def _complete(lake: Lake) -> None:
@@ -286,18 +280,7 @@ def _complete(lake: Lake) -> None:
     def followed(rows: pa.Table) -> pa.Table | None:
         last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}
         silent = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
-        told = [
-            {
-                "keyspace_name": change.keyspace_name,
-                "table_name": change.table_name,
-                "enabled": change.enabled,
-                "ttl_seconds": change.ttl_seconds,
-                "created_at": to_datetime(change.created_at_us),
-                "ddl": change.ddl,
-            }
-            for change in last.values()
-            if change.what != DROPPED
-        ]
+        told = [_row(change) for change in last.values() if change.what != DROPPED]
         if not told and not rows.num_rows:
             return None
         return pa.Table.from_pylist([*silent, *told], schema=CDC_TABLES.schema)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.command_line import run
 
-from cdc_platform.clock import Clock, Milliseconds
+from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection, credentials, parse_contact
 from cdc_platform.cluster.generations import settled
@@ -88,10 +88,10 @@ def test_a_renewal_that_died_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, call, die)
     with pytest.raises(KeyboardInterrupt):
-        known.renew(home, "prod", Clock(1_000_000))
+        known.renew(home, "prod", Clock(Microseconds(1_000_000)))
     monkeypatch.undo()
     assert [(each.name, each.connection) for each in known.clusters(home)] == [("prod", contacts)]
-    known.renew(home, "prod", Clock(60_000_000))
+    known.renew(home, "prod", Clock(Microseconds(60_000_000)))
     assert known.find(home, "prod").identity is None
     assert not (tmp_path / "clusters" / ".prod.renewed").exists()
 

@@ -27,6 +27,7 @@ from cdc_platform.lake.envelope import KEY, Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMERS, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, Table, column
 from cdc_platform.lake.verification import verify
+from cdc_platform.lake.volume import Workers
 from resources.home import HomeResource
 
 if TYPE_CHECKING:
@@ -316,15 +317,15 @@ def test_rows_in_volume_have_their_envelopes(spark: SparkSession, filled: Lake) 
         return spark.createDataFrame(pa.concat_tables(some)).repartition(3, "range_end")
 
     with speaking_for(ME):
-        frames.replace_slice(spark, filled, table, rows(streams(0, *range(40))), where)
+        frames.replace_slice(Workers(lambda: spark), filled, table, rows(streams(0, *range(40))), where)
         assert_sealed(filled, table)
-        assert frames.append(spark, filled, table, rows(streams(1, 77), streams(3, 1, 2)), ("app", 3))
+        assert frames.append(Workers(lambda: spark), filled, table, rows(streams(1, 77), streams(3, 1, 2)), ("app", 3))
         newest = assert_sealed(filled, table)[0].envelope
         assert newest is not None
         assert (newest.speaker, newest.numbers, len(newest.digests)) == (ME, {"app": 3}, 2)
-        frames.replace_slice(spark, filled, table, rows(streams(0, 1)).limit(0), where)
+        frames.replace_slice(Workers(lambda: spark), filled, table, rows(streams(0, 1)).limit(0), where)
         assert_sealed(filled, table)
-        assert frames.replace_all(spark, filled, table, rows(streams(5, 1)), ("app", 4))
+        assert frames.replace_all(Workers(lambda: spark), filled, table, rows(streams(5, 1)), ("app", 4))
         assert_sealed(filled, table)
 
 

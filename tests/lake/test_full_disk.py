@@ -12,7 +12,7 @@ import pytest
 from support.command_line import run
 from support.files.export_files import TIME_MS, generation, streams_csv, timestamps_csv
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.errors import Unavailable
 from cdc_platform.lake import lake as lake_module
 from cdc_platform.lake.lake import Lake
@@ -67,7 +67,7 @@ def contents(home: Path) -> dict[str, list[dict[str, object]]]:
 def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, free: int) -> None:
     """By a process of its own, so that no library's thread adds a line; then there is room, and it is done."""
     home = disk / "home"
-    clock = Clock(TIME_MS * 1000 + 5_000_000)
+    clock = Clock(Microseconds(TIME_MS * 1000 + 5_000_000))
     cdc_tables.add(Lake(home / "lake"), clock, "ks", "t", ttl_seconds=60)
     run("--home", home, "tables")
     before = contents(home)
@@ -99,13 +99,13 @@ def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
 def test_a_write_that_fills_the_disk_is_told_of_in_the_same_words(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looked before: what the store says of it is translated, and the table is as it was."""
     lake = Lake(disk / "lake")
-    cdc_tables.add(lake, Clock(TIME_MS * 1000), "ks", "t", ttl_seconds=60)
+    cdc_tables.add(lake, Clock(Microseconds(TIME_MS * 1000)), "ks", "t", ttl_seconds=60)
     before = contents(disk)
     monkeypatch.setattr(lake_module, "assert_room", lambda *_: None)
     for free in (0, 4096):
         filler = leave(disk, free)
         with pytest.raises(Unavailable, match=r"writing platform\.\w+: no space left on .*; free some and run again"):
-            cdc_tables.alter(lake, Clock(TIME_MS * 1000 + 1), "ks", "t", ttl_seconds=70)
+            cdc_tables.alter(lake, Clock(Microseconds(TIME_MS * 1000 + 1)), "ks", "t", ttl_seconds=70)
         filler.unlink()
         assert contents(disk) == before
 

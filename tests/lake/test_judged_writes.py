@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import to_datetime
+from cdc_platform.clock import Microseconds, to_datetime
 from cdc_platform.errors import ConflictError, InputError, StateError
 from cdc_platform.lake import turns
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 
-ROW = {"keyspace_name": "ks", "enabled": True, "created_at": to_datetime(0), "ddl": None}
+ROW = {"keyspace_name": "ks", "enabled": True, "created_at": to_datetime(Microseconds(0)), "ddl": None}
 
 
 def rows(**ttls: int) -> pa.Table:
@@ -26,7 +26,7 @@ def rows(**ttls: int) -> pa.Table:
 
 def change(at: int, ttl: int = 1) -> pa.Table:
     """A row of the history."""
-    row = ROW | {"table_name": "t", "ttl_seconds": ttl, "changed_at": to_datetime(at), "what": "altered"}
+    row = ROW | {"table_name": "t", "ttl_seconds": ttl, "changed_at": to_datetime(Microseconds(at)), "what": "altered"}
     return pa.Table.from_pylist([row], schema=CDC_TABLE_CHANGES.schema)
 
 
@@ -82,7 +82,9 @@ def test_a_rule_of_an_append_only_table_adds(lake: Lake) -> None:
     lake.transact(CDC_TABLE_CHANGES, rule)
     found = lake.read(CDC_TABLE_CHANGES).sort_by("changed_at").to_pylist()
     assert seen == [1, 2, 3]
-    assert [(row["changed_at"], row["ttl_seconds"]) for row in found] == [(to_datetime(at), 1) for at in (1, 3, 5, 7)]
+    assert [(row["changed_at"], row["ttl_seconds"]) for row in found] == [
+        (to_datetime(Microseconds(at)), 1) for at in (1, 3, 5, 7)
+    ]
     with pytest.raises(StateError, match="only takes new rows"):
         lake.transact(CDC_TABLE_CHANGES, rule, whole=True)
 

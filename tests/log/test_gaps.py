@@ -8,7 +8,7 @@ import pytest
 from support.command_line import run
 from support.files.cql_scripts import NOW_US, Accepted, Rehearse
 
-from cdc_platform.clock import Clock, format_us
+from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
@@ -43,7 +43,7 @@ FULL = CdcOptions(enabled=True, preimage="full", postimage=True)
 )
 def test_what_follows_from_options(options: list[CdcOptions], expected: list[tuple]) -> None:
     """What is missing where the table had it at another time; nothing where nobody ever asked for it."""
-    history = [Standing(place, each) for place, each in enumerate(options)]
+    history = [Standing(Microseconds(place), each) for place, each in enumerate(options)]
     assert gaps(TableSchema("ks", "t", ()), history) == [Gap(*each) for each in expected]
 
 
@@ -59,8 +59,11 @@ def test_a_script_tells_what_its_logs_lack(rehearsed: Rehearse) -> None:
     )
     (table,) = result.tables
     assert [len(each.rows) for each in result.outcomes] == [0, 1, 0, 0, 0, 1]
-    off, on = NOW_US + 1, NOW_US + 2
-    assert table.missing == [Gap("all writes", off, on), Gap("full pre-images", None, off)]
+    off, on = Microseconds(NOW_US + 1), Microseconds(NOW_US + 2)
+    assert table.missing == [
+        Gap("all writes", off, on),
+        Gap("full pre-images", None, off),
+    ]
     assert str(table.missing[0]) == f"all writes from {format_us(off)} until {format_us(on)}"
     assert (len(table.base), len(table.replayed or ())) == (3, 2)
 
@@ -70,7 +73,7 @@ def test_a_truncated_table(rehearsed: Rehearse) -> None:
     result = rehearsed(f"{TABLE} INSERT INTO ks.t (pk) VALUES (1); TRUNCATE ks.t; INSERT INTO ks.t (pk) VALUES (2);")
     (table,) = result.tables
     assert [row["pk"] for row in table.base] == [2]
-    assert table.missing == [Gap("the truncation, which takes all that was written", None, NOW_US + 1)]
+    assert table.missing == [Gap("the truncation, which takes all that was written", None, Microseconds(NOW_US + 1))]
 
 
 def test_a_log_is_dropped_and_made_anew(accepted: Accepted, rehearsed: Rehearse) -> None:
@@ -108,14 +111,14 @@ def test_what_is_kept_is_told_by_every_door(tmp_path: Path) -> None:
     schema = schema_of(lake, "ks", "t")
     assert schema.truncated_us == NOW_US + 2_000_000
     assert [each.options.preimage for each in history_of(lake, schema)] == ["false", "true", "false"]
-    times = [format_us(NOW_US + each) for each in (1_000_000, 2_000_000)]
+    times = [format_us(Microseconds(NOW_US + each)) for each in (1_000_000, 2_000_000)]
     expected = [
         f"the log of ks.t lacks all writes from {times[1]} on",
         f"the log of ks.t lacks pre-images from the first write until {times[0]}",
         f"the log of ks.t lacks the truncation, which takes all that was written from the first write until {times[1]}",
     ]
     assert told(lake) == expected
-    found = rehearse_on_kept("ALTER TABLE ks.t ADD w int", lake, Clock(NOW_US + 3_000_000), Settings())
+    found = rehearse_on_kept("ALTER TABLE ks.t ADD w int", lake, Clock(Microseconds(NOW_US + 3_000_000)), Settings())
     assert [f"the log of ks.t lacks {gap}" for gap in found.tables[0].missing] == expected
     shown = run("--home", home, "tables")
     assert all(each in " ".join(shown.stderr.split()) for each in expected)

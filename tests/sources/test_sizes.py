@@ -13,6 +13,7 @@ import pytest
 from support.command_line import run
 from support.files.export_files import cql_time, timestamps_csv
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.sources import importing, sizes
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -134,7 +135,7 @@ def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
     size = 400_000
     with file.open("w", newline="") as opened:
         opened.write("time,range_end,streams\r\n")
-        opened.writelines(f"{cql_time(1000)},{number},{{0x{number:032x}}}\r\n" for number in range(size))
+        opened.writelines(f"{cql_time(Milliseconds(1000))},{number},{{0x{number:032x}}}\r\n" for number in range(size))
     program = (
         "import resource, sys\nfrom cdc_platform.errors import InputError\n"
         "from cdc_platform.sources.cqlsh import parse_exports\nfrom cdc_platform.sources.json_files import read_text\n"

@@ -28,11 +28,12 @@ from support.homes.timelines import (
 from support.oracles import tablet_oracle
 from support.worlds.switch_lake import ring_of
 
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, format_us, us_of
+from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, format_ms, format_us, us_of
 from cdc_platform.errors import InputError, NotFound, PlatformError, StateError, WriteRefused
 from cdc_platform.generations import GenerationId, Verdict
 from cdc_platform.invariants import inventory
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.repair import checkup
@@ -299,23 +300,22 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
             assert row["stream_id"] == (None if isinstance(expected, str) else expected)
 
 
-@pytest.mark.spark
-def test_a_kept_script_waits_for_the_decision_as_well(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_kept_script_waits_for_the_decision_as_well(workers: Workers, tmp_path: Path) -> None:
     """It keeps what `explain` accepts and leaves out what it refuses; once decided, all is in its own generation."""
     home = home_of(tmp_path, "undecided")
-    lake, clock = Lake(home / "lake"), Clock(LEASE_END_MS * 1000)
-    moments = [LEASE_END_MS * 1000 - 1, LEASE_END_MS * 1000]
+    lake, clock = Lake(home / "lake"), Clock(us_of(LEASE_END_MS))
+    moments = [us_of(LEASE_END_MS) - ONE_US, us_of(LEASE_END_MS)]
     text = "\n".join(
         f"INSERT INTO ks.t (p, k, v) VALUES (7, {number}, 1) USING TIMESTAMP {at};" for number, at in enumerate(moments)
     )
-    kept = keep(text, lake, clock, Settings(), lambda: spark)
+    kept = keep(text, lake, clock, Settings())
     told = [StreamSources(lake).of("ks", "t").explain(TOKEN, at, clock.now_us()).facts() for at in moments]
     assert [each["verdict"] for each in told] == ["OK", UNDECIDED]
     assert [outcome.accepted for outcome in kept.outcomes] == [True, False]
     rows = lake.read(log_table(schema_of(lake, "ks", "t"))).to_pylist()
     assert [row["cdc$stream_id"] for row in rows] == [told[0]["stream_id"]]
     decide(lake)
-    again = keep(text.splitlines()[1], lake, clock, Settings(), lambda: spark)
+    again = keep(text.splitlines()[1], lake, clock, Settings())
     assert again.outcomes[0].accepted
-    findings = audit_log(lake, schema_of(lake, "ks", "t"), lambda: spark)
+    findings = audit_log(lake, schema_of(lake, "ks", "t"), workers)
     assert [(each.population > 0, each.violations) for each in findings] == [(True, 0)] * len(findings)

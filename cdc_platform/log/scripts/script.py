@@ -169,7 +169,7 @@ class Script:
         self._base(schema).alter(self._catalog.keyspaces[schema.keyspace].tables[schema.name])
 
     @property
-    def _at_us(self) -> int:
+    def _at_us(self) -> Microseconds:
         """The time (µs) that the next write will have; those before are earlier."""
         return self._now_us + self._ticks
 

@@ -156,8 +156,7 @@ def test_a_killed_script_is_finished_by_the_next(
     assert everything(lake) == everything(both_kept[0])
 
 
-@pytest.mark.spark
-def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path) -> None:
     """By one commit all rows have the new names, also where the key is one that no native column holds."""
     lake = copied(streams_home, tmp_path / "home")
     kept(
@@ -165,17 +164,16 @@ def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path, sp
         """CREATE TABLE ks.r (pk timestamp, ck int, v int, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};
         INSERT INTO ks.r (pk, ck, v) VALUES (9223372036854775807, 1, 1);""",
         NOW_US,
-        spark,
     )
     before = lake.version(log_table(schema_of(lake, "ks", "r")))
     renames = "ALTER TABLE ks.r RENAME pk TO at AND ck TO place;"
-    result = kept(lake, renames, NOW_US + 1_000_000, spark)
+    result = kept(lake, renames, Microseconds(NOW_US + 1_000_000))
     assert [str(each.error) for each in result.outcomes if each.error] == []
     table = log_table(schema_of(lake, "ks", "r"))
     assert before is not None
     assert lake.version(table) == before + 1
     result = kept(
-        lake, "UPDATE ks.r SET v = 2 WHERE at = 9223372036854775807 AND place = 1;", NOW_US + 2_000_000, spark
+        lake, "UPDATE ks.r SET v = 2 WHERE at = 9223372036854775807 AND place = 1;", Microseconds(NOW_US + 2_000_000)
     )
     assert [(row["place"], row["v"]) for row in touched(result, "ks.r")] == [(1, 2)]
     schema, version = schema_of(lake, "ks", "r"), lake.version(table)
@@ -184,19 +182,18 @@ def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path, sp
     assert [(row["at"], row["place"]) for row in rows] == [(2**63 - 1, 1)] * 2
 
 
-@pytest.mark.spark
-def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_path: Path) -> None:
     """A truncated table begins empty there, one whose log was dropped with what the next log has."""
     lake = copied(streams_home, tmp_path / "home")
     table = "CREATE TABLE ks.{} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}}; INSERT INTO ks.{} (pk) VALUES (1);"
-    kept(lake, table.format("cut", "cut") + table.format("anew", "anew"), NOW_US, spark)
+    kept(lake, table.format("cut", "cut") + table.format("anew", "anew"), NOW_US)
     second = """TRUNCATE ks.cut; INSERT INTO ks.cut (pk) VALUES (2);
         ALTER TABLE ks.anew WITH cdc = {'enabled': false}; DROP TABLE ks.anew_scylla_cdc_log;
         ALTER TABLE ks.anew WITH cdc = {'enabled': true}; INSERT INTO ks.anew (pk) VALUES (3);"""
-    result = kept(lake, second, NOW_US + 1_000_000, spark)
+    result = kept(lake, second, Microseconds(NOW_US + 1_000_000))
     assert [str(each.error) for each in result.outcomes if each.error] == []
     third = "INSERT INTO ks.cut (pk) VALUES (4); INSERT INTO ks.anew (pk) VALUES (5) IF NOT EXISTS;"
-    result = kept(lake, third, NOW_US + 2_000_000, spark)
+    result = kept(lake, third, Microseconds(NOW_US + 2_000_000))
     rows = {each.name: sorted(row["pk"] for row in each.base) for each in result.tables}  # type: ignore[type-var]
     assert rows == {"ks.cut": [2, 4], "ks.anew": [3, 5]}
     assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]  # type: ignore[type-var]

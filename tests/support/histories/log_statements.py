@@ -103,11 +103,11 @@ def _overwrites(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchS
         return st.just(dead) | live
     null = (f"{name} = null", CollectionChange(Microseconds(timestamp - 1)))
     if isinstance(kind, ListType):
-        return st.just(null) | st.just((f"{name} = []", CollectionChange(timestamp - 1)))
+        return st.just(null) | st.just((f"{name} = []", CollectionChange(Microseconds(timestamp - 1))))
     return st.just(null) | st.tuples(values(kind), st.booleans()).map(
         lambda drawn: (
             f"{name} = {doubled(kind, drawn[0]) if drawn[1] else literal(kind, drawn[0])}",
-            CollectionChange(timestamp - 1, _elements(kind, drawn[0], timestamp, ttl)),
+            CollectionChange(Microseconds(timestamp - 1), _elements(kind, drawn[0], timestamp, ttl)),
         )
     )
 
@@ -120,7 +120,7 @@ def doubled(kind: CqlType, value: Any) -> str:
     return f"{{{inner}, {inner}}}" if inner else "{}"
 
 
-def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrategy[Change]:
+def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
     """What only UPDATE can do: to some elements of a collection or user type."""
     kind, name = column.type, column.name
 
@@ -129,7 +129,8 @@ def _element_writes(column: Column, timestamp: int, ttl: int) -> st.SearchStrate
             lambda value: (
                 f"{place} = {literal(of, value)}",
                 CollectionChange(
-                    None, {key: Cell(timestamp, value, ttl) if value is not None else Cell(timestamp, dead=True)}
+                    None,
+                    {key: Cell(timestamp, value, ttl) if value is not None else Cell(timestamp, dead=True)},
                 ),
             )
         )
@@ -195,7 +196,7 @@ class _Drawing:
     draw: st.DrawFn
     schema: TableSchema
     partition: tuple
-    timestamp: int
+    timestamp: Microseconds
     using: bool
 
     def conditional(self) -> Written:
@@ -344,14 +345,16 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
             written.append(Written(text, (), logs=cdc.enabled))
             continue
         if kind == "conditional":
-            at = now_us + asked
+            at = Microseconds(now_us + asked)
             asked += 1
             written.append(_Drawing(draw, schema, draw(st.sampled_from(partitions)), at, False).conditional())
             continue
         count = draw(st.sampled_from([1, 1, 2, 3]))
         shared = draw(times) if count > 1 and draw(st.booleans()) else None
         parts = [
-            _Drawing(draw, schema, draw(st.sampled_from(partitions)), shared or draw(times), shared is None).statement()
+            _Drawing(
+                draw, schema, draw(st.sampled_from(partitions)), Microseconds(shared or draw(times)), shared is None
+            ).statement()
             for _ in range(count)
         ]
         if count == 1:
