@@ -39,14 +39,14 @@ settings.load_profile("quick")
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
-    "connect": ("test_kills.py", "test_repair_run.py", "test_every_kill_on_spark.py"),
     "up": ("test_browser.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
     "tour": ("test_readme.py",),
     "demo": ("test_demo.py",),
     "commands": ("test_spark_commands.py",),
-    "keeping": ("test_keeping.py",),
     "processes": ("test_races.py", "test_every_kill.py"),
-    "server": ("test_connect.py",),
+    "server": ("test_connect.py", "test_every_kill_of_joins.py"),
+    "kills": ("test_kills.py",),
+    "repair": ("test_repair_run.py",),
     "cassandra": ("test_observing.py", "test_reach.py", "test_bad_clusters.py", "test_standin.py"),
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}

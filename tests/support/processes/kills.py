@@ -1,7 +1,7 @@
 """Commands that die before an operation on a file and are run again: what is then there is what would have been there.
 
 Some operations are drawn anew in every run, by a seed that is printed; CDC_PLATFORM_SEED=N draws the same again, and
-CDC_PLATFORM_KILLS=all takes each.
+CDC_PLATFORM_KILLS=N draws that many of each command, CDC_PLATFORM_KILLS=all all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.snapshots import stored_names
 
 SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
-KILLS = os.environ.get("CDC_PLATFORM_KILLS", "2")
+KILLS = os.environ.get("CDC_PLATFORM_KILLS")
 # A verdict names the data files by which it was given, and these have random names.
 _OF_FILES = frozenset({"content"})
 
@@ -62,7 +62,7 @@ def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, 
     return found
 
 
-def killed_and_run_again(nursery: Nursery, case: Case, folder: Path) -> int:
+def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: int = 2) -> int:
     """Kill the command of a case before some operations, or all, each time on a new home; answers how often."""
     print(f"CDC_PLATFORM_SEED={SEED}")
     if nursery.refusal:
@@ -76,7 +76,9 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path) -> int:
     due = everything(twin, case.without)
     count = len(undisturbed.operations)
     assert count, "a command that changes no file needs no test"
-    chosen = list(range(count)) if KILLS == "all" else random.Random(SEED).sample(range(count), min(count, int(KILLS)))
+    chosen = list(range(count))
+    if KILLS != "all":
+        chosen = random.Random(SEED).sample(chosen, min(count, int(KILLS or some)))
     for number in chosen:
         home = _copied(before, folder / f"killed-{number}")
         died = nursery.traced(_command(case, home), home, number, environment=case.environment)

@@ -1,4 +1,4 @@
-"""Joins, repairs and scripts that are kept, killed before operations on files and run again. On Spark Connect."""
+"""Joins, repairs and kept scripts, killed before operations on files and run again; joins and repairs on Spark, too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
 
-pytestmark = pytest.mark.spark
+# Each kill is two commands on a server that others of the machine may keep waiting.
+pytestmark = pytest.mark.timeout(900)
+BOTH = pytest.mark.parametrize("place", ["here", pytest.param("spark", marks=pytest.mark.spark)])
 AT = "2026-01-01T12:00:00Z"
 FIRST = """CREATE TABLE ks.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
 CREATE TABLE ks.gone (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
@@ -34,7 +36,19 @@ CREATE TABLE ks.new (p int PRIMARY KEY) WITH cdc = {'enabled': true};
 INSERT INTO ks.new (p) VALUES (3);"""
 
 
-def test_a_join(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+SOME = {"here": 2, "spark": 1}
+
+
+def of(place: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment in which a command does its work there."""
+    if place == "here":
+        return {}
+    server: ConnectServer = request.getfixturevalue("server")
+    return server.environment | {IN_PROCESS_VARIABLE: "0"}
+
+
+@BOTH
+def test_a_join(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """`bootstrap --run` of a node that waits."""
 
     def waiting(home: Path) -> None:
@@ -42,16 +56,12 @@ def test_a_join(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None
         command = ["--home", home, "--clock", AT, "bootstrap", home.parent / "node.json"]
         assert nursery.race([command])[0].exit_code == 0
 
-    case = Case(
-        waiting,
-        ("bootstrap", "{beside}/node.json", "--run"),
-        AT,
-        environment=server.environment | {IN_PROCESS_VARIABLE: "0"},
-    )
-    assert killed_and_run_again(nursery, case, tmp_path) > 0
+    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=of(place, request))
+    assert killed_and_run_again(nursery, case, tmp_path, some=SOME[place]) > 0
 
 
-def test_a_repair(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> None:
+@BOTH
+def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """`repair --run` of a ring without a generation."""
 
     def asked(home: Path) -> None:
@@ -61,8 +71,8 @@ def test_a_repair(nursery: Nursery, server: ConnectServer, tmp_path: Path) -> No
         assert nursery.race([["--home", home, "--clock", AT, "repair"]])[0].exit_code == 0
 
     # The verdicts say who asked: it makes no difference here, as the same command asks again.
-    case = Case(asked, ("repair", "--run"), AT, environment=server.environment | {IN_PROCESS_VARIABLE: "0"})
-    assert killed_and_run_again(nursery, case, tmp_path) > 0
+    case = Case(asked, ("repair", "--run"), AT, environment=of(place, request))
+    assert killed_and_run_again(nursery, case, tmp_path, some=SOME[place]) > 0
 
 
 def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
@@ -72,14 +82,8 @@ def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
         home_with_generations(home.parent, {ID: ms_of(START_US), OTHER_ID: ms_of(SWITCH_US)})
         for name, script in (("first", FIRST), ("second", SECOND)):
             (home.parent / f"{name}.cql").write_text(script, encoding="utf-8")
-        command = [
-            "--home",
-            home,
-            "--clock",
-            format_us(Microseconds(START_US + 60_000_000)),
-            "log",
-            home.parent / "first.cql",
-        ]
+        minute = format_us(Microseconds(START_US + 60_000_000))
+        command = ["--home", home, "--clock", minute, "log", home.parent / "first.cql"]
         (first,) = nursery.race([[*command, "--keep"]])
         assert first.exit_code == 0, first
 
