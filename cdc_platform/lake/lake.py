@@ -381,7 +381,10 @@ class Lake:
                 reraise=True,
             ):
                 with attempt:
-                    return change(self._opened.taken(self.path(table)))
+                    opened = self._opened.taken(self.path(table))
+                    result = change(opened)
+                    self._opened.give_back(self.path(table), opened)
+                    return result
         raise AssertionError("unreachable: the last attempt raises")
 
 

@@ -55,6 +55,10 @@ class OpenTables:
         del self._of_thread.__dict__[path]
         return opened
 
+    def give_back(self, path: str, opened: DeltaTable) -> None:
+        """Take a table back from one who has written on it, and does so no more."""
+        self._of_thread.__dict__[path] = (opened, _mark(path, opened.version()))
+
 
 def _commit(path: str, version: int) -> Path:
     return Path(path, LOG_FOLDER, f"{version:020d}.json")

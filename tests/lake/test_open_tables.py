@@ -80,6 +80,9 @@ def test_a_table_that_was_taken_stays_at_its_version(tmp_path: Path) -> None:
     write_deltalake(path, rows(2), mode="append")
     assert opened.newest(str(path)).version() == 1
     assert mine.version() == 0
+    opened.give_back(str(path), mine)
+    assert opened.newest(str(path)) is mine
+    assert mine.version() == 1
 
 
 def test_each_thread_and_process_has_its_own(tmp_path: Path) -> None:
