@@ -23,7 +23,6 @@ CONVERSIONS = {
 } | {3_600, 86_400}
 COUNTS = {
     "reader.ROWS_AT_ONCE": "rows that a window reads at once",
-    "one_pass.ROWS_IN_PROCESS": "rows that an audit takes without Spark",
     "session._EVERY_NODE": "nodes that one answer can hold",
     "removal._AT_ONCE": "range ends in one predicate",
     "inbox.MOST_NEW_PARTITIONS": "partitions that one evaluation adds",

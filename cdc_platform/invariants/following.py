@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from cdc_platform.clock import format_us, from_datetime
+from cdc_platform.clock import format_us, from_datetime, ms_to_datetime
 from cdc_platform.invariants.findings import (
     NODES_KEEP_LEDGER_IDS,
     STREAM_SETS_FOLLOW_LAYOUTS,
@@ -32,6 +32,7 @@ from cdc_platform.lake.tables import (
     TABLET_TIMESTAMPS,
     Table,
 )
+from cdc_platform.records import cdc_local
 
 _Row = dict[str, Any]
 _Key = tuple[str, str]
@@ -74,7 +75,7 @@ def _tables(lake: Lake) -> Iterator[str | None]:
     standing, changes = _by_table(lake, CDC_TABLES), _by_table(lake, CDC_TABLE_CHANGES)
     columns = [name for name in CDC_TABLES.schema.names if name not in CDC_TABLES.keys]
     newest = max((_changed_at(row) for rows in changes.values() for row in rows), default=None)
-    for key, rows in changes.items():
+    for key, rows in sorted(changes.items()):
         history = sorted(rows, key=_changed_at)
         states = [[], *([] if row["what"] == "dropped" else [row] for row in history)]
         # The newest of all may have been noted and not carried out yet; whoever comes after it carries it out first.
@@ -104,13 +105,13 @@ def _stream_sets(lake: Lake) -> Iterator[str | None]:
 def _nodes(lake: Lake, ledger: list[_Row]) -> Iterator[str | None]:
     time_of = {row["generation_id"]: row["time"] for row in ledger}
     id_of = {row["time"]: row["generation_id"] for row in ledger if row["format"] is None}
-    for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist():
-        id_, time = row["uuid"], row["streams_timestamp"]
-        if id_ is None or time is None or (id_ not in time_of and time not in id_of):
+    for row in cdc_local.known(lake).values():
+        id_, time = row.uuid, None if row.time_ms is None else ms_to_datetime(row.time_ms)
+        if row.key != "cdc_local" or id_ is None or time is None or (id_ not in time_of and time not in id_of):
             continue  # a generation of the first format, or of a cluster that nobody imported
         due = f"the ledger has {_at(time_of[id_])}" if id_ in time_of else f"the ledger has {id_of[time]} there"
         same = time_of.get(id_) == time
-        yield None if same else f"{CDC_LOCAL.full_name}: node {row['host_id']} keeps {id_} at {_at(time)}; {due}"
+        yield None if same else f"{CDC_LOCAL.full_name}: node {row.host_id} keeps {id_} at {_at(time)}; {due}"
 
 
 def _by_table(lake: Lake, table: Table) -> Mapping[_Key, list[_Row]]:

@@ -105,12 +105,13 @@ def merge(
     if not done.inserted and not done.updated and not lost:
         return Merged(0, 0, opened.version())
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
-    source = rows.filter(pa.array([place in changed or (only is None and new) for place, new in enumerate(inserted)]))
-    if lost:
-        source = rows
+    moved = [place in changed or (only is None and new) for place, new in enumerate(inserted)]
+    source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
     commits.make(
         opened,
-        lambda properties: _merge(opened, table, source, properties, append=not (done.updated or lost), whole=whole),
+        lambda properties: _merge(
+            opened, table, source, properties, append=not (done.updated or lost), whole=bool(lost)
+        ),
         digests=after(opened, table, pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])),
     )
     return done
@@ -209,7 +210,7 @@ def _merge(
         writer_properties=WRITER_PROPERTIES,
         commit_properties=properties,
     )
-    if whole:
+    if whole:  # only where all rows that there are to be are given
         merger = merger.when_not_matched_by_source_delete()
     merger.when_matched_update_all().when_not_matched_insert_all().execute()
 

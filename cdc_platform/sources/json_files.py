@@ -15,7 +15,7 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.sources.sizes import MOST_JSON, read_at_most, too_large
 
 STANDARD_INPUT = "standard input"
-_MOST_CONTAINERS = 1_000_000
+_MOST_CONTAINERS = 1 << 20
 _DEEPEST = 32
 
 

@@ -34,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
     """What one tick of the sensor asks for; nothing of it is done."""
-    context = build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources={"home": HomeResource()})
-    found = waiting_joins(context)
+    resources = {"home": HomeResource()}
+    with build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources=resources) as context:
+        found = waiting_joins(context)
     assert isinstance(found, SensorResult)
     return found
 

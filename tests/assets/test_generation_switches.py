@@ -115,10 +115,9 @@ def test_a_run_that_is_under_way_is_not_doubled(rehearsal: Rehearsal, left: str)
 
 def test_without_switches_nothing_is_asked_and_nothing_amiss(rehearsal: Rehearsal, tmp_path: Path) -> None:
     """As it is unless they are turned on; the sensor itself, on this home."""
-    context = build_sensor_context(
-        instance=rehearsal.instance, resources={"home": HomeResource(), "clock": ClockResource()}
-    )
-    found = unfinished_switches(context)
+    resources = {"home": HomeResource(), "clock": ClockResource()}
+    with build_sensor_context(instance=rehearsal.instance, resources=resources) as context:
+        found = unfinished_switches(context)
     assert isinstance(found, SensorResult)
     assert said(found) == "every switch is finished"
     told = checked(rehearsal)

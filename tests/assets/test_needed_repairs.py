@@ -32,8 +32,9 @@ def damaged(rehearsal: Rehearsal) -> Rehearsal:
 
 def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
     """What one tick of the sensor asks for."""
-    context = build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources={"home": HomeResource()})
-    found = needed_repairs(context)
+    resources = {"home": HomeResource()}
+    with build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources=resources) as context:
+        found = needed_repairs(context)
     assert isinstance(found, SensorResult)
     return found
 
@@ -66,7 +67,8 @@ def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> No
     ask(damaged)
     (waits,) = inbox.waiting(damaged.lake)
     assert waits.kind == inbox.REPAIR
-    asked = waiting_joins(build_sensor_context(instance=damaged.instance, resources={"home": HomeResource()}))
+    with build_sensor_context(instance=damaged.instance, resources={"home": HomeResource()}) as context:
+        asked = waiting_joins(context)
     assert isinstance(asked, SensorResult)
     assert [request.partition_key for request in asked.run_requests or ()] == [waits.generation_id]
 

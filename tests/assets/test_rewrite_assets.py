@@ -201,10 +201,11 @@ def test_both_are_wired_to_home_and_clock(rehearsal: Rehearsal, tmp_path: Path) 
     moment = ms_to_datetime(NOW_MS)
     (tmp_path / "dagster").mkdir()
     with DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
-        asked: Any = v1_leftovers(build_sensor_context(instance=instance, resources=resources))
+        with build_sensor_context(instance=instance, resources=resources) as context:
+            asked: Any = v1_leftovers(context)
         assert len(asked.run_requests) == 1
-        context = build_schedule_context(
+        with build_schedule_context(
             instance=instance, scheduled_execution_time=moment, resources={"home": HomeResource()}
-        )
-        request: Any = hourly_rewrite(context)
+        ) as context:
+            request: Any = hourly_rewrite(context)
     assert request.run_key == moment.isoformat()

@@ -112,6 +112,7 @@ def test_consumers_are_listed_and_forgotten(home: Path) -> None:
             "position": iso(START_MS),
             "window_number": 0,
             "updated_at": iso(START_MS),
+            "passed_over": [],
         }
     ]
     assert expire(home, "--dry-run", "--json").json[0]["blocked_by"] == ["audit"]

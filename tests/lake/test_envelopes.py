@@ -85,6 +85,10 @@ METHODS: dict[str, tuple[Table, Callable[[Lake], object]]] = {
     ),
     "compare_and_set": (CONSUMERS, lambda lake: lake.compare_and_set(CONSUMERS, consumer(1), ("window_number", 0))),
     "transact": (GENERATION_TIMESTAMPS, lambda lake: lake.transact(GENERATION_TIMESTAMPS, lambda _: stamps(0, 9))),
+    "merge_judged": (
+        GENERATION_TIMESTAMPS,
+        lambda lake: lake.merge_judged(GENERATION_TIMESTAMPS, lambda: stamps(0, 9)),
+    ),
     "raise_column": (
         GENERATION_TIMESTAMPS,
         lambda lake: lake.raise_column(GENERATION_TIMESTAMPS, stamps(0, 1, 7, expired=TIME), "expired"),

@@ -95,12 +95,14 @@ def test_a_rule_may_say_all_rows(lake: Lake) -> None:
     before = lake.version(CDC_TABLES)
     lake.transact(CDC_TABLES, lambda _: rows(b=2, a=1), whole=True)
     assert lake.version(CDC_TABLES) == before
+    lake.transact(CDC_TABLES, lambda _: rows(a=1, b=5), whole=True)
+    assert ttls(lake) == {"a": 1, "b": 5}
     lake.transact(CDC_TABLES, lambda _: rows(b=3, c=4), whole=True)
     assert ttls(lake) == {"b": 3, "c": 4}
     lake.transact(CDC_TABLES, lambda _: rows(), whole=True)
     assert ttls(lake) == {}
     assert before is not None
-    assert lake.version(CDC_TABLES) == before + 2
+    assert lake.version(CDC_TABLES) == before + 3
 
 
 def test_a_turn_is_one_threads_at_a_time(lake: Lake) -> None:

@@ -91,12 +91,8 @@ def test_a_log_is_dropped_and_made_anew(accepted: Accepted, rehearsed: Rehearse)
     assert Gap("all writes to the log that was dropped", None, NOW_US) in table.missing
 
 
-def _no_spark() -> None:
-    raise AssertionError("nothing is to be written")
-
-
 def _kept(lake: Lake, text: str, at_us: int) -> None:
-    result = keep(text, lake, Clock(at_us), Settings(), _no_spark)  # type: ignore[arg-type]
+    result = keep(text, lake, Clock(at_us), Settings())  # type: ignore[arg-type]
     assert [str(each.error) for each in result.outcomes if each.error] == []
 
 

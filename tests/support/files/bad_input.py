@@ -35,11 +35,11 @@ def given(case: Case, folder: Path) -> list[str]:
 
 
 def listing(folder: Path) -> dict[str, str]:
-    """Every file below a folder with the hash of its bytes."""
+    """Every file below a folder with the hash of its bytes, but the locks by which commands take turns."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and ".lake.turns" not in path.parts
     }
 
 

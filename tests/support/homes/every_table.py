@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, TABLES, TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
+from cdc_platform.lake.tables import CDC_LOCAL, CONSUMERS, PASSED_OVER, TABLES, TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
 
 PACKED = Path(__file__).resolve().parents[2] / "data" / "homes" / "2026-11.tar.xz"
 LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.carts_scylla_cdc_log_hourly")
@@ -38,6 +38,7 @@ def every_table(folder: Path) -> Path:
             for number, part in enumerate((rows.slice(0, 1), rows.slice(1)), 1):
                 lake.append_once(table, part, {"copy": number}, number - 1 or None)
         lake.merge(VERDICTS, _verdict(lake), update=False)
+        lake.merge(PASSED_OVER, _passed_over(lake), update=False)
     return home
 
 
@@ -47,6 +48,14 @@ def _table(place: Path) -> Table:
     if name in TABLES:
         return TABLES[name]
     return Table(place.parent.name, place.name, pa.schema(DeltaTable(place).schema()), keys, "A log, or a sink of one")
+
+
+def _passed_over(lake: Lake) -> pa.Table:
+    """A note of a consumer that is known, as of a time at which no generation began."""
+    consumer = lake.read(CONSUMERS).to_pylist()[0]
+    row = {name: consumer[name] for name in ("name", "keyspace_name", "table_name")}
+    row |= {"set_timestamp": consumer["updated_at"], "passed_at": consumer["updated_at"]}
+    return pa.Table.from_pylist([row], schema=PASSED_OVER.schema)
 
 
 def _verdict(lake: Lake) -> pa.Table:
