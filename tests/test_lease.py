@@ -17,8 +17,12 @@ from cdc_platform.home import VARIABLE as HOME_VARIABLE
 from cdc_platform.home import Home, open_home
 from cdc_platform.lease import alone, bind, hold
 
+# Who started the tests, or a test before this one, may have left signals ignored or blocked, which a child inherits.
 _UP = """
+import signal
 import sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 from cdc_platform.home import open_home
 from cdc_platform.lease import alone
 with alone(open_home(sys.argv[1])) as held:
