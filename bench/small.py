@@ -27,7 +27,7 @@ _TURNS = 20
 def small_join(bench: Bench) -> list[Result]:
     """A warm join of 256 tokens and 8 shards, against as many appends of one row as the join has steps and marks."""
     with bench.scratch() as folder:
-        joins = Joins(_alone(), _SMALL, folder / "joins")
+        joins = Joins(Workers.alone(), _SMALL, folder / "joins")
         turns = _TURNS if bench.sizes.repeats > 1 else 1
         pairs = paired(joins.run, _appends(folder), repeats=turns, warm_ups=2, prepare=joins.prepare)
     against = f"{_APPENDS} appends of one row to open tables by deltalake"
@@ -38,7 +38,7 @@ def one_task(bench: Bench) -> list[Result]:
     """A join of as many streams as one task takes, in the process, against the same on a warm session of Spark."""
     size = _ONE_TASK if bench.sizes.repeats > 1 else Size(2, 16, 8)
     with bench.scratch() as folder:
-        here = Joins(_alone(), size, folder / "here")
+        here = Joins(Workers.alone(), size, folder / "here")
         there = Joins(bench.workers, size, folder / "spark")
 
         def prepare() -> None:
@@ -48,15 +48,6 @@ def one_task(bench: Bench) -> list[Result]:
         prepare()
         pairs = paired(here.run, there.run, repeats=bench.sizes.repeats, warm_ups=1, prepare=prepare)
     return [Result("one-task", str(size), pairs.seconds, "on a warm Spark", pairs.floor_seconds, pairs.ratio, 1.5)]
-
-
-def _alone() -> Workers:
-    """Those of a process that has no Spark."""
-
-    def refuse() -> None:
-        raise AssertionError("so little work needs no Spark")
-
-    return Workers(refuse, in_process=1)  # type: ignore[arg-type]
 
 
 def _appends(folder: Path) -> Callable[[], object]:

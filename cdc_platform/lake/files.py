@@ -111,11 +111,16 @@ def _known(added: pa.Table, column: str) -> list[Any]:
     return added[column].to_pylist() if column in added.schema.names else [None] * added.num_rows
 
 
+def foreign_features(opened: DeltaTable) -> list[str]:
+    """The features with which a reader needs more than the files, and which the platform never turns on."""
+    return sorted(set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES)
+
+
 def refuse_features(table: Table, opened: DeltaTable) -> None:
     """Files hold the rows as they are only in a table without deletion vectors and column mapping."""
-    foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+    foreign = foreign_features(opened)
     if foreign:
         raise StateError(
-            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(sorted(foreign))}; "
+            f"{table.full_name} has Delta features that the platform never turns on: {', '.join(foreign)}; "
             "drop them with ALTER TABLE ... DROP FEATURE"
         )

@@ -83,13 +83,12 @@ def merge(
     """
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
-    if there is None:
-        return merge(opened, table, rows, update, only, rows_of(opened, table.schema, _where_keys(table, rows)))
+    held = rows_of(opened, table.schema, _where_keys(table, rows)) if there is None else there
     place_of = {key: place for place, key in enumerate(digests.keys_of(rows, table.keys))}
-    keys_there = digests.keys_of(there, table.keys)
+    keys_there = digests.keys_of(held, table.keys)
     met = [place for place, key in enumerate(keys_there) if key in place_of]
     partners = [place_of[keys_there[place]] for place in met]
-    old, new = there.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
+    old, new = held.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
     changing = np.zeros(len(met), dtype=bool)
     if met and only is not None:
         changing = np.asarray(compute.fill_null(only(old, new), False))
@@ -100,10 +99,11 @@ def merge(
     fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
     removed, put = old.filter(pa.array(changing)), new.filter(pa.array(changing))
     lost = [place for place, key in enumerate(keys_there) if whole and key not in place_of]
-    gone = there.take(pa.array(lost, pa.int64()))
+    gone = held.take(pa.array(lost, pa.int64()))
     done = Merged(fresh.num_rows, removed.num_rows, opened.version() + 1)
     if not done.inserted and not done.updated and not lost:
         return Merged(0, 0, opened.version())
+    # A row of which a stranger has left two is given once, and replaces both.
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
     moved = [place in changed or (only is None and new) for place, new in enumerate(inserted)]
     source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))

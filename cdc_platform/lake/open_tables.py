@@ -8,12 +8,11 @@ version, whoever wrote that.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from cdc_platform.lake.files import LOG_FOLDER
+from cdc_platform.lake import commits
 
 _Mark = tuple[int, int] | None
 
@@ -37,7 +36,7 @@ class OpenTables:
         opened, mark = known.pop(path, (None, None))
         if opened is None or mark is None or mark != _mark(path, opened.version()):
             opened = DeltaTable(path)
-        elif _commit(path, opened.version() + 1).exists():
+        elif commits.entry(path, opened.version() + 1).exists():
             try:
                 opened.update_incremental()
             except DeltaError:
@@ -60,14 +59,10 @@ class OpenTables:
         self._of_thread.__dict__[path] = (opened, _mark(path, opened.version()))
 
 
-def _commit(path: str, version: int) -> Path:
-    return Path(path, LOG_FOLDER, f"{version:020d}.json")
-
-
 def _mark(path: str, version: int) -> _Mark:
     """What tells the commit of a version from that of another table which was put into its place; None: it is gone."""
     try:
-        stat = _commit(path, version).stat()
+        stat = commits.entry(path, version).stat()
     except OSError:
         return None
     return stat.st_ino, stat.st_mtime_ns

@@ -20,12 +20,14 @@ from cdc_platform.lake import commits, digests, files
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import LOG_FOLDER, DataFile
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
+from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import rows_at_once
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
 _BYTES_AT_ONCE = 8 << 20
+_ROWS_AT_ONCE = 65_536
 
 
 @dataclass
@@ -138,9 +140,9 @@ class _Look:
         try:
             with translated("opening it"):
                 opened = DeltaTable(self._folder)
-                foreign = set(opened.protocol().reader_features or ()) - ALLOWED_FEATURES
+                foreign = files.foreign_features(opened)
                 if foreign:
-                    self._note_damage(f"it has features that the platform never turns on: {', '.join(sorted(foreign))}")
+                    self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
                 else:
                     self._list_slices(opened)
         except PlatformError as error:
@@ -178,7 +180,8 @@ class _Look:
         rows, held = 0, 0
         try:
             with pq.ParquetFile(file.path) as parquet:
-                for batch in parquet.iter_batches(_rows_at_once(parquet), use_threads=False):
+                size = min(_ROWS_AT_ONCE, rows_at_once(parquet, _BYTES_AT_ONCE))
+                for batch in parquet.iter_batches(size, use_threads=False):
                     rows += batch.num_rows
                     held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
@@ -202,13 +205,6 @@ class _Look:
 
     def _note_damage(self, what: str) -> None:
         self.found.damage.append(f"{self.found.name}: {what}")
-
-
-def _rows_at_once(parquet: pq.ParquetFile) -> int:
-    """As many rows as a few megabytes hold, however long they are."""
-    groups = (parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups))
-    size = sum(group.total_byte_size for group in groups)
-    return max(1, min(65_536, parquet.metadata.num_rows * _BYTES_AT_ONCE // max(size, 1)))
 
 
 def _of_slice(name: str) -> str:

@@ -127,11 +127,15 @@ def rows_of_files(paths: Sequence[str], columns: Sequence[str]) -> TaskRows:
 def file_batches(path: str, columns: Sequence[str]) -> Batches:
     """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is."""
     with pq.ParquetFile(path) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        size = sum(group.total_byte_size for group in groups)
-        rows = max(1, file.metadata.num_rows * _BYTES_A_BATCH // max(size, 1))
+        rows = rows_at_once(file, _BYTES_A_BATCH)
         # One thread: the other tasks of this machine have the other cores.
         yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))
+
+
+def rows_at_once(file: pq.ParquetFile, size: int) -> int:
+    """As many rows of a file as `size` bytes hold, one at least, however long they are."""
+    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+    return max(1, file.metadata.num_rows * size // max(sum(group.total_byte_size for group in groups), 1))
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
