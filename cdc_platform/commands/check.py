@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 import click
@@ -119,6 +120,7 @@ def _one(lake: Lake, generation: str | Milliseconds | None, name: str, damaged: 
 
 def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Audit]:
     """The audits of all families but that of tables as they are stored."""
+    from cdc_platform.errors import NotFound
     from cdc_platform.invariants import audit_lake, inventory
     from cdc_platform.invariants import findings as families
     from cdc_platform.invariants.following import audit_following
@@ -134,10 +136,15 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
 
     clock, settings = session.clock, session.open_home().settings
 
+    tablets = cache(lambda: audit_tablets(lake))
+
     def generations() -> list[Finding] | None:
-        # A cluster whose tables are all tablet-based has none.
-        tablets_alone = not inventory.generations(lake) and audit_tablets(lake)
-        return None if tablets_alone else audit_lake(workers(), lake)
+        try:
+            return audit_lake(workers(), lake)
+        except NotFound:
+            if tablets():
+                return None  # a cluster whose tables are all tablet-based has no generation
+            raise
 
     of_generations = damaged & {table.full_name for table in inventory.READ}
     if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
@@ -145,7 +152,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     else:
         yield families.GENERATIONS, generations
     yield families.FIRST_FORMAT, lambda: audit_live_generations(lake, clock, settings)
-    yield families.TABLETS, lambda: audit_tablets(lake)
+    yield families.TABLETS, tablets
     yield families.SWITCHES, lambda: audit_switches(lake)
     yield families.EXPIRY, lambda: audit_expiry(lake, clock, settings)
     yield families.LOGS, lambda: audit_logs(lake, workers())

@@ -166,7 +166,16 @@ def _integer(text: str) -> int:
 
 
 def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text.strip().lower()]
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ValueError(text[:40])
+    return word == "true"
+
+
+def _blob(text: str) -> bytes:
+    if not _BLOB.fullmatch(text):
+        raise ValueError(text[:40])
+    return bytes.fromhex(text[2:])
 
 
 _OF_NUMBER: Mapping[str, Callable[[str], Any]] = {
@@ -183,8 +192,8 @@ _OF_TEXT: Mapping[str, Callable[[str], Any]] = {
     "decimal": Decimal,
     "ascii": str,
     "text": str,
-    "boolean": lambda text: _boolean(text) if text.strip().lower() in ("true", "false") else _refused(text),
-    "blob": lambda text: bytes.fromhex(text[2:]) if _BLOB.fullmatch(text) else _refused(text),
+    "boolean": _boolean,
+    "blob": _blob,
     "timestamp": parse_timestamp,
     "date": parse_date,
     "time": parse_time,
@@ -193,10 +202,6 @@ _OF_TEXT: Mapping[str, Callable[[str], Any]] = {
     "inet": ip_address,
     "duration": parse_duration,
 }
-
-
-def _refused(text: str) -> Any:
-    raise ValueError(text[:40])
 
 
 def _shown(document: Any) -> str:
