@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc_platform.clock import Microseconds, format_us
@@ -66,15 +67,15 @@ def gaps(schema: TableSchema, history: Sequence[Standing]) -> list[Gap]:
     return found
 
 
-def history_of(lake: Lake, schema: TableSchema) -> list[Standing]:
-    """The options that a kept table has had since its log was made, oldest first; none of one never told of."""
+def history_of(changes: Iterable[TableChange], schema: TableSchema) -> list[Standing]:
+    """The options that a kept table has had since its log was made, oldest first; none of one never told of.
+
+    `changes` are those of all tables, oldest first (`cdc_tables.changes`).
+    """
     from cdc_platform.records import cdc_tables
 
-    said = [
-        change
-        for change in cdc_tables.changes(lake)
-        if (change.keyspace_name, change.table_name) == (schema.keyspace, schema.name)
-    ]
+    name = (schema.keyspace, schema.name)
+    said = [change for change in changes if (change.keyspace_name, change.table_name) == name]
     dropped = [place for place, change in enumerate(said) if change.what == cdc_tables.DROPPED]
     found: list[Standing] = []
     for change in said[dropped[-1] + 1 :] if dropped else said:
@@ -88,7 +89,8 @@ def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
     """What the logs of the kept tables lack (of those of `names`, `keyspace.table`; None: of all), a line a gap."""
     from cdc_platform.records import cdc_tables
 
-    changed = _changed(cdc_tables.changes(lake))
+    changes = cdc_tables.changes(lake)
+    changed = _changed(changes)
     known = [
         each
         for each in cdc_tables.cdc_tables(lake)
@@ -103,7 +105,7 @@ def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
     return [
         f"the log of {schema.full_name} lacks {gap}"
         for schema in known_tables(Catalog(), known)
-        for gap in gaps(schema, history_of(lake, schema))
+        for gap in gaps(schema, history_of(changes, schema))
     ]
 
 
@@ -140,8 +142,6 @@ def _periods(what: str, history: Sequence[Standing], missing: Sequence[bool]) ->
 
 def _options(ddl: str, enabled: bool) -> CdcOptions:
     """The CDC options of a definition; whether CDC is on is told beside it."""
-    from dataclasses import replace
-
     from cdc_platform.cql import statements as s
     from cdc_platform.cql.parser import parse
     from cdc_platform.cql.table_options import cdc_options

@@ -14,6 +14,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.gaps import Gap, Standing, gaps, history_of, told
 from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
+from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
 ON = CdcOptions(enabled=True)
@@ -106,7 +107,11 @@ def test_what_is_kept_is_told_by_every_door(tmp_path: Path) -> None:
     _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': false}; TRUNCATE ks.t;", NOW_US + 2_000_000)
     schema = schema_of(lake, "ks", "t")
     assert schema.truncated_us == NOW_US + 2_000_000
-    assert [each.options.preimage for each in history_of(lake, schema)] == ["false", "true", "false"]
+    assert [each.options.preimage for each in history_of(cdc_tables.changes(lake), schema)] == [
+        "false",
+        "true",
+        "false",
+    ]
     times = [format_us(Microseconds(NOW_US + each)) for each in (1_000_000, 2_000_000)]
     expected = [
         f"the log of ks.t lacks all writes from {times[1]} on",

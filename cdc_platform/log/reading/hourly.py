@@ -41,6 +41,7 @@ from cdc_platform.log.reading.reader import (
     log_of,
     longest,
     read_window,
+    registered,
     sink_table,
     stream_sets,
     whole_windows,
@@ -48,7 +49,6 @@ from cdc_platform.log.reading.reader import (
 from cdc_platform.log.reading.windows import Window
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
-from cdc_platform.timeline import StreamSources
 
 FIRST_HOUR = "2025-01-01T00:00:00Z"
 """No hour before this one is copied."""
@@ -145,7 +145,7 @@ def _copied(
     lake: Lake, clock: Clock, schema: TableSchema, windows: list[Window], hour_us: Microseconds, tell: Tell
 ) -> CopiedHour:
     name = (schema.keyspace, schema.name)
-    consumer = _registered(lake, clock, schema, tell)
+    consumer = registered(lake, clock, schema, BY_HOUR, tell, lambda: _position(lake, schema, clock.now_us()))
     sink = lake.widen(sink_table(schema, BY_HOUR))
     operations: Counter[int] = Counter()
     for window in windows:
@@ -166,19 +166,6 @@ def _copied(
     _follow(lake, clock, schema, consumer)
     sets = tuple(window.set_us for window in windows if not window.passed)
     return CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), sets)
-
-
-def _registered(lake: Lake, clock: Clock, schema: TableSchema, tell: Tell) -> Consumer:
-    """The consumer of a table's hours; what a new one leaves out, and what came later of what was passed, is told."""
-    key = (BY_HOUR, schema.keyspace, schema.name)
-    try:
-        consumer = consumers.find(lake, *key)
-    except NotFound:
-        sets = stream_sets(lake, schema, clock.now_us())
-        left_out.tell_of_removed(lake, schema, BY_HOUR, sets, min(sets.seen), tell)
-        return consumers.register(lake, clock, *key, position_us=_position(lake, schema, clock.now_us()))
-    left_out.tell_what_came_later(lake, StreamSources(lake).of(*key[1:]), consumer, tell)
-    return consumer
 
 
 def _pieces(lake: Lake, schema: TableSchema, window: Window) -> Iterator[Window]:

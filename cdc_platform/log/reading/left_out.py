@@ -33,7 +33,8 @@ def pass_over(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer,
     """Note that a window is passed over; told when its set is noted first, with the rows of the log that it leaves."""
     if window.set_us in passed_over.passed_over(lake).get(consumer.key, ()):
         return
-    count = _rows(lake, schema, [(WRITTEN_AT, ">=", window.set_us), (WRITTEN_AT, "<=", window.until_us)])
+    begin, end = to_datetime(window.set_us), to_datetime(window.until_us)
+    count = _rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
     tell(
         f"consumer {consumer.full_name} passes over the generation of {format_us(window.set_us)}: it is listed without"
         f" a row of streams, and a later one operates; {_counted(count)} of the log up to {format_us(window.until_us)}"
@@ -75,17 +76,16 @@ def tell_of_removed(lake: Lake, schema: TableSchema, name: str, sets: Sets, firs
     if not gone:
         return
     shown = ", ".join(format_us(each) for each in gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
-    count = _rows(lake, schema, [(WRITTEN_AT, "<", first_us)])
+    count = _rows(lake, schema, [(WRITTEN_AT, "<", to_datetime(first_us))])
     tell(
         f"consumer {name} of {schema.full_name} begins at {format_us(first_us)} and leaves out what was written before,"
         f" in generations that have been removed ({shown}): {_counted(count)} of the log"
     )
 
 
-def _rows(lake: Lake, schema: TableSchema, where: list[tuple[str, str, Microseconds]]) -> int:
-    """The rows of a log between times (µs)."""
-    filters: list[Filter] = [(name, operator, to_datetime(value)) for name, operator, value in where]  # type: ignore[misc]
-    return lake.read(log_table(schema), [WRITTEN_AT], filters).num_rows
+def _rows(lake: Lake, schema: TableSchema, where: list[Filter]) -> int:
+    """The rows of a log that pass filters on their time."""
+    return lake.read(log_table(schema), [WRITTEN_AT], where).num_rows
 
 
 def _counted(count: int) -> str:

@@ -5,7 +5,7 @@ Windows are cut by `windows`, positions kept by `consumers`; here rows are read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -172,7 +172,7 @@ def consume(
     if name == BY_HOUR:
         raise InputError(f"{name!r} is the consumer that copies logs hour by hour; give this one another name")
     log_of(lake, schema)
-    consumer = _registered(lake, clock, schema, name, tell)
+    consumer = registered(lake, clock, schema, name, tell)
     consumer = _caught_up(lake, clock, schema, sink, consumer)
     count = 0
     horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
@@ -195,8 +195,18 @@ def consume(
         count += rows.num_rows
 
 
-def _registered(lake: Lake, clock: Clock, schema: TableSchema, name: str, tell: Tell) -> Consumer:
-    """The consumer; a new one stands before the first generation that there still is."""
+def registered(
+    lake: Lake,
+    clock: Clock,
+    schema: TableSchema,
+    name: str,
+    tell: Tell,
+    position: Callable[[], Microseconds] | None = None,
+) -> Consumer:
+    """The consumer; what a new one leaves out, and what came later of what it passed over, is told.
+
+    A new one stands where `position` says, by default before the first generation that there still is.
+    """
     key = (name, schema.keyspace, schema.name)
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     try:
@@ -205,7 +215,8 @@ def _registered(lake: Lake, clock: Clock, schema: TableSchema, name: str, tell: 
         sets = sets_of(source, clock.now_us())
         first = min(sets.seen, default=ONE_US)
         left_out.tell_of_removed(lake, schema, name, sets, first, tell)
-        return consumers.register(lake, clock, *key, position_us=first - ONE_US)
+        position_us = first - ONE_US if position is None else position()
+        return consumers.register(lake, clock, *key, position_us=position_us)
     left_out.tell_what_came_later(lake, source, consumer, tell)
     return consumer
 

@@ -59,7 +59,7 @@ def kept_tables(lake: Lake) -> Kept:
     return Kept(
         catalog,
         lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))),
-        lambda schema: history_of(lake, schema),
+        lambda schema: history_of(cdc_tables.changes(lake), schema),
     )
 
 
@@ -143,7 +143,7 @@ def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.State
     kept = Kept(
         catalog,
         lambda schema: _stored_rows(lake, schema, noted.log_versions.get(schema.full_name)),
-        lambda schema: history_of(lake, schema),
+        lambda schema: history_of(cdc_tables.changes(lake), schema),
     )
     script = Script(lake, settings, noted.at_us, kept)
     return script, script.run(statements)

@@ -192,21 +192,13 @@ class Script:
             self._logs[name] = list(self._kept.rows(before))
             self.written[name] = []
             self._histories[name] = self._kept.history(before) or [Standing(before.created_at_us, before.cdc)]
-            self._bases[name] = self._left(before, name)
+            self._bases[name] = self._rebuilt(before, _since_truncated(before, self._logs[name]))
         return self._bases[name]
 
-    def _rebuilt(self, schema: TableSchema, name: str) -> BaseTable:
-        """The table as earlier scripts have left it, as far as its log tells."""
+    def _rebuilt(self, schema: TableSchema, rows: Sequence[Row]) -> BaseTable:
+        """The table as earlier scripts have left it, as far as these rows of its log tell."""
         if schema.cdc.delta != "full":
             return BaseTable(schema)
-        return BaseTable(schema, replay(schema, self._logs[name])).without_expired(self._now_us)
-
-    def _left(self, schema: TableSchema, name: str) -> BaseTable:
-        """The table as earlier scripts have left it: what was written before it was truncated is in its log alone."""
-        truncated = schema.truncated_us
-        if truncated is None or schema.cdc.delta != "full":
-            return self._rebuilt(schema, name)
-        rows = [row for row in self._logs[name] if timeuuid_us(cast(UUID, row["cdc$time"])) >= truncated]
         return BaseTable(schema, replay(schema, rows)).without_expired(self._now_us)
 
     def _make(self, name: str, schema: TableSchema) -> None:
@@ -218,7 +210,7 @@ class Script:
 
     def _write(self, number: int, body: s.Write | s.Batch) -> tuple[list[dict[str, object]], Answer | None]:
         """The log rows of a write, and what its conditions come to; without them it leaves none."""
-        moment = Moment(self._now_us + self._ticks)
+        moment = Moment(self._at_us)
         if not _has_timestamps(body):
             self._ticks += ONE_US
         binder = Binder(self._catalog, moment, self._read)
@@ -262,7 +254,7 @@ class Script:
         missing = gaps(schema, self._histories[name])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
             return TouchedTable(name, base.rows(), None, missing)
-        rebuilt = self._rebuilt(schema, name)
+        rebuilt = self._rebuilt(schema, self._logs[name])
         for state in replay(schema, self.written[name]).values():
             rebuilt.apply(state)
         return TouchedTable(name, base.rows(), rebuilt.rows(), missing)
@@ -270,6 +262,14 @@ class Script:
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:
     return (*schema.partition_key, *schema.clustering_key)
+
+
+def _since_truncated(schema: TableSchema, rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows of a log that are the table's still: what was written before it was truncated is in its log alone."""
+    truncated = schema.truncated_us
+    if truncated is None:
+        return rows
+    return [row for row in rows if timeuuid_us(cast(UUID, row["cdc$time"])) >= truncated]
 
 
 def _has_timestamps(body: s.Write | s.Batch) -> bool:
