@@ -1,6 +1,6 @@
 """DAGSTER_HOME of a home: where Dagster keeps its runs and events, with the project's instance settings in it.
 
-Knows two files at the project's root; starting anything on them is left to the commands. Imports no Dagster.
+Knows two files at the project's root. Imports no Dagster.
 """
 
 from __future__ import annotations

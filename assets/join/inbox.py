@@ -1,6 +1,6 @@
 """The inbox: materialising it queues a joining node, and a sensor asks for the join of whoever is first in it.
 
-No Spark in here: what waits is read from Delta in milliseconds. What a join does is left to the assets of a generation.
+No Spark in here: what waits is read from Delta in milliseconds.
 """
 
 import json

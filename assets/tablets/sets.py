@@ -1,7 +1,6 @@
 """Tablet-based tables, a partition a table: their tablets, their stream sets, and the audit before a set is published.
 
-No Spark: a set is as small as a table has tablets. The steps are `lifecycle.tablets`'; what asks for runs is
-`tablet_upkeep`'s business.
+No Spark: a set is as small as a table has tablets. The steps are `lifecycle.tablets`'.
 """
 
 from collections.abc import Iterator, Sequence

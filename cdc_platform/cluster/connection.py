@@ -1,7 +1,6 @@
 """How a cluster is reached: contact points, where its secrets are found, TLS, and the bounds of every read.
 
-What it holds is written to a file; user and password are not in it but the names of where they are. Opening a
-connection is left to `session`, keeping one by name to `known`.
+What it holds is written to a file; user and password are not in it but the names of where they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The generations of a live cluster, of both formats, as the rows that an import takes in.
 
 A generation is read after its timestamp was seen, and twice: rows that differ between the reads are still being
-written. What the rows mean for the lake is `sources.import_plan`'s business.
+written.
 """
 
 from __future__ import annotations

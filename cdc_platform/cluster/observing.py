@@ -1,7 +1,6 @@
 """Takes what a live cluster holds into its home: nodes, tables with a log, generations and stream sets.
 
-The same cluster again writes nothing. How things are read is left to the modules of each topic, and what rows mean for
-the lake to the import of `sources`, which takes them in as it takes in exports.
+The same cluster again writes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`doctor`: what the machine must have, each with a tick or the mend. Starts no JVM but for `java -version`.
-
-It knows what is needed; how Java and the JARs are found is the lake's business, what a home is `home`'s.
-"""
+"""`doctor`: what the machine must have, each with a tick or the mend. Starts no JVM but for `java -version`."""
 
 from __future__ import annotations
 

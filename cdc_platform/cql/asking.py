@@ -1,7 +1,6 @@
 """Which rows a write names, and what a conditional one asks of them: what CQL allows of each.
 
-The rules of conditions are those of ScyllaDB 2026 (cql3/statements/modification_statement.cc); whether they hold is
-`conditions`' business.
+The rules of conditions are those of ScyllaDB 2026 (cql3/statements/modification_statement.cc).
 """
 
 from __future__ import annotations

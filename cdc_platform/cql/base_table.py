@@ -1,6 +1,6 @@
 """A base table in the process: its partitions as what all writes to them came to, and the rows that SELECT shows.
 
-How writes merge is `mutation`'s business and what is alive `live`'s; here it is kept by partition and shown as JSON.
+Kept by partition; how writes merge is in `mutation`, what is alive in `live`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From INSERT, UPDATE, DELETE and batches to mutations: what a statement does to the table that it names.
-
-Knows what CQL allows of each; values are `literals`' business, rows `restrictions`', columns `cells`'.
-"""
+"""From INSERT, UPDATE, DELETE and batches to mutations: what a statement does to the table that it names."""
 
 from __future__ import annotations
 

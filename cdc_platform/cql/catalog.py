@@ -1,7 +1,4 @@
-"""The keyspaces, types and tables that a script has defined so far, and how the names in it find them.
-
-Which definitions are allowed, and what they change, is left to `definitions`.
-"""
+"""The keyspaces, types and tables that a script has defined so far, and how the names in it find them."""
 
 from __future__ import annotations
 

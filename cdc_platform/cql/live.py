@@ -1,7 +1,4 @@
-"""What is alive of a partition: the rows and values that a SELECT would find in what all its writes came to.
-
-It knows deletions, markers and expiry; how rows are shown is left to whoever shows them.
-"""
+"""What is alive of a partition: the rows and values that a SELECT would find in what all its writes came to."""
 
 from __future__ import annotations
 

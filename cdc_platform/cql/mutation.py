@@ -1,8 +1,4 @@
-"""What a write does to one partition: cells, markers and tombstones with their timestamps, and how writes merge.
-
-It knows last write wins. How statements become mutations is left to the statements, how mutations become log rows to
-`split` and `rows`.
-"""
+"""What a write does to one partition: cells, markers and tombstones with their timestamps, and how writes merge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """From the text of a script to its statements, by the grammar in grammar.lark.
 
-Knows syntax alone. Text that does not parse is told of with its line, its column and what was expected there; which
-kinds of statements need not be understood is left to `kinds`.
+Knows syntax alone. Text that does not parse is told of with its line, its column and what was expected there.
 """
 
 from __future__ import annotations

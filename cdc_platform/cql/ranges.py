@@ -1,7 +1,4 @@
-"""Range tombstones: how their bounds lie among the rows of a partition, and the one form of many that overlap.
-
-It knows positions in clustering order; what a range is worth as log rows is left to `rows`.
-"""
+"""Range tombstones: how their bounds lie among the rows of a partition, and the one form of many that overlap."""
 
 from __future__ import annotations
 

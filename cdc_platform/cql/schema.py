@@ -1,7 +1,4 @@
-"""The schema of a base table, its CDC options, and the log table that follows from them.
-
-Knows names, types and roles of columns; which rows the log gets is left to `rows`.
-"""
+"""The schema of a base table, its CDC options, and the log table that follows from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What stands behind WITH of tables and keyspaces: CDC's options, the TTL of writes, maps of texts.
-
-What they do to a table is left to `definitions`.
-"""
+"""What stands behind WITH of tables and keyspaces: CDC's options, the TTL of writes, maps of texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The timeuuids of a log: `cdc$time` of a write timestamp, with low bits that are the same whenever it is made again.
-
-It knows the layout of version 1 UUIDs; how they are ordered is `types`' business.
-"""
+"""The timeuuids of a log: `cdc$time` of a write timestamp, with low bits that are the same each time it is made."""
 
 from __future__ import annotations
 

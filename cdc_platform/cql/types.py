@@ -15,8 +15,6 @@ Values are hashable Python values in one canonical form each:
 | set | tuple without repetitions, in the order of the element type |
 | map | tuple of (key, value), in the order of the key type |
 | user type | tuple of all fields, None for a null field |
-
-How literals of CQL become values is left to `literals`.
 """
 
 from __future__ import annotations

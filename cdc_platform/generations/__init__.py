@@ -1,7 +1,4 @@
-"""Generations: stream IDs, topology descriptions, generation IDs and timestamps, and what operates when. Pure numpy.
-
-Builds on `cdc_platform.ring`; keeping and publishing generations is left to the lake and the lifecycle.
-"""
+"""Generations: stream IDs, topology descriptions, generation IDs and timestamps, and what operates when. Pure numpy."""
 
 from cdc_platform.generations.description import (
     RangeDescription,

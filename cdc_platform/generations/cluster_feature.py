@@ -1,7 +1,4 @@
-"""The cluster feature that decides in which format a new generation is introduced (design document 001).
-
-It knows who lacks it; what a node does then is left to the lifecycle.
-"""
+"""The cluster feature that decides in which format a new generation is introduced (design document 001)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """When no CDC log can hold a row of a generation any more: from the TTL that rows were written with, never a newer one.
 
-Pure rule over arrays of generations. Which tables and readers there are, and what is done about a generation that has
-expired, is left to the lifecycle.
+Pure rule over arrays of generations.
 """
 
 from __future__ import annotations

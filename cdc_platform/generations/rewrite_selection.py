@@ -1,6 +1,6 @@
 """Which V1 generations can still hold live log rows, and so have to be rewritten (design document 000, step 5).
 
-Pure arithmetic on times in ms; where times and tables come from, and what a rewrite does, is left to the lifecycle.
+Pure arithmetic on times in ms.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Puts streams that a CQL client has sorted back into shard order, and says where that cannot be done.
 
-A `set<blob>` comes back sorted by unsigned bytes; a range's streams mean something only in shard order. Reading and
-marking what was imported is left to the sources.
+A `set<blob>` comes back sorted by unsigned bytes; a range's streams mean something only in shard order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The two-phase switch of generations: prepare, acknowledge with a lease, commit or abort. Pure transitions.
 
-A `Switch` is one row of the register of switches; a transition takes the row as it was read and answers with the row
-to put in its place, by compare-and-set. How that is done is the register's business, what a node promises meanwhile
-is `participant`'s. All times are ms since 1970 UTC; whoever makes a transition hands in its own clock's.
+A `Switch` is one row of the register of switches; a transition takes the row as it was read and answers with the row to
+put in its place, by compare-and-set. All times are ms since 1970 UTC; whoever makes a transition hands in its own
+clock's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Stream sets of tablet-based tables: one stream a tablet, and what a split, a merge or time does to them.
-
-Knows tablets by their last tokens and sets by their differences (design document 002). Which tablets a table has, and
-where its sets are kept, is left to the lifecycle.
-"""
+"""Stream sets of tablet-based tables: one stream a tablet, and what a split, a merge or time does to them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Invariants of generations: one-pass audits that count what breaks them, and the pandera model that judges the counts.
-
-When an audit is due, and what happens when it fails, is left to the lifecycle and the assets.
-"""
+"""Invariants of generations: one-pass audits that count what breaks them, and the pandera model of the counts."""
 
 from cdc_platform.invariants.audit import (
     ACROSS_INVARIANTS,

@@ -1,6 +1,6 @@
 """The comparison of tables that have to agree about a generation: the same ranges, each with the same streams in order.
 
-Pure numpy, on digests of rows; which rows are read is `one_pass`'s business.
+Pure numpy, on digests of rows.
 """
 
 from __future__ import annotations

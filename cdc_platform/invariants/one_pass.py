@@ -1,7 +1,7 @@
 """The one pass of an audit: every row is read once, judged where it is, and compact partial results come back.
 
 Range ends travel with the code, tallies and digests come back; streams never leave the executors. What a row has to
-fulfil is in `rows`; which rows are read, and what the results mean, is `audit`'s business.
+fulfil is in `rows`.
 """
 
 from __future__ import annotations

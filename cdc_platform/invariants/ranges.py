@@ -1,6 +1,6 @@
 """The audit of a generation's ranges: that they cover the ring once, refine the vnodes, and are all there.
 
-Pure numpy, on columns without streams; which rings a generation has to refine is `inventory`'s business.
+Pure numpy, on columns without streams.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The audit of tablet-based tables: what readers of stream sets rely on, table by table. No Spark.
 
-It looks at rows as they are, damaged ones included; how sets come about is `generations.tablets`' business.
+It looks at rows as they are, damaged ones included.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Where there is work for one task only, Spark has nothing to share out, and it is done in the process that asks.
 
-Between Python and the JVM rows go one by one: with 64 stream IDs each that takes ten times as long as making or
-judging them. So what is large stays in Arrow from its source to its file, and Spark says who does which part and when.
-Which rows, and what they mean, is up to lifecycle and invariants; how they get into a table is `slices`'s business.
+Between Python and the JVM rows go one by one: with 64 stream IDs each that takes ten times as long as making or judging
+them. So what is large stays in Arrow from its source to its file, and Spark says who does which part and when. Which
+rows, and what they mean, is up to lifecycle and invariants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Typed writes as log rows, a batch of columns at a time: the rules of `split` and `rows` for writes of one row each.
 
-It works on Arrow columns of `log_table.writes_schema`; where batches come from and go to is left to `volume`.
+It works on Arrow columns of `log_table.writes_schema`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Hashes of rows that lie in Arrow columns: 64 bits a row, the same for the same values wherever they are computed.
-
-It knows layouts of Arrow arrays; what the hashes are for is `volume`'s business.
-"""
+"""Hashes of rows that lie in Arrow columns: 64 bits a row, the same for the same values wherever they are computed."""
 
 from __future__ import annotations
 

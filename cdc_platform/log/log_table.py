@@ -1,7 +1,4 @@
-"""The Delta table of a CDC log: its columns, and how values of CQL types are kept in them.
-
-It knows Arrow and names alone; which rows there are is left to `rows` and `volume`.
-"""
+"""The Delta table of a CDC log: its columns, and how values of CQL types are kept in them."""
 
 from __future__ import annotations
 

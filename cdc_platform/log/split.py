@@ -1,8 +1,4 @@
-"""How one mutation becomes changes of one timestamp each: what rows of one kind cannot tell is taken apart.
-
-It knows when and how a mutation is split (semantics of `cdc$time` and `cdc$ttl`); what the rows look like is left to
-`rows`.
-"""
+"""How one mutation becomes changes of one timestamp each: what rows of one kind cannot tell is taken apart."""
 
 from __future__ import annotations
 

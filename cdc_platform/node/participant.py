@@ -1,7 +1,6 @@
 """A node's part in the two-phase switch: what it promises, which writes it takes meanwhile, how it routes them.
 
-It remembers generations as `metadata` does, and the rings that belong to them. Reading tables and keeping promises on
-disk is its owner's business: a promise has to be kept before it is answered with, or a restart would forget it.
+It remembers generations as `metadata` does, and the rings that belong to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Queries in this process, without a JVM: DuckDB over Arrow datasets of the tables that a query names.
 
 The engine has a catalog of its own that goes with the query, reaches no file but those that it spills to, and its
-transaction is read-only. What it may run is `read_only`'s business.
+transaction is read-only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Queries on Spark, for volume: over views of the tables that a query names, as rows in Arrow batches.
 
-What may be run is `spark_tree`'s business; nothing is created, and no name stays in Spark's catalog.
+Nothing is created, and no name stays in Spark's catalog.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The CDC-enabled tables with their TTLs, and the history of both: rows live as long as their cells were told to.
 
 `platform.cdc_table_changes` is what was said, append-only, and written first; `platform.cdc_tables` is what follows
-from it. A process that dies between the two leaves what the next change of any table completes. What the history means
-for old generations is `expiry`'s business.
+from it. A process that dies between the two leaves what the next change of any table completes.
 """
 
 from __future__ import annotations

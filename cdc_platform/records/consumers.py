@@ -1,7 +1,6 @@
 """The registered readers of CDC logs and how far each has read: what it has not read yet must not be removed.
 
-A position moves by compare-and-set on the number of the window, in one Delta commit. What a window is, and that it
-moves together with the sink, is left to the reader; what a position holds back is `expiry`'s business.
+A position moves by compare-and-set on the number of the window, in one Delta commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The fields that describe a node in a file, each checked with a message of its own, and pydantic's errors as one line.
-
-Which fields a file must have is left to its own model; what makes a ring of nodes is left to `ring`.
-"""
+"""The fields that describe a node in a file, each checked with a message of its own, and errors as one line."""
 
 from __future__ import annotations
 

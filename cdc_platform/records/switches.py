@@ -1,6 +1,6 @@
 """The register of two-phase switches, `platform.generation_switches`, and the promises that nodes made: what is there.
 
-What a phase leads to is the rule of `generations.switch`; writing is left to the register's owner, `lifecycle.switch`.
+What a phase leads to is the rule of `generations.switch`.
 """
 
 from __future__ import annotations

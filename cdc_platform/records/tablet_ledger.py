@@ -1,7 +1,4 @@
-"""The ledger of tablets: which change of a table's tablets comes next is one row, which one process wins.
-
-It knows what was decided and whether that is done; what a change writes is `tablets`' business.
-"""
+"""The ledger of tablets: which change of a table's tablets comes next is one row, which one process wins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rows of `system.cdc_timestamps` and `system.cdc_streams` as arrays, for whoever keeps or audits stream sets.
-
-What the states mean together is left to `generations.tablets` and its users.
-"""
+"""The rows of `system.cdc_timestamps` and `system.cdc_streams` as arrays, for whoever keeps or audits stream sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Looking at tablet-based tables: their stream sets and what each changes of the one before. No JVM.
 
-Nothing here writes; how tablets change is `tablets`' business.
+Nothing here writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys.
-
-Knows bytes only; how a value of a CQL type becomes bytes is left to those who read it.
-"""
+"""Tokens of partition keys: murmur3 x64 128 in the flavour of Cassandra and ScyllaDB, for columns of keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nodes and the ring their tokens make: who owns which range, and how that owner shards it.
-
-Knows one moment's ring; where rings come from and how they change in time is left to the lifecycle.
-"""
+"""Nodes and the ring their tokens make: who owns which range, and how that owner shards it."""
 
 from __future__ import annotations
 

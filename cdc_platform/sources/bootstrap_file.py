@@ -1,7 +1,4 @@
-"""A joining node as a JSON file says it, checked to the last field before anything is queued.
-
-Whether the ring has room for it (tokens with owners, hosts that wait already) is left to the inbox.
-"""
+"""A joining node as a JSON file says it, checked to the last field before anything is queued."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Exports of ScyllaDB's generation tables by `cqlsh COPY ... TO ... WITH HEADER = true`, parsed and checked for holes.
-
-Sets come sorted by unsigned bytes: putting streams back in shard order, and the lake, are left to `importing`.
-"""
+"""Exports of ScyllaDB's generation tables by `cqlsh COPY ... TO ... WITH HEADER = true`, checked for holes."""
 
 from __future__ import annotations
 

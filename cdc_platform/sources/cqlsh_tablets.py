@@ -1,7 +1,7 @@
 """Exports of `system.cdc_timestamps` and `system.cdc_streams`: the stream sets of tablet-based tables.
 
 The rows of a set say the same thing twice, as streams that are open and as what was closed and opened, so that a row
-that is missing shows. Headers and rows of files are `cqlsh`'s business, the lake is `import_plan_tablets`'.
+that is missing shows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exports of the V1 tables and of `cdc_local`: what an old cluster, or one in the middle of its upgrade, has.
 
 A V1 description is a list, so that its streams come in shard order; the user-facing V1 streams are one flat set, whose
-order says nothing. Headers and rows of files are `cqlsh`'s business.
+order says nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The values in cells of cqlsh exports: streams, tokens, UUIDs, times. Each is checked where it is read.
-
-Rows, tables and what they mean are left to `cqlsh` and `cqlsh_v1`.
-"""
+"""The values in cells of cqlsh exports: streams, tokens, UUIDs, times. Each is checked where it is read."""
 
 from __future__ import annotations
 

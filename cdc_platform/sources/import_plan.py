@@ -1,7 +1,4 @@
-"""What an import of exports would write, checked against the lake to the last row before any of it is written.
-
-Reading files and writing the plan are left to `importing`.
-"""
+"""What an import of exports would write, checked against the lake to the last row before any of it is written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What an import of V1 tables and of `cdc_local` would write, checked against the lake before any of it is written.
 
-A V1 generation is one cell, so there is no half of one. What the new tables take is `import_plan`'s business.
+A V1 generation is one cell, so there is no half of one.
 """
 
 from __future__ import annotations

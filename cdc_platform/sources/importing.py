@@ -1,7 +1,4 @@
-"""Takes ring snapshots and cqlsh exports into the lake: all files are read and checked, and only then written.
-
-How files are read is left to `ring_snapshots` and `cqlsh`, what exports mean for the lake to `import_plan`.
-"""
+"""Takes ring snapshots and cqlsh exports into the lake: all files are read and checked, and only then written."""
 
 from __future__ import annotations
 

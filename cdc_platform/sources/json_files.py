@@ -1,7 +1,6 @@
 """Text and JSON from outside, read strictly: no field twice, no NaN, nothing too large or too deep to be held.
 
 Every failure is one line with its place.
-What the JSON has to say is left to the modules that ask for it.
 """
 
 from __future__ import annotations

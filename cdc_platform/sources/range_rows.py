@@ -1,7 +1,4 @@
-"""The rows of a generation in a table of ranges, as a CQL client hands them out, and what shows that some are missing.
-
-Sets come sorted by unsigned bytes: putting streams back in shard order is left to `ordering`.
-"""
+"""The rows of a generation in a table of ranges, as a CQL client hands them out, and what shows a missing one."""
 
 from __future__ import annotations
 

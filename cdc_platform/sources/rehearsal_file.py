@@ -1,7 +1,4 @@
-"""A rehearsal as a JSON file says it: a list of topology changes, each checked to the last field before any is played.
-
-What the changes do is left to the lifecycle's `rehearse`.
-"""
+"""A rehearsal as a JSON file says it: a list of topology changes, each checked to the last field first."""
 
 from __future__ import annotations
 

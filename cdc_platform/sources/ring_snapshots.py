@@ -1,7 +1,4 @@
-"""Ring snapshots: the nodes of a ring at one moment, as a JSON list; and the joins that lie between snapshots.
-
-What becomes of the ring that the lake holds is left to `importing`.
-"""
+"""Ring snapshots: the nodes of a ring at one moment, as a JSON list; and the joins that lie between snapshots."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files with the last tokens of a table's tablets: a JSON list of integers, or of strings of integers.
-
-Whether they are tablets is `generations.tablets`' business.
-"""
+"""Files with the last tokens of a table's tablets: a JSON list of integers, or of strings of integers."""
 
 from __future__ import annotations
 

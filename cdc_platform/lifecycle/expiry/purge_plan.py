@@ -1,7 +1,7 @@
 """The purge plan: for each generation when no log can hold a row of it, what keeps it, and what would go with it.
 
 Reads names, times and Delta's own log, never a stream, so that 10,000 generations take a moment. The rule is
-`generations.expiry`'s; what is done about the plan is left to `expiry`.
+`generations.expiry`'s.
 """
 
 from __future__ import annotations

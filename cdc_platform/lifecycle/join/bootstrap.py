@@ -1,8 +1,4 @@
-"""A node joins: its generation is described, inserted as V2 descriptions, and only then given its timestamp.
-
-It knows the steps and what each relies on. Who is next is the inbox's business, the user-facing tables are
-`publish`'s, the invariants are judged by `invariants`.
-"""
+"""A node joins: its generation is described, inserted as V2 descriptions, and only then given its timestamp."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Changes of a table's tablets and of the streams that go with them: create, split, merge, resize, drop, enable.
 
 A change is decided by one row of the ledger, which one process wins; then its streams are written, and its timestamp
-after them as the commit mark. Whoever comes by finishes what was decided. Looking is `tablet_sets`' business, what time
-removes is `tablet_gc`'s.
+after them as the commit mark. Whoever comes by finishes what was decided.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The files of a log's Delta table as arrays: parts by time, keys as tokens, timeuuids as numbers.
-
-It knows how a log lies in files; what its rows have to fulfil is `invariants.log_rows`' business.
-"""
+"""The files of a log's Delta table as arrays: parts by time, keys as tokens, timeuuids as numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The audit of CDC logs: which there are, and the tallies of their parts as one line an invariant.
 
-How the parts are read is `log_pass`' business; the rules are `invariants.log_rows`'.
+The rules are `invariants.log_rows`'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is in a log, in numbers: rows by generation or stream set and by operation, bytes, and how far it reaches.
-
-It counts; whether the rows are right is `checking`'s business.
-"""
+"""What is in a log, in numbers: rows by generation or stream set and by operation, bytes, and how far it reaches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rules that rows of CDC logs keep, on arrays: in the stream that their base key has at their time, batches whole.
 
-Which streams there are is told by `timeline`; how rows come out of files is left to who calls.
+Which streams there are is told by `timeline`.
 """
 
 from __future__ import annotations

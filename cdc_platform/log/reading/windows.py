@@ -1,7 +1,4 @@
-"""Which part of a log a consumer reads next: windows of time, none of which reaches over the end of a generation.
-
-It knows times alone (µs); where they come from and what is done with the rows is left to `reader`.
-"""
+"""Which part of a log a consumer reads next: windows of time, none of which reaches over the end of a generation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Replaying a log in volume: a DataFrame of log rows becomes the rows of the base table, partition by partition.
-
-It knows how the rows of a base partition meet; what they amount to is `replay`'s business and `live`'s.
-"""
+"""Replaying a log in volume: a DataFrame of log rows becomes the rows of the base table, partition by partition."""
 
 from __future__ import annotations
 

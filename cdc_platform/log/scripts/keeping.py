@@ -236,7 +236,7 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
 
 
 def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema: TableSchema) -> None:
-    """Make what the platform knows of a table what it is; one that never had a log is nobody's business."""
+    """Make what the platform knows of a table what it is; one that never had a log is not noted."""
     keyspace, name, cdc = schema.keyspace, schema.name, schema.cdc
     ddl = ddl_of(catalog, schema)
     try:

@@ -1,4 +1,4 @@
-"""What becomes of the statements of a script, one by one and altogether; how they run is left to `script`."""
+"""What becomes of the statements of a script, one by one and altogether."""
 
 from __future__ import annotations
 
