@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.command_line import run
+from support.nodes import join_request
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, ms_from_datetime, parse_time_us
@@ -33,7 +34,6 @@ from cdc_platform.lake.tables import (
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.records import descriptions, inbox, tablet_sets
-from cdc_platform.sources.bootstrap_file import parse_join_request
 from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -269,11 +269,7 @@ def test_again_gives_the_same_bytes_and_times(home: Path) -> None:
 def test_somebodys_ring_is_left_alone(tmp_path: Path) -> None:
     """In a home with other nodes the demo refuses, with one line and exit code 2."""
     lake = Lake(open_home(tmp_path).lake)
-    request = parse_join_request(
-        '{"host_id": "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10", "address": "10.0.0.4", "datacenter": "dc1", "rack": "r1",'
-        ' "tokens": [1, 2, 3], "shard_count": 4, "ignore_msb": 12}'
-    )
-    inbox.queue(lake, Clock(), request)
+    inbox.queue(lake, Clock(), join_request(4, 3))
     ran = run(*arguments(tmp_path))
     assert ran.exit_code == 2
     assert ran.stderr.strip().count("\n") == 0

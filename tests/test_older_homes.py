@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.command_line import Answer, run
+from support.nodes import node_fields
 
 from cdc_platform.commands.output import plain
 from cdc_platform.lake.lake import Lake
@@ -311,15 +312,7 @@ def test_first_format_generations_are_rewritten(homes: Path, tmp_path: Path) -> 
 def waiting_node(number: int, folder: Path) -> Path:
     """The file of a node whose join waits in the cluster."""
     host_id, tokens = WAITING[number]
-    node = {
-        "host_id": host_id,
-        "address": f"127.0.0.{number}",
-        "datacenter": "dc1",
-        "rack": f"r{number}",
-        "tokens": tokens,
-        "shard_count": 2,
-        "ignore_msb": 12,
-    }
+    node = node_fields(number, host_id=host_id, address=f"127.0.0.{number}", rack=f"r{number}", tokens=tokens)
     path = folder / f"node{number}.json"
     path.write_text(json.dumps(node), encoding="utf-8")
     return path

@@ -15,6 +15,7 @@ import pytest
 from dagster import DagsterEventType, ExecuteInProcessResult
 from deltalake import write_deltalake
 from support.command_line import run
+from support.nodes import node_fields
 from support.worlds.invariant_seeds import Owners, Row, generation_rows, with_low_bits, with_token
 from support.worlds.rehearsal import Rehearsal
 
@@ -44,15 +45,7 @@ OTHER = "00000000-0000-4000-8000-000000000063"
 # Most of the eight shards own nothing of the range of three tokens.
 OWNERS: Owners = dict.fromkeys((-(2**62), 0, 3, 2**62), (8, 4))
 CROWDED = 2
-NODE = {
-    "host_id": "00000000-0000-0000-0000-000000000001",
-    "address": "10.0.0.1",
-    "datacenter": "dc1",
-    "rack": "r1",
-    "tokens": [str(token) for token in OWNERS],
-    "shard_count": 8,
-    "ignore_msb": 4,
-}
+NODE = node_fields(1, tokens=[str(token) for token in OWNERS], shard_count=8, ignore_msb=4)
 KEY = {TOPOLOGY_DESCRIPTIONS: "generation_id", GENERATION_DESCRIPTIONS_V2: "id", STREAMS_DESCRIPTIONS_V2: "time"}
 
 

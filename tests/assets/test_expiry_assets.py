@@ -31,6 +31,7 @@ from support.homes.expiring import (
     iso,
     write,
 )
+from support.nodes import node_fields
 from support.worlds.rehearsal import QUIET
 
 from assets.expiry import (
@@ -71,8 +72,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     home = import_generations(tmp_path)
     lake = Lake(home / "lake")
     add_table(lake, 1)
-    node = {"host_id": str(uuid.UUID(int=1)), "address": "a", "datacenter": "d", "rack": "r", "features": []}
-    write(lake, NODES, node | {"status": "NORMAL", "tokens": [1, 2], "shard_count": 2, "ignore_msb": 0})
+    write(lake, NODES, node_fields(1, tokens=[1, 2], ignore_msb=0) | {"features": [], "status": "NORMAL"})
     monkeypatch.setenv(VARIABLE, str(home))
     stand(EXPIRED_MS, monkeypatch)
     return lake

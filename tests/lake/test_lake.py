@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from support.nodes import node_fields
 
 from cdc_platform.errors import ConflictError, InputError, StateError
 from cdc_platform.lake import lake as lake_module
@@ -48,16 +49,9 @@ def streams(time: datetime, ends: range, stream: bytes = b"0123456789abcdef") ->
 
 def event(number: int) -> pa.Table:
     """One row of bootstrap_events."""
-    row = {
+    row = node_fields(1, tokens=[-(2**63) + 1, 2**63 - 1], shard_count=4) | {
         "event_id": str(UUID(int=number)),
         "kind": "join",
-        "host_id": str(UUID(int=1)),
-        "address": "10.0.0.1",
-        "datacenter": "dc1",
-        "rack": "r1",
-        "tokens": [-(2**63) + 1, 2**63 - 1],
-        "shard_count": 4,
-        "ignore_msb": 12,
         "features": [],
         "generation_id": str(UUID(int=2)),
         "created_at": TIME,

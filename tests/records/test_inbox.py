@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from support.nodes import node_fields
 
 from cdc_platform.clock import Clock, Microseconds, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
@@ -31,16 +31,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def request(number: int, tokens: list[int] | None = None) -> JoinRequest:
     """Node `number` wants to join with its tokens, by default the one 100 times its number."""
-    fields = {
-        "host_id": str(uuid.UUID(int=number)),
-        "address": f"10.0.0.{number}",
-        "datacenter": "dc1",
-        "rack": "r1",
-        "tokens": tokens or [number * 100],
-        "shard_count": 2,
-        "ignore_msb": 12,
-    }
-    return JoinRequest.model_validate_json(json.dumps(fields))
+    return JoinRequest.model_validate_json(json.dumps(node_fields(number, tokens=tokens or [number * 100])))
 
 
 def finish(lake: Lake, event: inbox.BootstrapEvent, *, published: bool = True) -> None:

@@ -11,19 +11,23 @@ from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
 
-def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: int = 12) -> str:
-    """The bootstrap file of node `number`: `count` random tokens, the same whenever it is made again."""
-    tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, count, dtype=np.int64)
-    fields = {
+def node_fields(number: int, **said: object) -> dict[str, object]:
+    """What the bootstrap file of node `number` says, but for what is `said`: its tokens have to be."""
+    return {
         "host_id": str(uuid.UUID(int=number)),
         "address": f"10.0.0.{number}",
         "datacenter": "dc1",
         "rack": "r1",
-        "tokens": sorted(tokens.tolist()),
-        "shard_count": shard_count,
-        "ignore_msb": ignore_msb,
-    }
-    return json.dumps(fields)
+        "shard_count": 2,
+        "ignore_msb": 12,
+    } | said
+
+
+def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: int = 12) -> str:
+    """The bootstrap file of node `number`: `count` random tokens, the same whenever it is made again."""
+    tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, count, dtype=np.int64)
+    said = {"tokens": sorted(tokens.tolist()), "shard_count": shard_count, "ignore_msb": ignore_msb}
+    return json.dumps(node_fields(number, **said))
 
 
 def join_request(*arguments: int, **named: int) -> JoinRequest:
