@@ -25,6 +25,8 @@ from cdc_platform.errors import PlatformError, is_full, no_space
 from cdc_platform.lake.envelope import Speaker, speaking_for
 
 NAME = "cdc-platform"
+WHOLE_PROCESS = object()
+"""What the program is handed as `obj` by who runs nothing else in the process."""
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -174,4 +176,4 @@ def program(ctx: click.Context, home: str | None, clock: Microseconds | None, ve
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Remark("%(levelname)s %(name)s: %(message)s"))
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
-    ctx.obj = Session(home, Clock(clock))
+    ctx.obj = Session(home, Clock(clock), alone=ctx.obj is WHOLE_PROCESS)
