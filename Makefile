@@ -5,6 +5,9 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
+# Each process compiles all that it imports anew where this is set, as it is in many images: pandas alone takes a second.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 # The first of these that is new enough makes .venv; `make PYTHON=/path/to/python3.12` chooses another.
 PYTHON := $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -54,7 +57,7 @@ bench: java .venv ## the benchmarks: a table, and JSON in bench/results/
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@awk '/^uv==/ { inside = 1 } inside { print } inside && !/\\$$/ { exit }' requirements.lock > .venv/uv.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
-	@$(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
