@@ -1,4 +1,4 @@
-"""Filters of rows: what callers write down, as deltalake's SQL and as Python has them."""
+"""Filters of rows: what callers write down, as deltalake's SQL, as Arrow and as Python have them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from datetime import datetime
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
+import pyarrow as pa
+
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError
+from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.tables import Table
 
 Filter = tuple[str, str, Any]
@@ -30,6 +33,15 @@ PASSES: Mapping[str, Callable[[Any, Any], bool]] = {
     "not in": lambda value, several: value not in several,
 }
 """What an operator asks of a value."""
+_COMPARISONS: Mapping[str, Callable[[Any, Any], pa.ChunkedArray]] = {
+    "=": compute.equal,
+    "==": compute.equal,
+    "!=": compute.not_equal,
+    "<": compute.less,
+    "<=": compute.less_equal,
+    ">": compute.greater,
+    ">=": compute.greater_equal,
+}
 
 
 def normal_filters(table: Table, filters: Iterable[Filter]) -> list[Filter]:
@@ -51,6 +63,25 @@ def _value(value: Any) -> Any:
     if isinstance(value, datetime):
         return to_datetime(from_datetime(value))
     return value
+
+
+def passing(rows: pa.Table, filters: Iterable[Filter]) -> pa.Table:
+    """The rows that pass all (normal) filters, as SQL would have it."""
+    chosen: pa.ChunkedArray | None = None
+    for name, operator, value in filters:
+        passes = _mask(rows[name], operator, value)
+        chosen = passes if chosen is None else compute.and_kleene(chosen, passes)
+    return rows if chosen is None else rows.filter(chosen)
+
+
+def _mask(column: pa.ChunkedArray, operator: str, value: Any) -> pa.ChunkedArray:
+    """For each value whether it passes; null counts as no."""
+    if operator not in ("in", "not in"):
+        return _COMPARISONS[operator](column, pa.scalar(value))
+    found = compute.is_in(column, value_set=pa.array(value, column.type))
+    if operator == "in":
+        return found
+    return compute.if_else(compute.or_(column.is_valid(), not value), compute.invert(found), False)
 
 
 def filter_sql(name: str, operator: str, value: Any) -> str:

@@ -6,6 +6,7 @@ Rows are pyarrow tables. Spark's side of the same tables is in `frames`; what th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,15 +17,15 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, creation, envelope, files, merging
+from cdc_platform.lake import commits, creation, files, merging, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
-from cdc_platform.lake.filters import Filter, filter_sql, normal_filters
+from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
-from cdc_platform.lake.open_tables import OpenTables
+from cdc_platform.lake.open_tables import Opened, OpenTables
 from cdc_platform.lake.room import assert_room
-from cdc_platform.lake.rows import conform, refuse_repeated_keys
+from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 
@@ -102,12 +103,12 @@ class Lake:
         Filters on partition columns and on columns with statistics leave whole files unread.
         """
         schema = table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
-        where = " AND ".join(filter_sql(*part) for part in normal_filters(table, filters or ()))
+        normal = normal_filters(table, filters or ())
         opened = self._open(table)
         if opened is None:
             return schema.empty_table()
         with translated(f"reading {table.full_name}"):
-            return rows_of(opened, schema, where)
+            return rows_of(opened, schema, normal)
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """All rows of a version of the table, in the columns that it had then, in no order."""
@@ -307,12 +308,8 @@ class Lake:
         By the machine's clock: files have no other.
         """
         opened = self._open(table)
-        hours = -(-retention // timedelta(hours=1))
         with translated(f"vacuuming {table.full_name}"):
-            if opened is None or not opened.vacuum(hours, dry_run=True, full=True):
-                return 0
-            seal = commits.properties_of(envelope.sealed())
-            return len(opened.vacuum(hours, dry_run=False, full=True, commit_properties=seal))
+            return 0 if opened is None else upkeep.vacuum(opened, retention)
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
@@ -350,17 +347,23 @@ class Lake:
         if opened is None:
             return pa.schema([table.schema.field(name) for name in columns]).empty_table(), []
         files.refuse_features(table, opened)
-        (column,) = table.partition_by
-        chosen = None if keys is None else compute.field(column).isin(list(keys))
+        held = files.data_files(opened, table, self.path(table))
         with translated(f"reading {table.full_name}"):
-            rows = opened.to_pyarrow_table(columns=list(columns), filters=chosen)
-        return rows, files.data_files(opened, table, self.path(table))
+            if keys is None:
+                return opened.to_pyarrow_table(columns=list(columns)), held
+            # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
+            chosen = [file for file in held if file.partition[0] in keys]
+            return of_files(table, columns, chosen), held
+
+    def taken(self, table: Table) -> AbstractContextManager[Opened]:
+        """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
+        return self._opened.taken(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
         opened = self._open(table)
         return [] if opened is None else files.data_files(opened, table, self.path(table), filters)
 
-    def _open(self, table: Table) -> DeltaTable | None:
+    def _open(self, table: Table) -> Opened | None:
         with translated(f"opening {table.full_name}"):
             try:
                 return self._opened.newest(self.path(table))
@@ -380,10 +383,9 @@ class Lake:
                 wait=wait_random_exponential(multiplier=0.02, max=1),
                 reraise=True,
             ):
-                with attempt:
-                    opened = self._opened.taken(self.path(table))
+                with attempt, self._opened.taken(self.path(table)) as opened:
                     result = change(opened)
-                    self._opened.give_back(self.path(table), opened)
+                    upkeep.gather(opened, table)
                     return result
         raise AssertionError("unreachable: the last attempt raises")
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, WriterProperties, write_deltalake
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from cdc_platform.lake import commits, digests, files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
+from cdc_platform.lake.open_tables import rows_of
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
@@ -36,13 +37,6 @@ class Merged:
     inserted: int
     updated: int
     version: int
-
-
-def rows_of(opened: DeltaTable, schema: pa.Schema, where: str = "") -> pa.Table:
-    """The rows that SQL's `where` lets through, in the columns and types of a schema, in no order."""
-    # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
-    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {where or 'true'}"
-    return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 
 def transact(
@@ -83,7 +77,7 @@ def merge(
     """
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
-    held = rows_of(opened, table.schema, _where_keys(table, rows)) if there is None else there
+    held = rows_of(opened, table.schema, _of_keys(table, rows)) if there is None else there
     place_of = {key: place for place, key in enumerate(digests.keys_of(rows, table.keys))}
     keys_there = digests.keys_of(held, table.keys)
     met = [place for place, key in enumerate(keys_there) if key in place_of]
@@ -127,7 +121,7 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
         if not gone:
             return 0
     else:
-        removed = rows_of(opened, table.schema, predicate)
+        removed = rows_of(opened, table.schema, filters)
         count = removed.num_rows
         if not count:
             return 0
@@ -161,7 +155,7 @@ def replace(opened: DeltaTable, table: Table, rows: pa.Table, filters: Sequence[
             commit_properties=properties,
             writer_properties=WRITER_PROPERTIES,
         ),
-        digests=after(opened, table, rows, rows_of(opened, table.schema, predicate)),
+        digests=after(opened, table, rows, rows_of(opened, table.schema, filters)),
     )
 
 
@@ -189,7 +183,7 @@ def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[st
     found: dict[str, int] = {}
     for name in slices:
         own = normal_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
-        rows = rows_of(opened, pa.schema(opened.schema()), " AND ".join(filter_sql(*part) for part in own))
+        rows = rows_of(opened, pa.schema(opened.schema()), own)
         found |= digests.of_rows(rows, table.partition_by)
     return found
 
@@ -215,8 +209,8 @@ def _merge(
     merger.when_matched_update_all().when_not_matched_insert_all().execute()
 
 
-def _where_keys(table: Table, rows: pa.Table) -> str:
-    """SQL that lets the rows with the keys of `rows` through, and few others: a list of them, or their bounds."""
+def _of_keys(table: Table, rows: pa.Table) -> list[Filter]:
+    """What lets the rows with the keys of `rows` through, and few others: a list of them, or their bounds."""
     filters: list[Filter] = []
     for name in table.keys:
         values = compute.unique(rows[name])
@@ -225,4 +219,4 @@ def _where_keys(table: Table, rows: pa.Table) -> str:
         elif not pa.types.is_binary(values.type):
             bounds = compute.min_max(values)
             filters += [(name, ">=", bounds["min"].as_py()), (name, "<=", bounds["max"].as_py())]
-    return " AND ".join(filter_sql(*part) for part in normal_filters(table, filters))
+    return normal_filters(table, filters)

@@ -2,19 +2,57 @@
 
 Versions follow one another, so a table whose next commit is not there is at its newest: one look at a file name, where
 opening it takes ten milliseconds, and a join asks a hundred and fifty times. Who is given a table has its newest
-version, whoever wrote that.
+version, whoever wrote that. A version's rows do not change: where they are few, they are read once, and chosen from in
+memory, where a query takes ten milliseconds whatever it asks for.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from cdc_platform.lake import commits
+from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
 
 _Mark = tuple[int, int] | None
+# So little is read as a whole in the time in which a query for one row of it is planned.
+_FEW_BYTES, _FEW_FILES = 1 << 18, 64
+
+
+class Opened(DeltaTable):
+    """An open table, and all rows of the version that it is at, where they are few."""
+
+    _few: tuple[int, pa.Table | None] = (-1, None)
+
+    def few(self) -> pa.Table | None:
+        """All rows in the columns that the table has; None where there are more than a few."""
+        version, rows = self._few
+        if version != self.version():
+            sizes = pa.table(self.get_add_actions())["size_bytes"].to_pylist()
+            small = len(sizes) <= _FEW_FILES and sum(sizes) <= _FEW_BYTES
+            rows = _queried(self, pa.schema(self.schema()), ()) if small else None
+            self._few = (self.version(), rows)
+        return rows
+
+
+def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
+    """The rows that pass all (normal) filters, in the columns and types of a schema, in no order."""
+    few = opened.few() if isinstance(opened, Opened) else None
+    if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
+        return _queried(opened, schema, filters)
+    return passing(few, filters).select(schema.names).cast(schema)
+
+
+def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
+    # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
+    where = " AND ".join(filter_sql(*part) for part in filters) or "true"
+    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {where}"
+    return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 
 class OpenTables:
@@ -26,25 +64,26 @@ class OpenTables:
     def __reduce__(self) -> tuple[type[OpenTables], tuple[()]]:
         return OpenTables, ()
 
-    def newest(self, path: str) -> DeltaTable:
+    def newest(self, path: str) -> Opened:
         """The table at its newest version, to be read at once: the next who asks makes it newer.
 
         Raises:
             TableNotFoundError: there is none.
         """
-        known: dict[str, tuple[DeltaTable, _Mark]] = self._of_thread.__dict__
+        known: dict[str, tuple[Opened, _Mark]] = self._of_thread.__dict__
         opened, mark = known.pop(path, (None, None))
         if opened is None or mark is None or mark != _mark(path, opened.version()):
-            opened = DeltaTable(path)
+            opened = Opened(path)
         elif commits.entry(path, opened.version() + 1).exists():
             try:
                 opened.update_incremental()
             except DeltaError:
-                opened = DeltaTable(path)  # what is wrong is said by opening it
+                opened = Opened(path)  # what is wrong is said by opening it
         known[path] = (opened, _mark(path, opened.version()))
         return opened
 
-    def taken(self, path: str) -> DeltaTable:
+    @contextmanager
+    def taken(self, path: str) -> Iterator[Opened]:
         """The table at its newest version, for one who writes on it: it stays at that version whoever asks.
 
         Raises:
@@ -52,10 +91,7 @@ class OpenTables:
         """
         opened = self.newest(path)
         del self._of_thread.__dict__[path]
-        return opened
-
-    def give_back(self, path: str, opened: DeltaTable) -> None:
-        """Take a table back from one who has written on it, and does so no more."""
+        yield opened
         self._of_thread.__dict__[path] = (opened, _mark(path, opened.version()))
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cdc_platform.errors import InputError
+from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.tables import Table
 
 
@@ -52,3 +56,16 @@ def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
     first = counted.sort_by([("count_all", "descending")]).slice(0, 1).to_pylist()[0]
     count = first.pop("count_all")
     raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
+
+
+def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:
+    """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
+    schema = pa.schema([table.schema.field(name) for name in columns])
+    stored = [name for name in columns if name not in table.partition_by]
+    parts = [schema.empty_table()]
+    for file in held:
+        rows = pq.read_table(file.path, columns=stored)
+        for name, value in zip(table.partition_by, file.partition, strict=True):
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, table.schema.field(name).type), rows.num_rows))
+        parts.append(rows.select(list(columns)).cast(schema))
+    return pa.concat_tables(parts)

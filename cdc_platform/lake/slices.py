@@ -107,7 +107,11 @@ def commit(lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> 
     Raises:
         EnvironmentProblem: a file is not where Spark's worker said it wrote it; nothing was committed.
     """
-    opened = DeltaTable(lake.path(table))
+    with lake.taken(table) as opened:
+        return _commit(opened, lake, table, draft, where)
+
+
+def _commit(opened: DeltaTable, lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> int:
     if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
         return opened.version()
     placed = _placed(lake, table, draft)
@@ -136,7 +140,13 @@ def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, 
     Raises:
         EnvironmentProblem: as `commit`.
     """
-    opened = DeltaTable(lake.path(table))
+    with lake.taken(table) as opened:
+        return _commit_once(opened, lake, table, draft, transaction, append=append)
+
+
+def _commit_once(
+    opened: DeltaTable, lake: Lake, table: Table, draft: Draft, transaction: tuple[str, int] | None, *, append: bool
+) -> bool:
     seen = None if transaction is None else opened.transaction_version(transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake.table import TableOptimizer
 
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
@@ -23,6 +24,7 @@ from cdc_platform.lake.tables import (
     array_of,
     column,
 )
+from cdc_platform.lake.verification import verify
 
 TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -135,6 +137,41 @@ def test_the_vacuum_takes_only_what_no_version_of_the_week_needs(lake: Lake) -> 
     os.utime(stray, (old, old))
     assert lake.vacuum(GENERATION_TIMESTAMPS) == 1
     assert (stray.exists(), removed.exists()) == (False, True)
+
+
+def test_small_files_are_put_together_now_and_then(lake: Lake) -> None:
+    """However many commits a small table has, its rows lie in few files; the commit says that it changed no row."""
+    for number in range(40):
+        lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * (number + 1)), update=False)
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 40
+    assert len(lake.files(GENERATION_TIMESTAMPS, ())) < 16
+    gathered = [commit for commit in lake.envelopes(GENERATION_TIMESTAMPS) if commit.operation == "OPTIMIZE"]
+    assert len(gathered) == 2
+    assert all(commit.envelope is not None and not commit.envelope.digests for commit in gathered)
+    assert not any(commit.changes for commit in gathered)
+    [found] = verify(lake, deep=True)
+    assert (found.damage, found.strange, found.foreign) == ([], [], [])
+
+
+def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a commit from elsewhere has changed are not put together, and the rows of both writers are there."""
+    compact, before = TableOptimizer.compact, [0]
+
+    def late(self: TableOptimizer, **how: Any) -> Any:
+        monkeypatch.undo()
+        before[0] = lake.read(GENERATION_TIMESTAMPS).num_rows
+        assert Lake(lake.root).delete(GENERATION_TIMESTAMPS, [("time", "=", TIME)]) == 1
+        return compact(self, **how)
+
+    monkeypatch.setattr(TableOptimizer, "compact", late)
+    number = 0
+    while not before[0]:
+        number += 1
+        lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * number), update=False)
+    assert (number, len(expired(lake))) == (before[0], number - 1)
+    assert not any(commit.operation == "OPTIMIZE" for commit in lake.envelopes(GENERATION_TIMESTAMPS))
+    lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * number), update=False)
+    assert len(expired(lake)) == number
 
 
 def test_rows_are_replaced_in_the_version_that_was_looked_at(lake: Lake) -> None:

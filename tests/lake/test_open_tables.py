@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import random
 import shutil
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from cdc_platform.lake.filters import PASSES
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.open_tables import OpenTables
+from cdc_platform.lake.open_tables import OpenTables, rows_of
 
 
 def rows(*numbers: int) -> pa.Table:
@@ -60,6 +63,55 @@ def test_a_table_in_anothers_place_is_not_taken_for_it(tmp_path: Path) -> None:
     assert numbers(opened, path) == [8]
 
 
+COLUMNS = {
+    "whole": (pa.int64(), [-(2**63), -1, 0, 7, 2**63 - 1]),
+    "small": (pa.int32(), [-(2**31), 0, 7]),
+    "text": (pa.string(), ["", "a", "B", "o'hara", "\u00e9", "z"]),
+    "bytes": (pa.binary(), [b"", b"\x00", b"\x7f\x80", b"\xff"]),
+    "time": (pa.timestamp("us", "UTC"), [datetime(1969, 12, 31, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 1, 5, UTC)]),
+    "truth": (pa.bool_(), [True, False]),
+}
+
+
+def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -> None:
+    """Each operator on each type, with nulls in the column, over random rows: what SQL lets through."""
+    draw = random.Random(7)
+    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+    made = [{name: draw.choice([None, *values]) for name, (_, values) in COLUMNS.items()} for _ in range(200)]
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist(made, schema=schema))
+    opened = OpenTables().newest(str(tmp_path / "t"))
+    assert opened.few() is not None
+    tried = 0
+    for name, (kind, values) in COLUMNS.items():
+        for operator in PASSES:
+            for value in values:
+                if kind == pa.bool_() and operator in ("<", "<=", ">", ">="):
+                    continue
+                asked = [value, draw.choice(values)] if operator in ("in", "not in") else value
+                filters = [(name, operator, asked), ("whole", "not in", draw.choice([[], [7], [0, 7]]))]
+                expected = rows_of(DeltaTable(tmp_path / "t"), schema, filters).to_pylist()
+                assert rows_of(opened, schema, filters).to_pylist() == expected, filters
+                tried += len(expected) > 0
+        for operator in ("in", "not in"):
+            expected = rows_of(DeltaTable(tmp_path / "t"), schema, [(name, operator, [])]).num_rows
+            assert rows_of(opened, schema, [(name, operator, [])]).num_rows == expected
+    assert tried > 100
+
+
+def test_many_rows_are_not_kept(tmp_path: Path) -> None:
+    """A table of more than a few bytes is queried, and what was few is read again when it has grown."""
+    opened, path = OpenTables(), tmp_path / "t"
+    write_deltalake(path, rows(1))
+    few = opened.newest(str(path)).few()
+    assert few is not None
+    assert few is opened.newest(str(path)).few()
+    write_deltalake(path, rows(2), mode="append")
+    assert rows_of(opened.newest(str(path)), few.schema).num_rows == 2
+    write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=100_000)), mode="append")
+    assert opened.newest(str(path)).few() is None
+    assert rows_of(opened.newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows >= 2
+
+
 def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:
     """Where commits that were open are gone from the log, the checkpoint tells the rest."""
     opened, path = OpenTables(), tmp_path / "t"
@@ -76,11 +128,10 @@ def test_a_table_that_was_taken_stays_at_its_version(tmp_path: Path) -> None:
     opened, path = OpenTables(), tmp_path / "t"
     write_deltalake(path, rows(1))
     opened.newest(str(path))
-    mine = opened.taken(str(path))
-    write_deltalake(path, rows(2), mode="append")
-    assert opened.newest(str(path)).version() == 1
-    assert mine.version() == 0
-    opened.give_back(str(path), mine)
+    with opened.taken(str(path)) as mine:
+        write_deltalake(path, rows(2), mode="append")
+        assert opened.newest(str(path)).version() == 1
+        assert mine.version() == 0
     assert opened.newest(str(path)) is mine
     assert mine.version() == 1
 
