@@ -21,7 +21,8 @@ from support.nodes import node_fields
 
 from cdc_platform.commands.output import plain
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLES
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.verification import verify
 
 PACKED = Path(__file__).resolve().parent / "data" / "homes"
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
@@ -307,6 +308,29 @@ def test_first_format_generations_are_rewritten(homes: Path, tmp_path: Path) -> 
     assert before | rewritten <= {each["time"] for each in ask(home, FIRST_FORMAT_NOW, "generations")}
     assert all(ask(home, FIRST_FORMAT_NOW, "streams", time) for time in rewritten)
     assert ask(home, FIRST_FORMAT_NOW, "rewrite") == []
+
+
+def test_times_of_partitions_stay_valid(cluster: Path) -> None:
+    """A published generation that is written once more beside those of then: the same rows, and clean."""
+    lake = Lake(cluster / "lake")
+    before, old = rows_of(cluster), set(_partition_times(lake))
+    assert not [value for value in old if value.endswith("Z")]
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2)
+    time = rows["time"][0].as_py()
+    of_time = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", time)])
+    assert 0 < of_time.num_rows < rows.num_rows
+    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", time), ("range_end", "=", of_time["range_end"][0].as_py())])
+    lake.merge(STREAMS_DESCRIPTIONS_V2, of_time, update=True)
+    assert {value for value in _partition_times(lake) if value not in old} == {f"{time:%Y-%m-%dT%H:%M:%S.%fZ}"}
+    assert rows_of(cluster) == before
+    assert not [each for each in verify(lake, deep=True) if each.damage or each.strange]
+
+
+def _partition_times(lake: Lake) -> list[str]:
+    """How Delta's log writes the times of all files that the table ever had."""
+    log = sorted(Path(lake.path(STREAMS_DESCRIPTIONS_V2), "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for file in log for line in file.read_text(encoding="utf-8").splitlines()]
+    return [action["add"]["partitionValues"]["time"] for action in actions if "add" in action]
 
 
 def waiting_node(number: int, folder: Path) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
-from cdc_platform.lake import commits, digests, files
+from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
 from cdc_platform.lake.open_tables import rows_of
@@ -101,13 +101,15 @@ def merge(
     changed = set(np.asarray(partners, dtype=np.int64)[changing].tolist())
     moved = [place in changed or (only is None and new) for place, new in enumerate(inserted)]
     source = rows if lost else rows.filter(pa.array(moved, pa.bool_()))
-    commits.make(
-        opened,
-        lambda properties: _merge(
-            opened, table, source, properties, append=not (done.updated or lost), whole=bool(lost)
-        ),
-        digests=after(opened, table, pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])),
-    )
+    added, taken = pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])
+
+    def commit(properties: commits.Properties) -> None:
+        if placing.has_times(table):
+            _exchange(opened, table, added, taken, properties)
+        else:
+            _merge(opened, table, source, properties, append=not (done.updated or lost), whole=bool(lost))
+
+    commits.make(opened, commit, digests=after(opened, table, added, taken))
     return done
 
 
@@ -116,27 +118,29 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
     predicate = " AND ".join(filter_sql(*part) for part in filters)
     if all(name in table.partition_by for name, _, _ in filters):
         gone = files.data_files(opened, table, files.folder_of(opened), filters)
-        count = sum(file.rows for file in gone)
         left = {digests.slice_name(table.partition_by, file.partition): 0 for file in gone}
-        if not gone:
-            return 0
-    else:
-        removed = rows_of(opened, table.schema, filters)
-        count = removed.num_rows
-        if not count:
-            return 0
-        left = after(opened, table, removed.slice(0, 0), removed)
-    commits.make(opened, lambda properties: opened.delete(predicate, commit_properties=properties), digests=left)
-    return count
+        if gone:
+            commits.make(opened, lambda own: opened.delete(predicate, commit_properties=own), digests=left)
+        return sum(file.rows for file in gone)
+    removed = rows_of(opened, table.schema, filters)
+    none = removed.slice(0, 0)
+
+    def commit(properties: commits.Properties) -> None:
+        if placing.has_times(table):
+            _exchange(opened, table, none, removed, properties)
+        else:
+            opened.delete(predicate, commit_properties=properties)
+
+    if removed.num_rows:
+        commits.make(opened, commit, digests=after(opened, table, none, removed))
+    return removed.num_rows
 
 
 def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
     """Append rows, with the numbers of applications in the same commit."""
     commits.make(
         opened,
-        lambda properties: write_deltalake(
-            opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES
-        ),
+        lambda properties: _append(opened, table, rows, properties),
         digests=after(opened, table, rows, rows.slice(0, 0)),
         numbers=numbers,
     )
@@ -145,18 +149,22 @@ def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[st
 def replace(opened: DeltaTable, table: Table, rows: pa.Table, filters: Sequence[Filter]) -> None:
     """Put rows in the place of those that pass all (normal) filters, as they do."""
     predicate = " AND ".join(filter_sql(*part) for part in filters)
-    commits.make(
-        opened,
-        lambda properties: write_deltalake(
-            opened,
-            rows,
-            mode="overwrite",
-            predicate=predicate,
-            commit_properties=properties,
-            writer_properties=WRITER_PROPERTIES,
-        ),
-        digests=after(opened, table, rows, rows_of(opened, table.schema, filters)),
-    )
+    removed = rows_of(opened, table.schema, filters)
+
+    def commit(properties: commits.Properties) -> None:
+        if placing.has_times(table):
+            _exchange(opened, table, rows, removed, properties)
+        else:
+            write_deltalake(
+                opened,
+                rows,
+                mode="overwrite",
+                predicate=predicate,
+                commit_properties=properties,
+                writer_properties=WRITER_PROPERTIES,
+            )
+
+    commits.make(opened, commit, digests=after(opened, table, rows, removed))
 
 
 def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:
@@ -192,7 +200,7 @@ def _merge(
     opened: DeltaTable, table: Table, rows: pa.Table, properties: commits.Properties, *, append: bool, whole: bool
 ) -> None:
     if append:  # A merge, which looks for the keys once more, takes ten times as long.
-        write_deltalake(opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES)
+        _append(opened, table, rows, properties)
         return
     # streamed_exec would keep deltalake from skipping the partitions and files that hold none of the keys.
     merger = opened.merge(
@@ -207,6 +215,29 @@ def _merge(
     if whole:  # only where all rows that there are to be are given
         merger = merger.when_not_matched_by_source_delete()
     merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def _append(opened: DeltaTable, table: Table, rows: pa.Table, properties: commits.Properties) -> None:
+    if placing.has_times(table):
+        _exchange(opened, table, rows, rows.slice(0, 0), properties)
+    else:
+        write_deltalake(opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES)
+
+
+def _exchange(
+    opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table, properties: commits.Properties
+) -> None:
+    """Add rows and take rows away; the partitions from which some go are written anew, in the order of their keys."""
+    (name,) = table.partition_by
+    partitions = compute.unique(removed[name]).to_pylist()
+    if partitions:
+        own = normal_filters(table, [(name, "in", partitions)])
+        held = rows_of(opened, table.schema, own)
+        gone = set(digests.keys_of(removed, table.schema.names))
+        stays = [row not in gone for row in digests.keys_of(held, table.schema.names)]
+        left = held.filter(pa.array(stays, pa.bool_()))
+        added = pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
+    placing.rewrite(opened, table, added, partitions, (properties, WRITER_PROPERTIES))
 
 
 def _of_keys(table: Table, rows: pa.Table) -> list[Filter]:

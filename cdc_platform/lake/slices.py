@@ -13,29 +13,19 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import (
-    ColumnProperties,
-    DeltaTable,
-    Schema,
-    WriterProperties,
-    write_deltalake,
-)
+from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import drafts, errors
-from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
-from cdc_platform.lake import commits, digests, merging
+from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
@@ -81,7 +71,7 @@ def write_draft(
     """
     folder = drafts.make_folder(Path(lake.path(table)).parent, table.name)
     drafts.sweep_unheld(folder.parent)
-    part = _Part(table, str(folder), _blank(table), dict(where), what)
+    part = _Part(table, str(folder), placing.blank(table), dict(where), what)
     try:
         if isinstance(rows, TaskRows):
             answers = workers.table(rows.through(part.write), _ANSWER)
@@ -124,7 +114,7 @@ def _commit(opened: DeltaTable, lake: Lake, table: Table, draft: Draft, where: M
             "overwrite",
             opened.schema(),
             list(table.partition_by),
-            [(column, "=", _partition_text(value)) for column, value in where.items()],
+            [(column, "=", placing.partition_text(value)) for column, value in where.items()],
             commit_properties=properties,
         ),
         digests={name: 0} | draft.digests,
@@ -184,7 +174,7 @@ class _Part:
 
     table: Table
     folder: str
-    blank: tuple[tuple[str, bytes], ...]
+    blank: placing.Filled
     where: Mapping[str, Any]
     what: str
 
@@ -207,26 +197,19 @@ class _Part:
             return []
         if not Path(self.folder).is_dir():
             raise EnvironmentProblem(f"{self.what}: {_unseen(self.folder)}")
-        name = uuid.uuid4().hex
-        log = Path(self.folder, name, LOG_FOLDER)
-        log.mkdir(parents=True)
-        for file, content in self.blank:
-            (log / file).write_bytes(content)
         failed: list[Exception] = []
         seen: list[dict[str, int]] = []
         checked = self._checked(chain([first], batches), failed, seen)
         rows = pa.RecordBatchReader.from_batches(self.table.schema, checked)
         try:
-            write_deltalake(log.parent, rows, mode="append", writer_properties=_WRITER_PROPERTIES)
+            added = placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
         except DeltaError:
             if failed:  # Arrow's stream between the two hands on what an error says, not what it is.
                 raise failed[0] from None
             raise
-        lines = (log / f"{len(self.blank):020d}.json").read_text(encoding="utf-8").splitlines()
-        added = [action["add"] for action in map(json.loads, lines) if "add" in action]
         held = {slice_: f"{digest:032x}" for slice_, digest in digests.summed(seen).items()}
         # Of all rows of the task: which are in which of its files, nobody asks.
-        return [file | {"draft": name, "digests": {} if place else held} for place, file in enumerate(added)]
+        return [file | {"digests": {} if place else held} for place, file in enumerate(added)]
 
     def _checked(self, batches: Batches, failed: list[Exception], seen: list[dict[str, int]]) -> Batches:
         try:
@@ -247,50 +230,8 @@ class _Part:
             raise InputError(f"{self.what}: {OUTSIDE_SLICE} ({column} : {rows[column][wrong].as_py()})")
 
 
-@cache
-def _blank(table: Table) -> tuple[tuple[str, bytes], ...]:
-    """The log of an empty table of the declared shape and constraints: its files with what is in them, in order."""
-    with drafts.temporary_folder("cdc-platform") as folder:
-        lake = Lake(folder)
-        lake.ensure(table)
-        log = Path(lake.path(table), LOG_FOLDER)
-        return tuple((file.name, file.read_bytes()) for file in sorted(log.glob("*.json")))
-
-
 def _placed(lake: Lake, table: Table, draft: Draft) -> list[AddAction | RemoveAction]:
-    """Move the files to where the table has its own, under the names that they have, and say how they are added.
-
-    All of them are looked at before the first is moved.
-    """
-    missing: list[str] = []
-    moves: list[tuple[Path, Path]] = []
-    added: list[AddAction | RemoveAction] = []
-    for file in draft.files:
-        path = plain_path(file["path"])
-        written, place = draft.folder / file["draft"] / path, Path(lake.path(table), path)
-        if _is_whole(written, file["size"]):
-            moves.append((written, place))
-        elif not _is_whole(place, file["size"]):  # where an attempt that met a conflict has moved it
-            missing.append(str(written))
-        added.append(
-            AddAction(path, file["size"], file["partitionValues"], file["modificationTime"], True, file["stats"])
-        )
-    if missing:
-        raise EnvironmentProblem(
-            f"{table.full_name} stays as it was: {len(missing)} of {len(draft.files)} new files are not whole; "
-            f"{_unseen(missing[0])}"
-        )
-    for written, place in moves:
-        place.parent.mkdir(exist_ok=True)
-        written.rename(place)
-    return added
-
-
-def _is_whole(file: Path, size: int) -> bool:
-    try:
-        return file.stat().st_size == size
-    except OSError:
-        return False
+    return placing.placed(table, lake.path(table), draft.folder, draft.files, _unseen("{}"))
 
 
 def _unseen(path: str) -> str:
@@ -298,10 +239,3 @@ def _unseen(path: str) -> str:
         f"Spark's workers do not see the home as this process does ({path}); mount it at the same path on every "
         "worker, or run on this machine alone (without SPARK_REMOTE)"
     )
-
-
-def _partition_text(value: Any) -> str:
-    """A partition column's value as deltalake takes it in filters."""
-    if isinstance(value, datetime):
-        return f"{to_datetime(from_datetime(value)):%Y-%m-%d %H:%M:%S.%f}"
-    return str(value)

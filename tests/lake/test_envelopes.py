@@ -21,7 +21,7 @@ from support.nodes import node_text
 
 from cdc_platform import __version__
 from cdc_platform.errors import ConflictError
-from cdc_platform.lake import frames, merging, slices
+from cdc_platform.lake import frames, merging, placing, slices
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.envelope import KEY, Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
@@ -338,7 +338,7 @@ def test_a_lost_answer_to_a_slice_is_found(filled: Lake, monkeypatch: pytest.Mon
     table = STREAMS_DESCRIPTIONS_V2
     folder = Path(filled.path(table)).with_name(f".{table.name}.draft")
     folder.mkdir()
-    part = slices._Part(table, str(folder), slices._blank(table), {"time": TIME}, "a test")
+    part = slices._Part(table, str(folder), placing.blank(table), {"time": TIME}, "a test")
     lines = [line for batch in part.write(iter(streams(0, 4).to_batches())) for line in batch.to_pylist()]
     draft = slices.Draft(folder, tuple(json.loads(line["file"]) for line in lines))
     opened = slices.DeltaTable
