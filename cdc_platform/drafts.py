@@ -56,11 +56,14 @@ def sweep_unheld(parent: Path) -> None:
                 _remove_old(Path(entry.path), parent)
 
 
-def write(target: Path, text: str) -> None:
-    """Give a file this text at once: whoever reads it finds what it was before, or all of it."""
+def write(target: Path, text: str, *, mode: int = 0o666) -> None:
+    """Give a file this text at once: whoever reads it finds what it was before, or all of it.
+
+    It has this mode from its first byte on, but for what the process's own mask takes away.
+    """
     while True:
         draft = _place(target.parent, target.name)
-        draft.touch(mode=0o666, exist_ok=False)
+        draft.touch(mode=mode, exist_ok=False)
         if _hold(draft):
             break
     try:

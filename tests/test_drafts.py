@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from cdc_platform import drafts
 HOLDER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from cdc_platform import drafts
 print(drafts.make_folder(Path(sys.argv[1]), "table"), flush=True)
 time.sleep(600)
@@ -51,6 +54,24 @@ def test_a_file_is_written_at_once(tmp_path: Path) -> None:
     for text in ("old", "new"):
         drafts.write(tmp_path / "settings.json", text)
     assert [(path.name, path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()] == [("settings.json", "new")]
+
+
+def test_a_secret_is_its_owners_alone_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft has the mode before there is anything in it, and the file has it whatever it had before."""
+    modes = []
+    write_text = Path.write_text
+
+    def seen(draft: Path, text: str, **options: Any) -> int:
+        modes.append(stat.S_IMODE(draft.stat().st_mode))
+        return write_text(draft, text, **options)
+
+    target = tmp_path / "ui.token"
+    target.write_text("old")
+    target.chmod(0o644)
+    monkeypatch.setattr(Path, "write_text", seen)
+    drafts.write(target, "secret", mode=0o600)
+    assert modes == [0o600]
+    assert (stat.S_IMODE(target.stat().st_mode), target.read_text()) == (0o600, "secret")
 
 
 def test_a_file_that_cannot_be_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.sources.sizes import read_at_most
 
 DEFAULT_PORT = 9042
+_MOST_PEM, _MOST_CREDENTIALS = 16 << 20, 1 << 20
 _CONTACT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -124,18 +126,28 @@ def tls_context(connection: Connection) -> ssl.SSLContext | None:
     """
     if not connection.tls:
         return None
+    named = [file for file in (connection.tls_ca, connection.tls_cert, connection.tls_key) if file]
     try:
+        for file in named:
+            _refuse_endless(Path(file))
         context = ssl.create_default_context(cafile=connection.tls_ca)
         context.check_hostname = connection.tls_host_names
         if connection.tls_cert:
             context.load_cert_chain(connection.tls_cert, connection.tls_key, password=_no_passphrase)
     except OSError as error:
-        files = ", ".join(file for file in (connection.tls_ca, connection.tls_cert, connection.tls_key) if file)
+        files = ", ".join(named) or "the system certificates"
         raise EnvironmentProblem(
-            f"TLS: {files or 'the system certificates'} cannot be used ({error.strerror or error}); name PEM files "
+            f"TLS: {files} cannot be used ({error.strerror or error}); name PEM files "
             "with --tls-ca, --tls-cert and --tls-key"
         ) from None
     return context
+
+
+def _refuse_endless(file: Path) -> None:
+    """OpenSSL reads to the end, and a device has none."""
+    found = file.stat()
+    if stat.S_ISCHR(found.st_mode) or found.st_size > _MOST_PEM:
+        raise EnvironmentProblem(f"TLS: {file} is no PEM file: it has more than {_MOST_PEM >> 20} MiB; name another")
 
 
 def _no_passphrase() -> str:
@@ -154,10 +166,11 @@ def _from_file(path: Path) -> Credentials:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise EnvironmentProblem(f"{path} has mode {mode:04o} and others can read it; run: chmod 0600 {path}")
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as opened:
+            values = tomllib.loads(read_at_most(opened, f"credentials file {path}", _MOST_CREDENTIALS).decode())
     except OSError as error:
         raise EnvironmentProblem(f"credentials file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         values = {}
     user, password = values.get("user"), values.get("password")
     # What is in the file is never repeated: a part of it may be the secret.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
-_MOST_BYTES = 64 * 1024 * 1024
 
 
 @click.command()
@@ -53,8 +52,10 @@ def log(
       cdc-platform --clock 2026-01-31T12:00:00Z log statements.cql --json
       cdc-platform log statements.cql --keep
     """
-    text = _text_of(file)
-    given = None if values is None else _text_of(values)
+    from cdc_platform.sources.json_files import read_text
+
+    text = read_text(file)
+    given = None if values is None else read_text(values)
     home = session.open_home()
     from cdc_platform.lake.lake import Lake
     from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
@@ -72,17 +73,6 @@ def log(
     elif result.wrong is None:
         _show(result)
     _finish(ctx, result)
-
-
-def _text_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        content = opened.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise InputError(f"{file} has more than {_MOST_BYTES} bytes, the most that a script has: split it")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is no UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
 def _facts(outcome: Outcome) -> dict[str, object]:

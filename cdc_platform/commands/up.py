@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from cdc_platform import drafts
 from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import EnvironmentProblem, InputError
@@ -76,7 +77,7 @@ def _start(
     from cdc_platform.lake.jars import jars
     from cdc_platform.lake.java import find_java
     from cdc_platform.lake.session import LOG_VARIABLE
-    from cdc_platform.serving.parts import Parts, new_token, write_secret
+    from cdc_platform.serving.parts import OWNER_ONLY, Parts, new_token
 
     find_java()
     jars()
@@ -85,7 +86,7 @@ def _start(
     names = Names(bound.getsockname()[1], public)
     parts = Parts(home, held, session.clock, names, read_only, new_token())
     owners_alone(parts.logs)
-    write_secret(parts.token_file, parts.token)
+    drafts.write(parts.token_file, parts.token, mode=OWNER_ONLY)
     make_ready(dagster_home(home))
     for service in parts.services(bound):
         supervisor.start(service)

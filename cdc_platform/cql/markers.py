@@ -15,6 +15,9 @@ from cdc_platform.cql.json_values import parsed, written_json
 from cdc_platform.cql.parser import parse_again
 from cdc_platform.errors import InputError
 
+_MOST_CONTAINERS = 1 << 20
+_DEEPEST = 64
+
 
 def bound(statements: Sequence[s.Statement], values: str) -> list[s.Statement]:
     """The statements, those with markers once for each of their executions.
@@ -25,7 +28,10 @@ def bound(statements: Sequence[s.Statement], values: str) -> list[s.Statement]:
     Raises:
         InputError: the values are not of that form, or not those that the markers need.
     """
+    if values.count("[") + values.count("{") > _MOST_CONTAINERS:
+        raise InputError(f"the values hold more than {_MOST_CONTAINERS} arrays and objects; split the script")
     document = parsed(values)
+    _assert_shallow(document)
     marked = [statement for statement in statements if any(markers_of(statement.body))]
     if not isinstance(document, list) or len(document) != len(marked):
         has = f"it has {len(document)}" if isinstance(document, list) else "it has none"
@@ -41,6 +47,17 @@ def bound(statements: Sequence[s.Statement], values: str) -> list[s.Statement]:
         else:
             found.append(statement)
     return found
+
+
+def _assert_shallow(document: Any) -> None:
+    """Hold that nothing that walks the values comes to Python's own limit of depth."""
+    level = [document] if isinstance(document, list | dict) else []
+    for _ in range(_DEEPEST):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for some in inside for inner in some if isinstance(inner, list | dict)]
+        if not level:
+            return
+    raise InputError(f"the values are nested more than {_DEEPEST} deep; write them with fewer levels")
 
 
 def markers_of(node: Any) -> Iterator[s.Marker]:

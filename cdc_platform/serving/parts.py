@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdc_platform import lease
+from cdc_platform import drafts, lease
 from cdc_platform.clock import Clock, format_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, dagster_home, project_file
 from cdc_platform.home import VARIABLE, Home, owners_alone
@@ -29,6 +29,8 @@ from cdc_platform.supervisor import Service, ServiceDied
 
 LOCATION = "cdc_platform"
 """The code location's name, as in workspace.yaml: what people have switched on and off is kept under it."""
+OWNER_ONLY = 0o600
+"""The mode of a file that holds a secret."""
 _LONGEST_SOCKET = 103
 _WORKSPACE = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename \
 ... on PythonError { message } } } } ... on PythonError { message } } }"
@@ -85,7 +87,7 @@ class Parts:
         self.spark_file.unlink(missing_ok=True)
         server.start()
         lines = [f"{name}={value}\n" for name, value in server.environment.items()]
-        write_secret(self.spark_file, "".join(lines))
+        drafts.write(self.spark_file, "".join(lines), mode=OWNER_ONLY)
 
     def connect_server(self) -> ConnectServer:
         """The Spark Connect server, not yet started; the home is held as long as it runs."""
@@ -175,12 +177,3 @@ class Parts:
 def new_token() -> str:
     """A secret that nobody guesses, fit for an address and a header."""
     return secrets.token_urlsafe(32)
-
-
-def write_secret(file: Path, text: str) -> None:
-    """Write a file that is its owner's alone from its first byte on, whole or not at all."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as secret:  # noqa: PTH123
-        secret.write(text)
-    draft.replace(file)

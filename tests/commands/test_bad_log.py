@@ -45,7 +45,7 @@ def written(name: str, value: str, kind: str, says: str) -> Case:
 CASES = [
     argument("no such file", "nowhere.cql", "log", "nowhere.cql"),
     argument("no file", "Missing argument", "log"),
-    script("no UTF-8", "is no UTF-8 at byte 3", b"-- \xff"),
+    script("no UTF-8", "is no text: byte 3 is not UTF-8", b"-- \xff"),
     # What does not parse: line, column, what was expected
     syntax(
         "unknown statement", "SELEC * FROM ks.t;", "line 1, column 1: found 'SELEC'", "the end of the script, ALTER"
