@@ -5,15 +5,25 @@ What is asked, and what it means that there is nothing to judge, is declared in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from warnings import catch_warnings, simplefilter
 
-from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, PartitionsDefinition, PreviewWarning
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckKey,
+    AssetCheckResult,
+    AssetCheckSpec,
+    PartitionsDefinition,
+    PreviewWarning,
+)
 
 from assets.declared import key
+from cdc_platform.clock import Clock
 from cdc_platform.invariants.findings import Family, Finding, Invariant
 from cdc_platform.invariants.judge import Judgement, judge
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.records.judgements import EVERYTHING, Judging, keep
 
 
 def check_specs(
@@ -37,19 +47,29 @@ def check_specs(
         ]
 
 
+def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock) -> Judging:
+    """Begin the look of a check, before it reads anything; see `check_results`."""
+    asked_of = context.partition_key if context.has_partition_key else EVERYTHING
+    return Judging.begin(lake, clock, f"Dagster's run {context.run.run_id}", asked_of)
+
+
 def check_results(
-    table: Table, asked: Collection[AssetCheckKey], findings: Sequence[Finding], family: Family
+    table: Table, context: AssetCheckExecutionContext, look: Judging, findings: Sequence[Finding], family: Family
 ) -> Iterator[AssetCheckResult]:
     """Judge an audit of a table by a family: one result for each check that is asked for. Other findings are left out.
 
-    An invariant of which nothing was found has failed, unless its family says why that is well.
+    An invariant of which nothing was found has failed, unless its family says why that is well. What is judged is kept
+    in the lake.
     """
+    asked = context.selected_asset_check_keys
     names = [each for each in family.invariants if AssetCheckKey(key(table), each) in asked]
     found = [line for line in findings if line.invariant in names]
     due = family.due(findings)
     for name in (name for name in names if name not in due):
         yield _result(table, name, True, family.nothing, 0, 0)
-    yield from judgement_results(table, judge(found, [name for name in names if name in due]))
+    judgements = judge(found, [name for name in names if name in due])
+    keep(look, judgements)
+    yield from judgement_results(table, judgements)
 
 
 def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator[AssetCheckResult]:

@@ -31,7 +31,7 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import RETRIES, in_one_line
 from assets.runs import unless_under_way
@@ -146,8 +146,9 @@ def audit_removed_generations(
 ) -> Iterator[AssetCheckResult]:
     """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
     with in_one_line():
-        findings = audit_expiry(home.lake(), clock.clock(), home.settings())
-    yield from check_results(REMOVED_GENERATIONS, context.selected_asset_check_keys, findings, EXPIRY)
+        look = judging(context, home.lake(), clock.clock())
+        findings = audit_expiry(look.lake, clock.clock(), home.settings())
+    yield from check_results(REMOVED_GENERATIONS, context, look, findings, EXPIRY)
 
 
 plan_expiry = define_asset_job(

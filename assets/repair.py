@@ -26,10 +26,14 @@ from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import few_rows
 from cdc_platform.errors import PlatformError
+from cdc_platform.invariants.findings import FIT
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
 from cdc_platform.lifecycle.repair import checkup as repairing
+from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.records import inbox
+from cdc_platform.records.judgements import Judging, keep
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -78,15 +82,18 @@ def check_and_repair_streams() -> None:
     name="streams_fit_the_ring",
     description="The latest generation fits the ring as it stands: a repair is neither needed nor of use.",
 )
-def streams_fit_the_ring(home: HomeResource) -> AssetCheckResult:
+def streams_fit_the_ring(home: HomeResource, clock: ClockResource) -> AssetCheckResult:
     """Judge the latest generation; what is only a warning for `repair` is one here."""
     with in_one_line():
-        checkup = repairing.check(home.lake())
+        look = Judging.begin(home.lake(), clock.clock(), "Dagster's check streams_fit_the_ring")
+        checkup = repairing.check(look.lake)
+        findings = audit_fit(look.lake)
+        keep(look, judge(findings, FIT.due(findings)))
     amiss = [*checkup.reasons, *checkup.warnings]
     return AssetCheckResult(
         passed=not amiss,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
-        description=amiss[0].detail if amiss else f"{checkup.latest} fits",
+        description=amiss[0].detail if amiss else checkup.cannot_tell or f"{checkup.latest} fits",
         metadata={"needed": checkup.needed, "conditions": _conditions(checkup)},
     )
 

@@ -22,7 +22,7 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.runs import attempt
@@ -92,11 +92,14 @@ drive_switches = define_asset_job(
     specs=check_specs(GENERATION_SWITCHES, SWITCHES.invariants),
     pool=pool(GENERATION_SWITCHES),
 )
-def audit_generation_switches(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+def audit_generation_switches(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
     """Judge every switch. Without any, which is how it is unless switches are turned on, nothing can be amiss."""
     with in_one_line():
-        findings = audit_switches(home.lake())
-    yield from check_results(GENERATION_SWITCHES, context.selected_asset_check_keys, findings, SWITCHES)
+        look = judging(context, home.lake(), clock.clock())
+        findings = audit_switches(look.lake)
+    yield from check_results(GENERATION_SWITCHES, context, look, findings, SWITCHES)
 
 
 def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:

@@ -31,7 +31,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.runs import attempt, unless_under_way
@@ -137,8 +137,9 @@ def audit_cdc_streams_descriptions(
 ) -> Iterator[AssetCheckResult]:
     """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
     with in_one_line():
-        findings = audit_rewrite(home.lake(), clock.clock(), home.settings())
-    yield from check_results(STREAMS_DESCRIPTIONS, context.selected_asset_check_keys, findings, FIRST_FORMAT)
+        look = judging(context, home.lake(), clock.clock())
+        findings = audit_rewrite(look.lake, clock.clock(), home.settings())
+    yield from check_results(STREAMS_DESCRIPTIONS, context, look, findings, FIRST_FORMAT)
 
 
 rewrite = define_asset_job(

@@ -19,7 +19,7 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.checks import check_results, check_specs, judgement_results
+from assets.checks import check_results, check_specs, judgement_results, judging
 from assets.declared import key, pool, table_asset
 from assets.failures import in_one_line
 from assets.join.inbox import JOIN_JOB
@@ -72,8 +72,9 @@ def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
         asked = context.selected_asset_check_keys
         if not context.has_partition_key:
             with in_one_line():
-                findings = audit.of_all(home.lake(), spark.workers())
-            yield from check_results(step.table, asked, findings, GENERATION_FAMILY)
+                look = judging(context, home.lake(), clock.clock())
+                findings = audit.of_all(look.lake, spark.workers())
+            yield from check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
         joining = _joining(context, spark, home, clock)
         with in_one_line():

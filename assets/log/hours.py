@@ -38,7 +38,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.log.logs import CDC_LOG
@@ -107,13 +107,15 @@ def consumed_hours(
     specs=check_specs(CONSUMED_HOURS, HOURS_FAMILY.invariants, HOURS),
     pool=pool(CONSUMED_HOURS),
 )
-def audit_consumed_hours(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+def audit_consumed_hours(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
     """Compare what the sinks have of an hour, or of all that were copied, with the logs as they are now."""
     hour_us = _hour(context.partition_key) if context.has_partition_key else None
     with in_one_line():
-        findings = audit_hours(home.lake(), hour_us)
-    asked = context.selected_asset_check_keys
-    yield from check_results(CONSUMED_HOURS, asked, findings, HOURS_FAMILY)
+        look = judging(context, home.lake(), clock.clock())
+        findings = audit_hours(look.lake, hour_us)
+    yield from check_results(CONSUMED_HOURS, context, look, findings, HOURS_FAMILY)
 
 
 consume_hours = define_asset_job(

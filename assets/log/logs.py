@@ -23,7 +23,7 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, pool, table_asset
 from assets.failures import in_one_line
 from assets.partitions import CDC_LOGS, LOGS_NAME, table_name
@@ -38,6 +38,7 @@ from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
 from cdc_platform.log.audit.overview import overview
 from cdc_platform.log.audit.passed import audit_passed
 from cdc_platform.log.log_table import log_table
+from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
 
@@ -87,16 +88,17 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
     pool=pool(CDC_LOG),
 )
 def audit_cdc_log(
-    context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource
+    context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge the rows of one log, or of all logs; where there are none nothing is held against them."""
-    asked, lake = context.selected_asset_check_keys, home.lake()
+    lake = home.lake()
     with in_one_line():
+        look = judging(context, lake, clock.clock())
         schema = _schema(lake, context.partition_key) if context.has_partition_key else None
         findings = audit_logs(lake, spark.workers()) if schema is None else audit_log(lake, schema, spark.workers())
         passed = audit_passed(lake, schema)
-    yield from check_results(CDC_LOG, asked, findings, LOGS)
-    yield from check_results(CDC_LOG, asked, passed, PASSED)
+    yield from check_results(CDC_LOG, context, look, findings, LOGS)
+    yield from check_results(CDC_LOG, context, look, passed, PASSED)
 
 
 check_logs = define_asset_job(

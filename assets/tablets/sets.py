@@ -19,7 +19,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs
+from assets.checks import check_results, check_specs, judging
 from assets.declared import Sources, key, pool, table_asset
 from assets.failures import in_one_line
 from assets.partitions import TABLET_TABLES, table_name
@@ -150,9 +150,11 @@ def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: Cl
     specs=check_specs(TABLET_STREAMS, _STREAM_INVARIANTS, TABLET_TABLES),
     pool=pool(TABLET_STREAMS),
 )
-def audit_cdc_streams(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+def audit_cdc_streams(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
     """Judge the stream sets of one table, before the newest one's timestamp tells readers to come."""
-    yield from _judged(context, home.lake(), TABLET_STREAMS)
+    yield from _judged(context, home.lake(), clock.clock(), TABLET_STREAMS)
 
 
 @multi_asset_check(
@@ -161,9 +163,11 @@ def audit_cdc_streams(context: AssetCheckExecutionContext, home: HomeResource) -
     specs=check_specs(TABLET_TIMESTAMPS, [TABLET_TIMESTAMP_COMPLETE], TABLET_TABLES),
     pool=pool(TABLET_TIMESTAMPS),
 )
-def audit_cdc_timestamps(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+def audit_cdc_timestamps(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
     """Judge that no timestamp is to be seen without its streams."""
-    yield from _judged(context, home.lake(), TABLET_TIMESTAMPS)
+    yield from _judged(context, home.lake(), clock.clock(), TABLET_TIMESTAMPS)
 
 
 TABLET_ASSETS = [tablet_layouts, cdc_streams, cdc_timestamps]
@@ -177,16 +181,16 @@ change_tablets = define_asset_job(
 )
 
 
-def _judged(context: AssetCheckExecutionContext, lake: Lake, table: Table) -> Iterator[AssetCheckResult]:
+def _judged(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, table: Table) -> Iterator[AssetCheckResult]:
     """The results of one table's audit, or of all tables'; where there are no sets nothing is held against them."""
-    asked = context.selected_asset_check_keys
     with in_one_line():
+        look = judging(context, lake, clock)
         findings = (
             audit_tablet_table(lake, *table_name(context.partition_key))
             if context.has_partition_key
             else audit_tablets(lake)
         )
-    yield from check_results(table, asked, findings, TABLETS)
+    yield from check_results(table, context, look, findings, TABLETS)
 
 
 def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets) -> TabletChange:

@@ -66,7 +66,8 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
         sets, without = read_stream_sets(live, layout, _known_sets(lake))
         logged = read_logged_tables(live, layout)
     seen = Observation(topology.cluster_name, topology.version, incomplete=[*found.incomplete, *without])
-    exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets)
+    held = frozenset(name.rpartition(".")[2] for name in layout.present)
+    exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
     _note_tables(lake, clock, logged, seen)
     seen.imported = import_sources(lake, clock, ImportSources(list(topology.nodes), exports, None, []))
     seen.warnings += seen.imported.warnings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import DAY_US, Clock, format_ms, format_us, to_datetime
-from cdc_platform.commands.output import json_option, write_facts, write_json
+from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -21,10 +21,20 @@ _LONGEST_DELAY_US = DAY_US
 @click.command()
 @click.argument("file", required=False)
 @click.option("--run", is_flag=True, help="Make the node's generation at once: describe, audit, insert, publish.")
+@click.option("--list", "listed", is_flag=True, help="The inbox: every event, and how far its join has got.")
+@click.option("--finish", metavar="EVENT_ID", help="Take the join or repair of an event through to its end.")
 @click.option("--withdraw", metavar="EVENT_ID", help="Take a waiting join back instead of queueing one.")
 @json_option
 @pass_session
-def bootstrap(session: Session, file: str | None, run: bool, withdraw: str | None, as_json: bool) -> None:
+def bootstrap(
+    session: Session,
+    file: str | None,
+    run: bool,
+    listed: bool,
+    finish: str | None,
+    withdraw: str | None,
+    as_json: bool,
+) -> None:
     """Queue the joining node that FILE describes; `-` reads standard input. The same file twice is one event.
 
     FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and features
@@ -33,12 +43,22 @@ def bootstrap(session: Session, file: str | None, run: bool, withdraw: str | Non
     \b
     Example:
       cdc-platform bootstrap node.json --run
+      cdc-platform bootstrap --list
+      cdc-platform bootstrap --finish 904ce865-9c82-5920-853d-ed9a525bfa74
       cdc-platform bootstrap --withdraw 904ce865-9c82-5920-853d-ed9a525bfa74
     """
-    if (file is None) == (withdraw is None) or (withdraw and run):
-        raise click.UsageError("name either a FILE, with --run or without, or --withdraw EVENT_ID")
+    asked = [file is not None, listed, finish is not None, withdraw is not None]
+    if sum(asked) != 1 or (run and file is None):
+        raise click.UsageError(
+            "name either a FILE, with --run or without, or one of --list, --finish EVENT_ID and --withdraw EVENT_ID"
+        )
+    if listed:
+        _list(session, as_json)
+        return
     if withdraw is not None:
         result = _withdraw(session, withdraw)
+    elif finish is not None:
+        result = _finish(session, finish)
     else:
         assert file is not None
         result = _queue(session, _read(file), run)
@@ -67,13 +87,39 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
     lake = Lake(home.lake)
     event = inbox.queue(lake, session.clock, request, to_run_now=run)
     result: dict[str, object] = {"event_id": event.event_id, "generation_id": event.generation_id}
-    if not run:
-        return result
+    return result | _run(session, event.generation_id, "bootstrap --run") if run else result
+
+
+def _list(session: Session, as_json: bool) -> None:
+    from cdc_platform.lifecycle.join.progress import progress
+    from cdc_platform.status.of_work import facts_of
+
+    rows = [facts_of(each) for each in progress(session.lake())]
+    if as_json:
+        write_json(rows)
+        return
+    columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
+    write_table("Inbox", columns, [[row[name] for name in columns] for row in rows])
+    for row in rows:
+        if row["do"]:
+            click.echo(f"next: {row['do']}")
+
+
+def _finish(session: Session, event_id: str) -> dict[str, object]:
+    from cdc_platform.records import inbox
+
+    event = inbox.event(session.lake(), event_id=event_id.lower())
+    done = _run(session, event.generation_id, "bootstrap --finish")
+    return {"event_id": event.event_id, "generation_id": event.generation_id} | done
+
+
+def _run(session: Session, generation_id: str, door: str) -> dict[str, object]:
     from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import run_join
 
-    joined = run_join(workers(), lake, session.clock, home.settings, event.generation_id, door="bootstrap --run")
-    return result | {
+    settings = session.open_home().settings
+    joined = run_join(workers(), session.lake(), session.clock, settings, generation_id, door=door)
+    return {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,
         "num_streams": joined.num_streams,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.invariants.findings import Family, Finding
     from cdc_platform.invariants.judge import Judgement
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.records.judgements import Judging
 
     Audit = tuple[Family, Callable[[], list[Finding] | None]]
 
@@ -32,15 +33,19 @@ def check(
 ) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
-    The exit code is 1 when one does not hold, or when there was nothing to check.
+    The exit code is 1 when one does not hold, or when there was nothing to check. What was judged is kept, for status.
 
     \b
     Example:
       cdc-platform check
       cdc-platform check 2026-01-31T12:00:00.000Z --json
     """
+    from cdc_platform.records.judgements import EVERYTHING, Judging
+
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
+    judging = Judging.begin(session.lake(), session.clock, "cdc-platform check", name or EVERYTHING)
     judgements = _judged(session, generation, name, deep=deep)
+    _keep(judging, judgements)
     if name is None:
         _tell_gaps(session)
     if as_json:
@@ -62,6 +67,17 @@ def check(
         write_table(f"Invariants of {'all generations' if name is None else name}", columns, rows)
     if not all(line.passed for line in judgements):
         ctx.exit(1)
+
+
+def _keep(judging: Judging, judgements: list[Judgement]) -> None:
+    """Leave what was found for `status`. A home that cannot be written to was judged all the same."""
+    from cdc_platform.errors import PlatformError
+    from cdc_platform.records.judgements import EVERYTHING, keep
+
+    try:
+        keep(judging, judgements, all_of_them=judging.asked_of == EVERYTHING)
+    except (PlatformError, OSError) as error:
+        warn(f"what was judged is not kept, so status will not know of it: {error}")
 
 
 def _tell_gaps(session: Session) -> None:
@@ -129,6 +145,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     from cdc_platform.invariants.tablets import audit_tablets
     from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.expiry.audit import audit_expiry
+    from cdc_platform.lifecycle.repair.audit import audit_fit
     from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
     from cdc_platform.log.audit.hours import audit_hours
     from cdc_platform.log.audit.logs import audit_logs
@@ -155,6 +172,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     yield families.TABLETS, tablets
     yield families.SWITCHES, lambda: audit_switches(lake)
     yield families.EXPIRY, lambda: audit_expiry(lake, clock, settings)
+    yield families.FIT, lambda: audit_fit(lake)
     yield families.LOGS, lambda: audit_logs(lake, workers())
     yield families.HOURS, lambda: audit_hours(lake)
     yield families.PASSED, lambda: audit_passed(lake)

@@ -26,11 +26,20 @@ if TYPE_CHECKING:
 @click.option("--node", type=click.UUID, metavar="HOST_ID", help="The node that makes it. [default: the first]")
 @json_option
 @pass_session
-def repair(session: Session, dry_run: bool, run: bool, strict: bool | None, node: UUID | None, as_json: bool) -> None:
+@click.pass_context
+def repair(
+    ctx: click.Context,
+    session: Session,
+    dry_run: bool,
+    run: bool,
+    strict: bool | None,
+    node: UUID | None,
+    as_json: bool,
+) -> None:
     """Check whether the latest generation still fits the ring, and ask for a new one where it does not.
 
-    Queued like a join, or made at once with --run. Calls at the same time make one generation. The exit code is 0
-    whether a repair is needed or not.
+    Queued like a join, or made at once with --run. Calls at the same time make one generation. With --dry-run the
+    exit code is 1 where a repair is needed, and 0 where that cannot be told by the tables that were brought here.
 
     \b
     Example:
@@ -56,6 +65,8 @@ def repair(session: Session, dry_run: bool, run: bool, strict: bool | None, node
         write_json(result)
     else:
         _write(checkup, result)
+    if dry_run:
+        ctx.exit(int(checkup.needed))
 
 
 def _run(session: Session, generation_id: str) -> dict[str, object]:
@@ -75,6 +86,7 @@ def _told(checkup: Checkup, strict: bool) -> dict[str, object]:
         "warnings": _lines(checkup.warnings),
         "strict": strict,
         "blocked_by": checkup.blocked_by,
+        "cannot_tell": checkup.cannot_tell,
         "latest": latest and {"id": latest.uuid, "time": format_ms(latest.time_ms), "format": latest.format},
     }
 
@@ -84,7 +96,8 @@ def _lines(findings: Sequence[Damage]) -> list[dict[str, str]]:
 
 
 def _write(checkup: Checkup, result: dict[str, object]) -> None:
-    shown = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": checkup.needed}
+    needed: object = checkup.cannot_tell or checkup.needed
+    shown = {"latest": None if checkup.latest is None else str(checkup.latest), "needed": needed}
     made = ("event_id", "generation_id", "time", "num_ranges", "num_streams")
     write_facts([*shown.items(), *((name, result[name]) for name in made if name in result)])
     kinds = (("reason", checkup.reasons), ("warning", checkup.warnings))

@@ -175,6 +175,22 @@ NODE_GENERATION_NOT_REMOVED = EXPIRY.asks(
     "node_generation_not_removed", "No node's `cdc_local` names a generation that was removed."
 )
 
+FIT = Family(
+    of="generations that somebody names, and the newest one against the ring as it stands",
+    judged="by the rules of repair, without Spark",
+    page="docs/repair.md",
+    blocking=False,
+    nothing="there is nothing of it",
+    alone=True,
+)
+GENERATIONS_RETRIEVABLE = FIT.asks(
+    "generations_retrievable", "The description of every generation that a node, a ledger or a reader names is here."
+)
+STREAMS_FIT_THE_RING = FIT.asks(
+    "streams_fit_the_ring",
+    "The ranges and shards of the newest generation are those of the ring: a repair is neither needed nor of use.",
+)
+
 LOGS = Family(
     of="rows of CDC logs",
     judged="row by row, large logs on Spark",
@@ -264,7 +280,7 @@ COMMITS_KNOWN = STORED.asks(
     "commits_known", "Since its first commit in an envelope only the platform has changed a table."
 )
 
-FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, LOGS, HOURS, PASSED, FOLLOWING, STORED)
+FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, LOGS, HOURS, PASSED, FOLLOWING, STORED)
 """Every family."""
 
 

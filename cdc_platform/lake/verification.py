@@ -6,7 +6,7 @@ from the first commit with an envelope on: what is older is unknown, and no comp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from cdc_platform.lake.files import LOG_FOLDER, DataFile
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.versions import folders
 from cdc_platform.lake.volume import rows_at_once
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
@@ -54,7 +55,7 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
 
     Every file is looked for; without `deep` only so many bytes are read, see `BYTES_READ`.
     """
-    looked = [_Look(name, folder) for name, folder in _folders(lake.root) if names is None or name in names]
+    looked = [_Look(name, folder) for name, folder in folders(lake.root) if names is None or name in names]
     slices = sorted(
         ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
         key=lambda each: each[0],
@@ -68,13 +69,6 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
             look.look_for(name)
             look.found.left += 1
     return [look.found for look in looked]
-
-
-def _folders(root: Path) -> Iterator[tuple[str, str]]:
-    """The tables of a lake and what looks like one, by name."""
-    for keyspace in sorted(path for path in root.glob("*") if path.is_dir()):
-        for folder in sorted(path for path in keyspace.iterdir() if path.is_dir() and path.name[0] != "."):
-            yield f"{keyspace.name}.{folder.name}", str(folder)
 
 
 class _Look:

@@ -62,7 +62,8 @@ _ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 class Exports:
     """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
 
-    `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets.
+    `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets. `held` are
+    the names of the tables that were exported, also of those without a row.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Exports:
     timestamps: Mapping[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
     tablets: TabletExports = field(default_factory=TabletExports)
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,10 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
     timestamps: dict[Milliseconds, Milliseconds | None] = {}
     v1 = V1Exports()
     tablets = TabletFiles()
+    held: set[str] = set()
     for source, text in files:
         table, rows = _table(source, text)
+        held.add(table)
         if table == V2:
             _collect(descriptions, source, _v2_rows(source, rows))
         elif table == STREAMS:
@@ -131,6 +135,7 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
         dict(sorted(timestamps.items())),
         v1,
         tablets.exports(),
+        frozenset(held),
     )
 
 

@@ -172,6 +172,9 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     if nodes is not None:
         _replace_ring(lake, nodes, report)
     report.rows_written += _write(lake, plan, seen)
+    for table in _ORDER:
+        if table.name in sources.exports.held:
+            lake.ensure(table)  # without a row it is empty, which is not the same as unknown
     return report
 
 

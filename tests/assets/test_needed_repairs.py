@@ -15,6 +15,7 @@ from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V
 from cdc_platform.records import inbox
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
+from resources.clock import ClockResource
 from resources.home import HomeResource
 
 HOSTS = [
@@ -53,7 +54,7 @@ def ask(rehearsal: Rehearsal) -> None:
 
 def test_the_check_tells_and_blocks_nothing(damaged: Rehearsal) -> None:
     """Without a generation the check fails; it belongs to the ring's table and holds no step up."""
-    told = streams_fit_the_ring(HomeResource())
+    told = streams_fit_the_ring(HomeResource(), ClockResource())
     assert isinstance(told, AssetCheckResult)
     assert (told.passed, told.severity) == (False, AssetCheckSeverity.ERROR)
     assert "no generation is known at all" in (told.description or "")

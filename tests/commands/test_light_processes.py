@@ -24,6 +24,7 @@ finally:
 @pytest.mark.parametrize(
     "command",
     [
+        ("status",),
         ("generations",),
         ("streams", ID),
         ("ring",),

@@ -24,6 +24,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.consumers",
         "platform.generation_switches",
         "platform.generations",
+        "platform.judgements",
         "platform.kept_scripts",
         "platform.nodes",
         "platform.passed_over",

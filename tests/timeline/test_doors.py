@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from support.command_line import run
+from support.files.export_files import ID, OTHER_ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
 from support.homes.timelines import (
     DDL,
     FIRST_MS,
@@ -37,6 +39,7 @@ from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.log.audit.logs import audit_log
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
@@ -265,6 +268,56 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
     assert (
         bootstrap._choose(lake, Clock(us_of(Milliseconds(newest_ms + 1))), before, always_delay=False) == newest_ms + 1
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "unread", "fits", "repair"),
+    [
+        ("plain", 0, True, "no"),
+        ("three", 0, False, "yes"),
+        ("introduced", 0, False, "yes"),
+        ("committed", 0, False, "yes"),
+        ("removed", 0, False, "yes"),
+        ("only_v1", 0, False, "yes"),
+        ("timestamp_only", 0, None, "cannot tell"),
+        ("named_by_node", 1, None, "yes"),
+    ],
+)
+def test_check_status_and_repair_agree(tmp_path: Path, name: str, unread: int, fits: bool | None, repair: str) -> None:
+    """On a ring of one node: what cannot be read, whether the newest generation fits, whether a new one is due."""
+    home = home_of(tmp_path, name)
+    lake = Lake(home / "lake")
+    ring_of(lake, [1])
+    found = {each.invariant: each for each in audit_fit(lake)}
+    assert found["generations_retrievable"].violations == unread
+    judged = found.get("streams_fit_the_ring")
+    assert (None if judged is None else judged.violations == 0) == fits
+    dry = run("--home", home, "repair", "--dry-run", "--json")
+    said = "cannot tell" if dry.json["cannot_tell"] else "yes" if dry.json["needed"] else "no"
+    assert (said, dry.exit_code) == (repair, int(repair == "yes"))
+    told = run("--home", home, "status", "--json").json
+    assert told["repair"]["needed"] == {"yes": True, "no": False, "cannot tell": None}[repair]
+    assert len(told["generations"]["not_retrievable"]) == unread
+
+
+def test_a_table_that_was_not_brought_is_unknown(tmp_path: Path) -> None:
+    """Only clients' tables: repair cannot tell. With the table that describes others: this one's rows are missing."""
+    described = {ID: generation(ID)}
+    (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), encoding="utf-8", newline="")
+    (tmp_path / "streams.csv").write_text(streams_csv({TIME_MS: described[ID]}), encoding="utf-8", newline="")
+    (tmp_path / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")
+    (tmp_path / "v2.csv").write_text(v2_csv({OTHER_ID: generation(OTHER_ID)}), encoding="utf-8", newline="")
+    home = tmp_path / "home"
+    shown = [tmp_path / name for name in ("times.csv", "streams.csv", "ring.json")]
+    assert run("--home", home, "import", *shown).exit_code == 0
+    answer = run("--home", home, "repair", "--dry-run", "--json")
+    assert (answer.exit_code, answer.json["needed"], answer.json["reasons"]) == (0, False, [])
+    assert answer.json["cannot_tell"].startswith("cannot tell without cdc_generation_descriptions_v2")
+    assert [each.invariant for each in audit_fit(Lake(home / "lake"))] == ["generations_retrievable"]
+    assert run("--home", home, "import", tmp_path / "v2.csv").exit_code == 0
+    answer = run("--home", home, "repair", "--dry-run", "--json")
+    assert (answer.exit_code, [each["condition"] for each in answer.json["reasons"]]) == (1, ["missing-data"])
+    assert [each.violations for each in audit_fit(Lake(home / "lake"))] == [1]
 
 
 def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) -> None:

@@ -220,3 +220,27 @@ VERDICTS = Table(
     comment="The last verdict on each step of a join: what comes after a step relies on it",
     generation_column="generation_id",
 )
+
+JUDGEMENTS = Table(
+    "platform",
+    "judgements",
+    pa.schema(
+        [
+            column("invariant", pa.string(), "the invariant that was asked"),
+            column(
+                "asked_of", pa.string(), "what it was asked of: a generation, a table, an hour; empty: of everything"
+            ),
+            column("population", pa.int64(), "how many things were looked at"),
+            column("violations", pa.int64(), "how many of them break it"),
+            column("passed", pa.bool_(), "whether it holds"),
+            column("said", pa.string(), "the judgement in words"),
+            column("door", pa.string(), "who asked: a command, or a run of Dagster"),
+            column("judged_at", TIMESTAMP, "when the judging began"),
+            column("tables", array_of(pa.string()), "the tables that were there then"),
+            column("versions", array_of(pa.int64()), "the version of each of them"),
+        ]
+    ),
+    keys=("invariant", "asked_of"),
+    comment="The last judgement of each invariant, by whatever door it was asked, with the versions that were judged",
+    constraints={"version_of_every_table": "cardinality(tables) = cardinality(versions)"},
+)

@@ -19,11 +19,12 @@ from cdc_platform.generations import GenerationId, TopologyDescription, layout_o
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
-from cdc_platform.timeline import Timeline
+from cdc_platform.timeline import Generation, State, Timeline
 
 _REPAIRS = uuid.UUID("3c0f2a51-97c4-5d0b-8f16-c2f0b2a4de19")
 _AT_REST = (NORMAL, LEFT)
@@ -36,13 +37,15 @@ class Checkup:
     """What was found. `latest` is the generation with the greatest timestamp that anybody knows, None without any.
 
     `reasons` make a new generation due; `warnings` a repair would mend too, but they ask for none: a strict check has
-    only reasons. `blocked_by` says, a line each, why it cannot be made now.
+    only reasons. `blocked_by` says, a line each, why it cannot be made now; `cannot_tell` which table would have to be
+    brought here before anything could be said.
     """
 
     latest: GenerationId | None
     reasons: tuple[Damage, ...]
     warnings: tuple[Damage, ...]
     blocked_by: tuple[str, ...]
+    cannot_tell: str | None = None
 
     @property
     def needed(self) -> bool:
@@ -64,6 +67,9 @@ def check(
         raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
     newest = Timeline.read(lake).newest
     latest = None if newest is None else newest.gossiped
+    unknown = None if newest is None else _cannot_tell(lake, newest)
+    if unknown is not None:
+        return Checkup(latest, (), (), tuple(_blocked_by(lake)), unknown)
     findings = _findings(lake, latest, ring, streams, reader)
     reasons = tuple(each for each in findings if strict or each.is_reason)
     warnings = tuple(each for each in findings if each not in reasons)
@@ -92,6 +98,18 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
     if not checkup.needed:
         return None
     return inbox.queue_repair(lake, clock, _request_id(checkup.latest, current_ring(lake)), node)
+
+
+def _cannot_tell(lake: Lake, newest: Generation) -> str | None:
+    """Which table would have to be here to judge a generation that only clients' tables tell of; None: none would.
+
+    A table that was brought here is there, were it without rows: then what it lacks is missing.
+    """
+    if newest.state is not State.NOT_EXPORTED:
+        return None
+    if not any(lake.exists(table) for table in (GENERATION_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)):
+        return f"cannot tell without {GENERATION_DESCRIPTIONS_V2.name}: export it and import it here"
+    return None
 
 
 def _findings(lake: Lake, latest: GenerationId | None, ring: Ring, streams: bool, reader: Reader) -> list[Damage]:

@@ -1,0 +1,155 @@
+"""What was judged last of every invariant, by whatever door, with the versions of the tables that it was judged by.
+
+An answer to an invariant that is asked of everything stands for all of its parts that were asked before; of parts that
+hold the newest alone is kept. Who judges, and what, is the audits'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from cdc_platform.clock import Clock, Microseconds, from_datetime, to_datetime
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import JUDGEMENTS
+from cdc_platform.lake.versions import versions
+
+EVERYTHING = ""
+"""What an invariant is asked of where it is asked of all that there is."""
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A look at a lake that has begun: by which `door`, when (µs), and the versions that the tables had then.
+
+    `asked_of` is a generation, a table of the cluster or an hour, as people name it; or EVERYTHING.
+    """
+
+    lake: Lake
+    door: str
+    asked_of: str
+    begun_us: Microseconds
+    versions: Mapping[str, int]
+
+    @classmethod
+    def begin(cls, lake: Lake, clock: Clock, door: str, asked_of: str = EVERYTHING) -> Judging:
+        """Begin a look, before anything is read for it: what is written later was not judged, or not all of it."""
+        now = clock.now_us()
+        return cls(lake, door, asked_of, now, {n: v for n, v in versions(lake).items() if n != JUDGEMENTS.full_name})
+
+
+class Line(Protocol):
+    """What an audit says of one invariant: how much was looked at, how much breaks it, whether that is good."""
+
+    @property
+    def invariant(self) -> str: ...
+    @property
+    def population(self) -> int: ...
+    @property
+    def violations(self) -> int: ...
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def said(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A judgement that was kept. `judged_at_us` (µs): when the look began that it came of."""
+
+    invariant: str
+    asked_of: str
+    population: int
+    violations: int
+    passed: bool
+    said: str
+    door: str
+    judged_at_us: Microseconds
+    versions: Mapping[str, int]
+
+
+def keep(judging: Judging, lines: Iterable[Line], *, all_of_them: bool = False) -> None:
+    """Keep what a look has found.
+
+    What a look that began later has kept stays. `all_of_them`: every invariant was asked, so what is not among them
+    has nothing to be asked of any more, and goes.
+
+    Raises:
+        PlatformError: the lake cannot be written to.
+    """
+    rows = [_row(judging, line) for line in lines]
+    answered = {row["invariant"] for row in rows}
+
+    def rule(before: pa.Table) -> pa.Table:
+        standing = {_key(row): row for row in before.to_pylist() if not _gives_way(row, judging, answered, all_of_them)}
+        return pa.Table.from_pylist(
+            [*standing.values(), *(row for row in rows if _key(row) not in standing)], schema=JUDGEMENTS.schema
+        )
+
+    if rows:
+        judging.lake.transact(JUDGEMENTS, rule, whole=True)
+
+
+def kept(lake: Lake) -> list[Kept]:
+    """Every judgement that stands, by invariant and what it was asked of; none in a home that was never judged."""
+    found = [
+        Kept(
+            row["invariant"],
+            row["asked_of"],
+            row["population"],
+            row["violations"],
+            row["passed"],
+            row["said"],
+            row["door"],
+            from_datetime(row["judged_at"]),
+            dict(zip(row["tables"], row["versions"], strict=True)),
+        )
+        for row in lake.read(JUDGEMENTS).to_pylist()
+    ]
+    return sorted(found, key=lambda each: (each.invariant, each.asked_of))
+
+
+def newer_tables(found: Iterable[Kept], now: Mapping[str, int]) -> list[str]:
+    """The tables, by name, that have another version `now` than when some of the judgements were made."""
+    return sorted(
+        {
+            name
+            for each in found
+            for name in {*each.versions, *now} - {JUDGEMENTS.full_name}
+            if each.versions.get(name) != now.get(name)
+        }
+    )
+
+
+def _gives_way(row: Mapping[str, Any], judging: Judging, answered: Collection[str], all_of_them: bool) -> bool:
+    """Whether a row that is there is answered anew."""
+    if from_datetime(row["judged_at"]) > judging.begun_us:
+        return False
+    if judging.asked_of == EVERYTHING:
+        return all_of_them or row["invariant"] in answered
+    # Hours and generations come without end.
+    held = row["passed"] and row["asked_of"] != EVERYTHING
+    return row["invariant"] in answered and (held or row["asked_of"] == judging.asked_of)
+
+
+def _key(row: Mapping[str, Any]) -> _Key:
+    return row["invariant"], row["asked_of"]
+
+
+def _row(judging: Judging, line: Line) -> dict[str, Any]:
+    return {
+        "invariant": str(line.invariant),
+        "asked_of": judging.asked_of,
+        "population": line.population,
+        "violations": line.violations,
+        "passed": line.passed,
+        "said": line.said,
+        "door": judging.door,
+        "judged_at": to_datetime(judging.begun_us),
+        "tables": list(judging.versions),
+        "versions": list(judging.versions.values()),
+    }

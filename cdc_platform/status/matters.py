@@ -1,0 +1,54 @@
+"""The matters that somebody has to see to: each with a code that stays, and the page that explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+_PAGE = "docs/status.md"
+
+CODES: Mapping[str, bool] = MappingProxyType(
+    {
+        "table-unreadable": True,
+        "nothing-operates": True,
+        "not-retrievable": True,
+        "not-exported": False,
+        "join-stuck": True,
+        "join-interrupted": False,
+        "join-waiting": False,
+        "step-not-good": True,
+        "switch-overdue": True,
+        "switch-open": False,
+        "repair-due": True,
+        "repair-blocked": False,
+        "check-failed": True,
+        "check-older": False,
+        "never-checked": False,
+        "reads-removed": True,
+        "log-gap": False,
+        "expiry-due": False,
+        "no-tables": False,
+        "empty-home": False,
+    }
+)
+"""Every code, and whether what it stands for is wrong; what is not wrong is to be done, or to be known."""
+
+
+@dataclass(frozen=True)
+class Matter:
+    """One matter: what is so (`said`), and the command, or the words, that see to it (`do`)."""
+
+    code: str
+    said: str
+    do: str | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something is wrong, and not only left to do."""
+        return CODES[self.code]
+
+    def facts(self) -> dict[str, object]:
+        """It in plain values."""
+        page = f"{_PAGE}#{self.code}"
+        return {"code": self.code, "wrong": self.wrong, "said": self.said, "do": self.do, "page": page}

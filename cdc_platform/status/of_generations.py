@@ -1,0 +1,99 @@
+"""What `status` says of the ring and its generations, as the nodes know them and as clients are shown them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cdc_platform.clock import Clock, format_ms, us_of
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.records.ring import LEFT, NORMAL, members
+from cdc_platform.settings import Settings
+from cdc_platform.status.matters import Matter
+from cdc_platform.timeline import Generation, State, Timeline
+
+
+def ring(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
+    """The nodes of the ring, and those that are on the way in or out."""
+    known = members(lake)
+    normal = [node for node in known if node.status == NORMAL]
+    moving = [node for node in known if node.status not in (NORMAL, LEFT)]
+    return {
+        "nodes": len(normal),
+        "tokens": sum(len(node.tokens) for node in normal),
+        "shards": sum(node.shard_count for node in normal),
+        "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
+    }, []
+
+
+def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
+    """Which generation operates, for the nodes and for clients, which come next, and which nobody can read."""
+    timeline = Timeline.read(lake)
+    now_us = clock.now_us()
+    known = timeline.known
+    operating = timeline.operating(now_us)
+    later = [each for each in known if us_of(each.time_ms) > now_us]
+    shown = [each for each in known if each.published and us_of(each.time_ms) <= now_us]
+    needed = [each for each in known if each.time_ms >= (0 if operating is None else operating.time_ms)]
+    unread = [each for each in needed if each.state is State.NOT_RETRIEVABLE]
+    told = {
+        "known": len(known),
+        "removed": len(timeline.removed),
+        "operating": operating and _told(operating),
+        "clients_see": _told(shown[-1]) if shown else None,
+        "next": [_told(each) for each in later],
+        "not_retrievable": [_told(each) for each in unread],
+    }
+    return told, [*_unread(unread), *_unexported(operating), *_nothing_operates(known, operating, later)]
+
+
+def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any] | None, list[Matter]]:
+    """Whether a new generation is due, by range ends alone: `repair --dry-run` reads the streams too."""
+    if not any(node.status == NORMAL for node in members(lake)) or not Timeline.read(lake).known:
+        return None, []
+    found = checkup.check(lake, strict=settings.repair_strict, streams=False)
+    told = {
+        "needed": None if found.cannot_tell else found.needed,
+        "cannot_tell": found.cannot_tell,
+        "reasons": [{"condition": each.condition.value, "detail": each.detail} for each in found.reasons],
+        "blocked_by": list(found.blocked_by),
+    }
+    if found.blocked_by and found.needed:  # a join is under way, or a node: the ring is not at rest
+        return told, [Matter("repair-blocked", f"whether a repair is due is told when {found.blocked_by[0]}")]
+    if not found.needed:
+        return told, []
+    said = "; ".join(f"{each.condition.value}: {each.detail}" for each in found.reasons)
+    matters = [
+        Matter("repair-due", f"the latest generation does not fit the ring: {said}", "cdc-platform repair --run")
+    ]
+    return told, matters
+
+
+def _told(generation: Generation) -> dict[str, Any]:
+    return {"id": generation.id, "time": format_ms(generation.time_ms), "state": str(generation.state)}
+
+
+def _unread(unread: list[Generation]) -> list[Matter]:
+    return [
+        Matter(
+            "not-retrievable",
+            f"generation {each.name} ({format_ms(each.time_ms)}) is known, and its description is not here: writes "
+            "that belong to it are refused",
+            "bring its description with cdc-platform import, or cdc-platform repair --run",
+        )
+        for each in unread
+    ]
+
+
+def _unexported(operating: Generation | None) -> list[Matter]:
+    if operating is None or operating.state is not State.NOT_EXPORTED:
+        return []
+    said = f"generation {operating.name} operates, and the table that describes it was never brought here"
+    return [Matter("not-exported", said, "cdc-platform import its cdc_generation_descriptions_v2")]
+
+
+def _nothing_operates(known: list[Generation], operating: Generation | None, later: list[Generation]) -> list[Matter]:
+    if operating is not None or not known:
+        return []
+    said = f"no generation operates yet; the first one starts at {format_ms(later[0].time_ms)}: writes are refused"
+    return [Matter("nothing-operates", said, "wait until then")]

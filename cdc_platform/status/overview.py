@@ -1,0 +1,72 @@
+"""Everything that `status` says of a home, gathered section by section; one that cannot be read keeps no other back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import ArrowException
+
+from cdc_platform.clock import Clock, format_us
+from cdc_platform.errors import PlatformError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.settings import Settings
+from cdc_platform.status import of_generations, of_reading, of_work
+from cdc_platform.status.matters import Matter
+
+Section = Callable[[Lake, Clock, Settings], tuple[Any, list[Matter]]]
+"""What a section says in plain values, and what it has found to be seen to."""
+
+SECTIONS: dict[str, Section] = {
+    "ring": of_generations.ring,
+    "generations": of_generations.generations,
+    "repair": of_generations.repair,
+    "inbox": of_work.joins,
+    "switches": of_work.switching,
+    "tables": of_reading.tables,
+    "consumers": of_reading.readers,
+    "expiry": of_reading.expiry,
+    "checks": of_work.checks,
+}
+
+
+@dataclass(frozen=True)
+class Overview:
+    """How a home stands: by section in plain values (None: it could not be read), and what there is to see to."""
+
+    now: str
+    sections: dict[str, Any]
+    matters: list[Matter]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether anything is wrong."""
+        return any(each.wrong for each in self.matters)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it in plain values; what is wrong comes first in `next`."""
+        return {
+            "now": self.now,
+            "wrong": self.wrong,
+            **self.sections,
+            "next": [each.facts() for each in self.matters],
+        }
+
+
+def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
+    """Look at a home."""
+    sections: dict[str, Any] = {}
+    matters: list[Matter] = []
+    for name, section in SECTIONS.items():
+        try:
+            sections[name], found = section(lake, clock, settings)
+        except (PlatformError, ArrowException, OSError, ValueError) as error:
+            said = " ".join(str(error).split())
+            sections[name], found = None, [Matter("table-unreadable", f"{name}: {said}", "cdc-platform check")]
+        matters += found
+    if sections["ring"] and not sections["ring"]["nodes"] and not (sections["generations"] or {}).get("known"):
+        said = "no node is in the ring and no generation is known"
+        do = "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
+        matters = [each for each in matters if each.wrong] + [Matter("empty-home", said, do)]
+    return Overview(format_us(clock.now_us()), sections, sorted(matters, key=lambda each: not each.wrong))
