@@ -1,0 +1,216 @@
+"""What a part of a table holds, and which commits made it so: from rows to who wrote them, and back. No JVM.
+
+A part is named by values of columns: a slice, or the rows of one generation, node or table in a table without slices.
+Slices are told from what commits say of them; other parts are told by comparing the rows of the files that each commit
+brought and took. What lies in files that a vacuum has deleted is not told any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_platform.lake import commits, digests
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.commits import Commit
+from cdc_platform.lake.files import plain_path
+from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.translate import translated
+
+_COMMITS_KEPT = 50_000
+"""Entries of logs, which never change, that a process remembers."""
+
+_CUT = timedelta(milliseconds=1)
+
+Where = Mapping[str, Any]
+"""The values of columns that name a part; none name the whole table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A commit that wrote or removed rows of a part: `written` rows are those that it brought, `removed` it took."""
+
+    commit: Commit
+    written: int
+    removed: int
+
+
+_File = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""A file in the log: its path below the table, its partition values, its statistics."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A commit with the files that it added and those that it removed."""
+
+    commit: Commit
+    added: tuple[_File, ...]
+    removed: tuple[_File, ...]
+
+
+def held(lake: Lake, table: Table, where: Where) -> int | None:
+    """The digest of a part as it is now; None where it has no rows.
+
+    What commits say of a slice is taken from them; rows are read where none says it, and for other parts.
+    """
+    return parts_held(lake, table, tuple(where), [where]).get(digests.slice_name(tuple(where), tuple(where.values())))
+
+
+def parts_held(lake: Lake, table: Table, columns: Sequence[str], only: Sequence[Where] | None = None) -> dict[str, int]:
+    """The digests of the parts that these columns name, all that have rows or `only` some, each by its name.
+
+    Raises:
+        StoreFailure: the log or a file cannot be read.
+    """
+    if tuple(columns) != table.partition_by:
+        filters: list[Filter] = []
+        if only is not None and len(columns) == 1:
+            filters = [(columns[0], "in", [where[columns[0]] for where in only])]
+        elif only is not None and len(only) == 1:
+            filters = [(name, "=", value) for name, value in only[0].items()]
+        return digests.of_rows(lake.read(table, filters=filters), columns)
+    present = {digests.slice_name(columns, each.key): each.key for each in lake.slices(table) if each.rows}
+    wanted = None if only is None else {digests.slice_name(columns, tuple(each[n] for n in columns)) for each in only}
+    names = {name for name in present if wanted is None or name in wanted}
+    found: dict[str, int] = {}
+    for entry in _entries(lake, table):
+        if len(found) == len(names):
+            break
+        said = {} if entry.commit.envelope is None else entry.commit.envelope.digests
+        found = {name: digest for name, digest in said.items() if name in names} | found
+    for name in names - found.keys():
+        rows = lake.read(table, filters=[(c, "=", v) for c, v in zip(columns, present[name], strict=True)])
+        found |= digests.of_rows(rows, columns)
+    return found
+
+
+def said_at(lake: Lake, table: Table, where: Where, at_ms: int) -> int | None:
+    """The digest that commits said a slice has at a time (ms by their writers' clocks); None where none says so."""
+    name = digests.slice_name(tuple(where), tuple(where.values()))
+    for entry in _entries(lake, table):
+        said = entry.commit.envelope
+        if said is not None and (entry.commit.at_ms or 0) <= at_ms and name in said.digests:
+            return said.digests[name]
+    return None
+
+
+def last_change(lake: Lake, table: Table, where: Where) -> Change | None:
+    """The newest commit that wrote rows of a part; None where it cannot be told any more."""
+    return next((change for change in changes(lake, table, where) if change.written), None)
+
+
+def changes(lake: Lake, table: Table, where: Where) -> Iterator[Change]:
+    """The commits that changed a part, newest first, as far back as log and files go.
+
+    A slice that was replaced by the same rows was written all the same; of other parts only what changed is told.
+
+    Raises:
+        StoreFailure: an entry of the log cannot be read.
+    """
+    slices = {name: value for name, value in where.items() if name in table.partition_by}
+    rest = {name: value for name, value in where.items() if name not in table.partition_by}
+    for entry in _entries(lake, table):
+        added = [file for file in entry.added if _can_hold(file, slices, rest)]
+        removed = [file for file in entry.removed if _can_hold(file, slices, rest)]
+        if not added and not removed:
+            continue
+        if not rest:
+            rows = (sum(int(stats.get("numRecords") or 1) for _, _, stats in some) for some in (added, removed))
+            yield Change(entry.commit, *rows)
+            continue
+        brought, took = (_rows(lake, table, some, rest) for some in (added, removed))
+        if brought is None or took is None:
+            continue
+        same = brought & took
+        if brought - same or took - same:
+            yield Change(entry.commit, len(brought - same), len(took - same))
+
+
+def _entries(lake: Lake, table: Table) -> Iterator[_Entry]:
+    """The log's entries that there still are, newest first."""
+    version = lake.version(table)
+    folder = lake.path(table)
+    with translated(f"reading the log of {table.full_name}"):
+        while version is not None and version >= 0:
+            file = commits.entry(folder, version)
+            try:
+                status = file.stat()
+            except FileNotFoundError:
+                return
+            yield _entry(str(file), version, status.st_mtime_ns)
+            version -= 1
+
+
+@lru_cache(maxsize=_COMMITS_KEPT)
+def _entry(file: str, version: int, _written_ns: int) -> _Entry:
+    found: dict[str, list[_File]] = {"add": [], "remove": []}
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
+        action = json.loads(line)
+        for kind, files in found.items():
+            if kind in action and action[kind].get("dataChange", True):
+                said = action[kind]
+                stats = json.loads(said.get("stats") or "{}")
+                files.append((said["path"], said.get("partitionValues") or {}, stats))
+    return _Entry(commits.read(Path(file), version), tuple(found["add"]), tuple(found["remove"]))
+
+
+def _can_hold(file: _File, slices: Where, rest: Where) -> bool:
+    """Whether a file can hold rows of a part, by its partition values and its statistics."""
+    _, partition, stats = file
+    if any(not _is(partition.get(name), value) for name, value in slices.items()):
+        return False
+    lows, highs = stats.get("minValues") or {}, stats.get("maxValues") or {}
+    return all(_is_between(value, lows.get(name), highs.get(name)) for name, value in rest.items())
+
+
+def _is_between(value: Any, low: Any, high: Any) -> bool:
+    """Whether statistics leave room for a value. Who wrote them may have cut texts short, and times to milliseconds."""
+    if not (isinstance(low, str) and isinstance(high, str)):
+        return True
+    if isinstance(value, datetime):
+        return _time(low) - _CUT <= value <= _time(high) + _CUT
+    return not isinstance(value, str) or (low <= value and value[: len(high)] <= high)
+
+
+def _time(written: str) -> datetime:
+    """A time as Delta's log writes it, in UTC."""
+    return datetime.fromisoformat(f"{written.replace(' ', 'T').removesuffix('Z')}+00:00")
+
+
+def _is(written: Any, value: Any) -> bool:
+    """Whether a partition value, as Delta's log writes it, is this value."""
+    if isinstance(value, datetime) and isinstance(written, str):
+        return _time(written) == value
+    return written == (None if value is None else str(value))
+
+
+def _rows(lake: Lake, table: Table, files: Sequence[_File], rest: Where) -> set[bytes] | None:
+    """The digests of the rows of some files that belong to a part; None where a file is gone."""
+    found: set[bytes] = set()
+    for path, _, _ in files:
+        file = Path(lake.path(table), plain_path(path))
+        try:
+            with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
+                rows = parquet.read()
+        except FileNotFoundError:
+            return None
+        # Not a filter: deltalake's files may have views, with which Arrow can do little.
+        chosen = np.ones(rows.num_rows, dtype=bool)
+        for name, value in rest.items():
+            column = rows[name].cast(pa.string()) if isinstance(value, str) else rows[name]
+            same = compute.equal(column, pa.scalar(value, column.type))
+            chosen &= np.asarray(compute.fill_null(same, False))
+        keys = digests.keys_of(rows, rows.schema.names)
+        found |= {key for key, wanted in zip(keys, chosen.tolist(), strict=True) if wanted}
+    return found
