@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generations": ("generations", "List the generations, newest first."),
     "streams": ("streams", "Print a generation's streams, range by range."),
     "ring": ("ring", "Show the nodes of the ring as it stands."),
+    "history": ("history", "Who wrote what of a generation: commits and runs."),
     "diff": ("diff", "What changes from one generation to another."),
     "explain": ("explain", "Where a write goes, and whether it is accepted."),
     "check": ("check", "Judge every invariant, with counts and samples."),

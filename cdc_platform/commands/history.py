@@ -1,0 +1,109 @@
+"""`cdc-platform history`: who wrote what of a generation, in which commit and run; or what one run has written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.clock import Milliseconds
+from cdc_platform.commands.output import json_option, time_of, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import NotFound
+
+if TYPE_CHECKING:
+    from cdc_platform.lake.commits import Commit
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.tables import Table
+
+_COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
+
+
+@click.command()
+@click.argument("generation", required=False)
+@click.option("--run", metavar="RUN_ID", help="What this run of Dagster has committed, in every table.")
+@json_option
+@pass_session
+def history(session: Session, generation: str | None, run: str | None, as_json: bool) -> None:
+    """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
+
+    GENERATION is a UUID, a time, or the name of its partition in Dagster; one that was withdrawn or removed has its
+    history still. --run RUN_ID goes the other way: from a run to its commits. What is told goes back as far as Delta
+    keeps its log and its files.
+
+    \b
+    Example:
+      cdc-platform history 12_10.0.0.4_5f0c3c5e
+      cdc-platform history --run 2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11 --json
+    """
+    if (generation is None) == (run is None):
+        raise click.UsageError("name either a GENERATION or --run RUN_ID")
+    lake = session.lake()
+    if run is not None:
+        title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=_order)
+    else:
+        title, told = _of_generation(lake, generation or "")
+    if as_json:
+        write_json(told)
+        return
+    rows = [[row[name.strip(">")] for name in _COLUMNS] for row in told]
+    write_table(title, _COLUMNS, rows)
+
+
+def _of_generation(lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
+    from cdc_platform.lake import provenance
+    from cdc_platform.timeline import keys, parts
+
+    known = keys.Keys.read(lake)
+    names = parts.names_of(lake, known, _named(known, name))
+    told = [
+        _row(part.table, change.commit, change.written, change.removed)
+        for part in names.parts()
+        for change in provenance.changes(lake, part.table, part.where)
+    ]
+    shown = names.key if names.id is None else f"{names.key}, {names.id}"
+    return f"Generation {shown}", sorted(told, key=_order)
+
+
+def _named(known: Any, name: str) -> str | Milliseconds:
+    return known.generation(name.lower() if name.count("-") == 4 else name)
+
+
+def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
+    """The commits of a run, a line each.
+
+    Raises:
+        NotFound: no table has any.
+    """
+    from cdc_platform.lake.tables import TABLES
+
+    found = False
+    for table in TABLES.values():
+        for commit in lake.envelopes(table):
+            if commit.envelope is not None and commit.envelope.speaker.run == run:
+                found = True
+                yield _row(table, commit, None, 0) | {"slices": sorted(filter(None, commit.envelope.digests))}
+    if not found:
+        raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
+
+
+def _row(table: Table, commit: Commit, written: int | None, removed: int) -> dict[str, Any]:
+    said = commit.envelope
+    door, command = ("", "") if said is None else (said.speaker.door, said.speaker.command)
+    return {
+        "at": time_of(commit.at_ms),
+        "table": table.full_name,
+        "version": commit.version,
+        "what": "removed" if removed and not written else "written",
+        "rows": removed if removed and not written else written,
+        "who": "unknown" if said is None else said.user,
+        "by": " ".join(filter(None, (door, command))) or commit.engine,
+        "run": None if said is None else said.speaker.run or None,
+        "commit": None if said is None else said.id,
+        "program": None if said is None else said.program,
+    }
+
+
+def _order(row: dict[str, Any]) -> tuple[str, str, int]:
+    return (row["at"] or "", row["table"], row["version"])
