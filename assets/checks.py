@@ -5,25 +5,33 @@ What is asked, and what it means that there is nothing to judge, is declared in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from warnings import catch_warnings, simplefilter
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckExecutionContext,
     AssetCheckKey,
     AssetCheckResult,
     AssetCheckSpec,
+    DagsterEvent,
+    DagsterEventType,
     PartitionsDefinition,
     PreviewWarning,
 )
+from dagster import _check as check
 
 from assets.declared import key
+from assets.failures import in_one_line
 from cdc_platform.clock import Clock
 from cdc_platform.invariants.findings import Family, Finding, Invariant
 from cdc_platform.invariants.judge import Judgement, judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.records.judgements import EVERYTHING, Judging, keep
+
+Found = Iterable[tuple[Family, Sequence[Finding]]]
+"""What audits have found, by family."""
 
 
 def check_specs(
@@ -47,10 +55,34 @@ def check_specs(
         ]
 
 
-def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock) -> Judging:
-    """Begin the look of a check, before it reads anything; see `check_results`."""
-    asked_of = context.partition_key if context.has_partition_key else EVERYTHING
-    return Judging.begin(lake, clock, f"Dagster's run {context.run.run_id}", asked_of)
+def judged(
+    context: AssetCheckExecutionContext,
+    table: Table,
+    lake: Lake,
+    clock: Clock,
+    audit: Callable[[str | None], Found],
+) -> Iterator[AssetCheckResult]:
+    """Judge what an audit finds of each partition that a check is asked for; None: of everything, without partitions.
+
+    A run of several partitions reports each result by itself.
+    """
+    partitioned = context.has_partition_key or context.has_partition_key_range
+    partitions: list[str | None] = [*context.partition_keys] if partitioned else [None]
+    for partition in partitions:
+        look = judging(context, lake, clock, partition)
+        with in_one_line():
+            found = list(audit(partition))
+        for family, findings in found:
+            results = check_results(table, context, look, findings, family)
+            if partition is None or len(partitions) == 1:
+                yield from results
+            else:
+                report_results(context, partition, results, blocking=family.blocking)
+
+
+def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> Judging:
+    """Begin the look of a check at a partition, or at everything, before anything is read; see `check_results`."""
+    return Judging.begin(lake, clock, f"Dagster's run {context.run.run_id}", partition or EVERYTHING)
 
 
 def check_results(
@@ -76,6 +108,32 @@ def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator
     """What was judged of a table, as results."""
     for line in judgements:
         yield _result(table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample)
+
+
+def report_results(
+    context: AssetCheckExecutionContext, partition: str, results: Iterable[AssetCheckResult], *, blocking: bool
+) -> None:
+    """Say what was judged of one of several partitions of a run: a step's results would name none of them."""
+    for result in results:
+        found = AssetCheckEvaluation(
+            asset_key=check.not_none(result.asset_key),
+            check_name=check.not_none(result.check_name),
+            passed=result.passed,
+            metadata=result.metadata,
+            severity=result.severity,
+            description=result.description,
+            blocking=blocking,
+            partition=partition,
+        )
+        context.instance.report_dagster_event(
+            DagsterEvent(
+                event_type_value=DagsterEventType.ASSET_CHECK_EVALUATION.value,
+                event_specific_data=found,
+                job_name=context.run.job_name,
+                step_key=context.op_execution_context.get_step_execution_context().step.key,
+            ),
+            run_id=context.run.run_id,
+        )
 
 
 def _result(

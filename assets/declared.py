@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import pyarrow as pa
 from dagster import (
     AssetDep,
     AssetKey,
     AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    BetaWarning,
     PartitionsDefinition,
     TableColumn,
     TableColumnConstraints,
@@ -20,8 +24,10 @@ from dagster import (
     TableColumnLineage,
     TableSchema,
     asset,
+    with_source_code_references,
 )
 
+from assets.code import code_version
 from assets.failures import RETRIES
 from cdc_platform.lake.tables import Table
 
@@ -49,9 +55,14 @@ def table_asset(
     spark: bool,
     deps: Sequence[AssetKey | AssetDep] = (),
     partitions: PartitionsDefinition | None = None,
+    sources: Sources | None = None,
+    code: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], AssetsDefinition]:
-    """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session."""
-    return asset(
+    """Dagster's `@asset` for a table. `spark`: whether materialising it needs a session.
+
+    `code` names the modules that compute it: its code version is theirs. Several partitions are one run's work.
+    """
+    make = in_silence(asset)(
         key=key(table),
         group_name=group,
         owners=OWNERS,
@@ -59,10 +70,53 @@ def table_asset(
         pool=pool(table),
         retry_policy=RETRIES,
         description=f"{table.comment}.\n\n{description}",
-        metadata={"dagster/column_schema": column_schema(table), "dagster/table_name": table.full_name},
+        metadata=described(table, sources),
+        tags={"keyspace": table.keyspace},
         deps=deps,
         partitions_def=partitions,
+        code_version=code_version(*code) if code else None,
+        backfill_policy=None if partitions is None else BackfillPolicy.single_run(),
     )
+
+    def made(materialise: Callable[..., Any]) -> AssetsDefinition:
+        (defined,) = in_silence(with_source_code_references)([in_silence(make)(materialise)])
+        assert isinstance(defined, AssetsDefinition)
+        return defined
+
+    return made
+
+
+def in_silence(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Use what this release of Dagster calls beta: pinned as it is, nobody needs to hear of it at every start."""
+
+    def made(*args: Any, **named: Any) -> Any:
+        with catch_warnings():
+            simplefilter("ignore", BetaWarning)
+            return make(*args, **named)
+
+    return made
+
+
+def table_spec(
+    table: Table, *, group: str, description: str, partitions: PartitionsDefinition | None = None
+) -> AssetSpec:
+    """A table that assets read and none of them makes, as Dagster shows it."""
+    return AssetSpec(
+        key=key(table),
+        group_name=group,
+        owners=OWNERS,
+        kinds={"deltalake"},
+        description=f"{table.comment}.\n\n{description}",
+        metadata=described(table, None),
+        tags={"keyspace": table.keyspace},
+        partitions_def=partitions,
+    )
+
+
+def described(table: Table, sources: Sources | None) -> dict[str, Any]:
+    """What is known of a table before anything is made: its columns, where they come from, and its name."""
+    lineage = {} if sources is None else {"dagster/column_lineage": column_lineage(sources)}
+    return {"dagster/column_schema": column_schema(table), "dagster/table_name": table.full_name, **lineage}
 
 
 def column_schema(table: Table) -> TableSchema:

@@ -31,8 +31,9 @@ from dagster import (
     schedule,
 )
 
-from assets.checks import check_results, check_specs, judging
+from assets.checks import check_specs, judged
 from assets.declared import Sources, key, pool, table_asset
+from assets.events import held
 from assets.failures import RETRIES, in_one_line
 from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows, materialized, picture
@@ -46,6 +47,7 @@ from cdc_platform.lifecycle.expiry.audit import audit_expiry
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.pictures.expiry import Stay, growth_picture, plan_picture
 from cdc_platform.settings import Settings
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -69,6 +71,8 @@ SOURCES: Sources = {
     group="expiry",
     spark=False,
     deps=[key(GENERATION_TIMESTAMPS)],
+    sources=SOURCES,
+    code=("cdc_platform.lifecycle.expiry", "cdc_platform.generations.expiry"),
     description="Materialising it marks in `cdc_generation_timestamps` what has expired and shows the purge plan, with "
     "what keeps each generation, and how the tables would grow. It removes nothing: that is the job `expire`.",
 )
@@ -81,7 +85,8 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
     rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
     told = {"marked": marked, **plan_told(plan, now), **forecast_told(lake, now, settings)}
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
-    return materialized(lake.version(REMOVED_GENERATIONS), rows=rows, watch=watch, sources=SOURCES, told=told)
+    content = held(lake, Part(REMOVED_GENERATIONS, {}))
+    return materialized(lake, content, rows=rows, watch=watch, sources=SOURCES, told=told)
 
 
 def plan_told(plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]:
@@ -145,10 +150,10 @@ def audit_removed_generations(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge what is marked and what was removed; where there never was a generation there is nothing to judge."""
-    with in_one_line():
-        look = judging(context, home.lake(), clock.clock())
-        findings = audit_expiry(look.lake, clock.clock(), home.settings())
-    yield from check_results(REMOVED_GENERATIONS, context, look, findings, EXPIRY)
+    lake, now = home.lake(), clock.clock()
+    yield from judged(
+        context, REMOVED_GENERATIONS, lake, now, lambda _: [(EXPIRY, audit_expiry(lake, now, home.settings()))]
+    )
 
 
 plan_expiry = define_asset_job(

@@ -1,13 +1,19 @@
-"""Partitions of the generation's assets: one a generation, its key the generation's UUID.
+"""Partitions of assets: a generation, a table, an hour each; and what a run is given of them.
 
-The UUID is known before the timestamp, so a generation is a column of the UI from the moment it waits.
+A generation's key is made by `timeline.keys`, and known when its node is queued: so a generation is a column of the UI
+from the moment it waits.
 """
 
 from __future__ import annotations
 
-from dagster import DynamicPartitionsDefinition
+from datetime import UTC, datetime
 
-from cdc_platform.errors import NotFound
+from dagster import AssetCheckExecutionContext, AssetExecutionContext, DagsterInstance, DynamicPartitionsDefinition
+
+from cdc_platform.clock import Microseconds, from_datetime, to_datetime
+from cdc_platform.errors import InputError, NotFound
+from cdc_platform.lake.lake import Lake
+from cdc_platform.timeline.keys import Keys
 
 NAME = "generation"
 GENERATIONS = DynamicPartitionsDefinition(name=NAME)
@@ -19,6 +25,44 @@ TABLET_TABLES = DynamicPartitionsDefinition(name=TABLES_NAME)
 LOGS_NAME = "cdc_log"
 CDC_LOGS = DynamicPartitionsDefinition(name=LOGS_NAME)
 """The tables that have a CDC log: one partition a table, its key `keyspace.table`."""
+
+_HOUR_FORMAT = "%Y-%m-%d-%H:%M"
+HOURS_NAME = "cdc_hour"
+HOURS = DynamicPartitionsDefinition(name=HOURS_NAME)
+"""The hours of CDC logs that there are: one partition an hour that can be copied or is, its key its start in UTC."""
+
+
+def keys(lake: Lake, instance: DagsterInstance) -> Keys:
+    """The names of generations as this instance's partitions have them, those of before among them."""
+    return Keys.read(lake, instance.get_dynamic_partitions(NAME))
+
+
+def asked(context: AssetExecutionContext | AssetCheckExecutionContext, what: str) -> list[str]:
+    """The partitions that a step is run for, in their order.
+
+    Raises:
+        InputError: it is run for none.
+    """
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise InputError(f"{what} are made one by one: choose a partition of the asset, or several, and run it again")
+    return list(context.partition_keys)
+
+
+def hour_of(partition: str) -> Microseconds:
+    """The start of a partition's hour (µs).
+
+    Raises:
+        InputError: it names none.
+    """
+    try:
+        return from_datetime(datetime.strptime(partition, _HOUR_FORMAT).replace(tzinfo=UTC))
+    except ValueError:
+        raise InputError(f"{partition!r} is no hour; hours are named as 2026-01-31-12:00, in UTC") from None
+
+
+def hour_partition(hour_us: Microseconds) -> str:
+    """The name of an hour's partition, by its start (µs)."""
+    return to_datetime(hour_us).strftime(_HOUR_FORMAT)
 
 
 def table_name(partition: str) -> tuple[str, str]:

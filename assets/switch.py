@@ -22,8 +22,9 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import check_results, check_specs, judging
-from assets.declared import Sources, key, pool, table_asset
+from assets.checks import check_specs, judged
+from assets.declared import Sources, pool, table_asset
+from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
@@ -37,6 +38,7 @@ from cdc_platform.lifecycle.join.joining import introduce
 from cdc_platform.lifecycle.join.step import Joining
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import switches
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -54,7 +56,8 @@ _STATE_TAG = "cdc_platform/switch_state"
     GENERATION_SWITCHES,
     group="generations",
     spark=False,
-    deps=[key(GENERATION_DESCRIPTIONS_V2)],
+    sources=SOURCES,
+    code=("cdc_platform.lifecycle.switch", "cdc_platform.generations.switch"),
     description="Shows where the switches stand. Materialising it does what is due: nodes that have not answered "
     "acknowledge, a switch with all answers is committed and its generation entered, one whose deadline has passed "
     "without them is aborted. Off unless `two_phase_switch = true` is in settings.toml.",
@@ -74,7 +77,8 @@ def generation_switches(context: AssetExecutionContext, home: HomeResource, cloc
         for each in known
     ]
     told = {"switches": few_rows(("generation", "phase", "acknowledged", "time"), rows)}
-    return materialized(lake.version(GENERATION_SWITCHES), rows=len(known), watch=watch, sources=SOURCES, told=told)
+    content = held(lake, Part(GENERATION_SWITCHES, {}))
+    return materialized(lake, content, rows=len(known), watch=watch, sources=SOURCES, told=told)
 
 
 drive_switches = define_asset_job(
@@ -96,10 +100,8 @@ def audit_generation_switches(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge every switch. Without any, which is how it is unless switches are turned on, nothing can be amiss."""
-    with in_one_line():
-        look = judging(context, home.lake(), clock.clock())
-        findings = audit_switches(look.lake)
-    yield from check_results(GENERATION_SWITCHES, context, look, findings, SWITCHES)
+    lake = home.lake()
+    yield from judged(context, GENERATION_SWITCHES, lake, clock.clock(), lambda _: [(SWITCHES, audit_switches(lake))])
 
 
 def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str | None) -> SensorResult:

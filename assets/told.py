@@ -1,6 +1,7 @@
-"""What a materialisation tells: rows, Delta version, seconds, lineage, pictures, a few rows; all of it bounded.
+"""What a materialisation tells: rows, commit, digest, seconds, lineage, pictures, a few rows; all of it bounded.
 
-The Delta version is the data version too, so that Dagster's lineage and Delta's history are one story.
+The digest of what a part of a table holds is the data version: the same rows again make nothing stale. The commit is
+the one that wrote them, with who made it, so that Dagster's lineage and Delta's history are one story.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dagster import (
 )
 
 from assets.declared import Sources, column_lineage
+from assets.events import Content, told_of, written
+from cdc_platform.lake.lake import Lake
 
 MOST_ROWS = 50
 """No table in a materialisation's metadata has more rows: Dagster keeps every one of them for good."""
@@ -40,17 +43,23 @@ class Stopwatch:
 
 
 def materialized(
-    version: int | None, *, rows: int, watch: Stopwatch, sources: Sources, told: Mapping[str, Any] | None = None
+    lake: Lake,
+    content: Content,
+    *,
+    rows: int,
+    watch: Stopwatch,
+    sources: Sources,
+    told: Mapping[str, Any] | None = None,
 ) -> MaterializeResult:
-    """The result of a step that left `rows` rows of its generation in a table of this Delta version."""
+    """The result of a step that left this content, for which it speaks of `rows` rows."""
     metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/column_lineage": column_lineage(sources),
-        "delta_version": MetadataValue.int(-1 if version is None else version),
+        **told_of(content, written(lake, content.part)),
         "seconds": MetadataValue.float(watch.seconds()),
         **(told or {}),
     }
-    return MaterializeResult(metadata=metadata, data_version=DataVersion(str(version)))
+    return MaterializeResult(metadata=metadata, data_version=DataVersion(content.version))
 
 
 def picture(png: bytes, title: str) -> MarkdownMetadataValue:

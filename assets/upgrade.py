@@ -31,12 +31,15 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs, judging
+from assets.checks import check_specs, judged
+from assets.code import code_version
 from assets.declared import Sources, key, pool, table_asset
+from assets.events import Asked, event, held, written
 from assets.failures import in_one_line
+from assets.partitions import NAME, keys
 from assets.runs import attempt, unless_under_way
 from assets.told import Stopwatch, few_rows, materialized
-from cdc_platform.clock import Clock, format_ms
+from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_to_datetime
 from cdc_platform.invariants.findings import FIRST_FORMAT
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -46,11 +49,13 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     NODES,
     STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
 )
 from cdc_platform.lifecycle.upgrade import rewrite as procedure
 from cdc_platform.lifecycle.upgrade.audit import audit_rewrite
 from cdc_platform.records import generation_data
 from cdc_platform.settings import Settings
+from cdc_platform.timeline.parts import Part, names_of
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -59,6 +64,7 @@ HOURLY = "0 * * * *"
 
 _STATE_TAG = "cdc_platform/rewrite_state"
 _NO_SOURCES: Sources = {}
+_CODE = ("cdc_platform.lifecycle.upgrade", "cdc_platform.generations.rewrite_selection")
 
 
 class RewriteConfig(Config):
@@ -75,6 +81,7 @@ class RewriteConfig(Config):
     GENERATION_DESCRIPTIONS,
     group="first_format",
     spark=False,
+    code=_CODE,
     description="Written while not every node of the cluster understands the second format, and read as long as "
     "a generation from that time operates. Materialising it takes stock and writes nothing.",
 )
@@ -84,8 +91,8 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     with in_one_line():
         times = generation_data.described_times(lake).tolist()
     told = {"generations": few_rows(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
-    version = lake.version(GENERATION_DESCRIPTIONS)
-    return materialized(version, rows=len(times), watch=watch, sources=_NO_SOURCES, told=told)
+    content = held(lake, Part(GENERATION_DESCRIPTIONS, {}))
+    return materialized(lake, content, rows=len(times), watch=watch, sources=_NO_SOURCES, told=told)
 
 
 @table_asset(
@@ -93,6 +100,7 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
     group="first_format",
     spark=False,
     deps=[key(GENERATION_DESCRIPTIONS)],
+    code=_CODE,
     description="What clients of old read. Materialising it runs the rewrite: every generation that can still hold "
     "live log rows goes into the tables that took its place, streams first and then its timestamp, and the nodes are "
     "marked as rewritten. Any number of runs may do that, one after the other or at once.",
@@ -122,8 +130,22 @@ def cdc_streams_descriptions(
         "marked": len(done.marked),
         "decisions": few_rows(("time", "action", "reason"), rows),
     }
-    version = lake.version(STREAMS_DESCRIPTIONS)
-    return materialized(version, rows=len(done.decisions), watch=watch, sources=_NO_SOURCES, told=told)
+    if not config.dry_run:
+        _tell_rewritten(context, lake, [each.time_ms for each in done.decisions if each.action == "rewrite"])
+    content = held(lake, Part(STREAMS_DESCRIPTIONS, {}))
+    return materialized(lake, content, rows=len(done.decisions), watch=watch, sources=_NO_SOURCES, told=told)
+
+
+def _tell_rewritten(context: AssetExecutionContext, lake: Lake, times: Sequence[Milliseconds]) -> None:
+    """Say of each generation that was rewritten that this run has written its streams rows and its timestamp."""
+    names = keys(lake, context.instance)
+    partitions = {time_ms: names.of(names_of(lake, names, time_ms).id, time_ms) for time_ms in times}
+    context.instance.add_dynamic_partitions(NAME, list(partitions.values()))
+    for time_ms, partition in partitions.items():
+        for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
+            part = Part(table, {"time": ms_to_datetime(time_ms)})
+            told = Asked(key(table), (), code_version(*_CODE))
+            context.log_event(event(context.instance, told, partition, held(lake, part), written(lake, part)))
 
 
 @multi_asset_check(
@@ -136,10 +158,10 @@ def audit_cdc_streams_descriptions(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge what the rewrite left; where there are no V1 generations there is nothing to hold against it."""
-    with in_one_line():
-        look = judging(context, home.lake(), clock.clock())
-        findings = audit_rewrite(look.lake, clock.clock(), home.settings())
-    yield from check_results(STREAMS_DESCRIPTIONS, context, look, findings, FIRST_FORMAT)
+    lake, now = home.lake(), clock.clock()
+    yield from judged(
+        context, STREAMS_DESCRIPTIONS, lake, now, lambda _: [(FIRST_FORMAT, audit_rewrite(lake, now, home.settings()))]
+    )
 
 
 rewrite = define_asset_job(

@@ -7,6 +7,7 @@ from dagster import Definitions, in_process_executor
 from assets import expiry, repair, switch, upgrade
 from assets.join import defined as join
 from assets.log import defined as log
+from assets.reconcile import defined as reconcile
 from assets.tablets import defined as tablets
 from cdc_platform.lease import bind
 from resources.clock import ClockResource
@@ -15,7 +16,7 @@ from resources.spark import SparkResource
 
 bind()
 
-ROOMS = (join, switch, repair, upgrade, tablets, expiry, log)
+ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, reconcile)
 
 defs = Definitions.merge(
     *(room.DEFINED for room in ROOMS),

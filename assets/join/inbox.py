@@ -1,120 +1,161 @@
-"""The inbox: materialising it queues a joining node, and a sensor asks for the join of whoever is first in it.
+"""The inbox: a job queues a joining node, and a sensor asks for the join of whoever is first in it.
 
 No Spark in here: what waits is read from Delta in milliseconds.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pandas as pd  # noqa: F401 pyarrow imports it with its first array: better as the location loads than in a tick
 from dagster import (
     AssetExecutionContext,
-    AssetSelection,
     Config,
     DagsterInstance,
     DefaultSensorStatus,
     MaterializeResult,
+    OpExecutionContext,
     RunRequest,
     SensorEvaluationContext,
     SensorResult,
-    define_asset_job,
     in_process_executor,
+    job,
+    op,
     sensor,
 )
 from pydantic import Field
 
-from assets.declared import table_asset
-from assets.failures import in_one_line
-from assets.partitions import GENERATIONS, NAME
+from assets.code import code_version
+from assets.declared import key, pool, table_asset
+from assets.events import Asked, event, told_apart, written
+from assets.failures import RETRIES, in_one_line
+from assets.join.asked import content_of, joined_generation
+from assets.partitions import GENERATIONS, NAME, asked, keys
 from assets.runs import Attempt, attempt
 from assets.told import Stopwatch, few_rows, materialized
+from cdc_platform.errors import NotFound
+from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
 from cdc_platform.lake.tables import GENERATIONS as LEDGER
+from cdc_platform.lake.turns import MAKING, is_busy
 from cdc_platform.records import inbox
 from cdc_platform.records.inbox import WaitingJoin
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.timeline.keys import Keys
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
+CODE = ("cdc_platform.records.inbox",)
 JOIN_JOB = "join"
+BOOTSTRAP_JOB = "bootstrap"
+LAUNCHPAD = f"/locations/cdc_platform/jobs/{BOOTSTRAP_JOB}/playground"
+"""Where the UI has the launchpad of that job."""
 MOST_NEW_PARTITIONS = 1000
 """Partitions that one tick adds: a tick stays short however many events wait."""
 
-_EXAMPLE = """\
-ops:
-  platform__bootstrap_events:
-    config:
-      host_id: 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
-      address: 10.0.0.4
-      datacenter: datacenter1
-      rack: rack1
-      num_tokens: 16
-      shard_count: 4
-      ignore_msb: 12
-"""
-
 
 class JoiningNode(Config):
-    """A node that is to be queued, as in the file of `cdc-platform bootstrap FILE`. Nothing given, nothing queued."""
+    """A node that is to be queued, as in the file of `cdc-platform bootstrap FILE`. Without a host_id nothing is."""
 
-    host_id: str | None = Field(default=None, description="UUID of the node")
-    address: str | None = Field(default=None, description="address of the node")
-    datacenter: str | None = Field(default=None, description="datacenter of the node")
-    rack: str | None = Field(default=None, description="rack of the node")
-    tokens: list[str] | None = Field(
-        default=None, description="its tokens, in quotes: a browser would round integers beyond 2^53"
+    host_id: str = Field(default="", description="UUID of the node; empty: nothing is queued, the inbox is reported")
+    address: str = Field(default="10.0.0.4", description="address of the node")
+    datacenter: str = Field(default="datacenter1", description="datacenter of the node")
+    rack: str = Field(default="rack1", description="rack of the node")
+    tokens: list[str] = Field(
+        default=[], description="its tokens, in quotes: a browser would round integers beyond 2^53; else num_tokens"
     )
-    num_tokens: int | None = Field(default=None, description="how many tokens to draw, where none are named")
-    shard_count: int | None = Field(default=None, description="shards of the node, 1 to 4096")
-    ignore_msb: int | None = Field(default=None, description="ignored most significant bits, 0 to 31; usually 12")
-    features: list[str] | None = Field(default=None, description="cluster features; by default CDC_GENERATIONS_V2")
+    num_tokens: int = Field(default=16, description="how many tokens to draw, where none are named")
+    shard_count: int = Field(default=4, description="shards of the node, 1 to 4096")
+    ignore_msb: int = Field(default=12, description="ignored most significant bits, 0 to 31; usually 12")
+    features: list[str] = Field(default=[CDC_GENERATIONS_V2], description="cluster features")
 
     def request(self) -> JoinRequest | None:
-        """The checked request, or None where no field is given.
+        """The checked request, or None where no host is given.
 
         Raises:
-            InputError: a field is missing or out of its bounds.
+            InputError: a field is out of its bounds.
         """
-        given = {name: value for name, value in self.model_dump().items() if value is not None}
-        return parse_join_request(json.dumps(given), "the run's config") if given else None
+        if not self.host_id:
+            return None
+        given = self.model_dump(exclude={"num_tokens" if self.tokens else "tokens"})
+        return parse_join_request(json.dumps(given), "the run's config")
 
 
 @table_asset(
     BOOTSTRAP_EVENTS,
     group="inbox",
     spark=False,
-    description="Materialise it with a node in its config (*Materialize* > *Open launchpad*) and the node is "
-    "queued; the same node twice is one event. Without config it reports what waits. "
-    "The sensor `waiting_joins` adds a partition for every event and asks for the joins one at a time.\n\n"
-    f"```yaml\n{_EXAMPLE}```",
+    partitions=GENERATIONS,
+    code=CODE,
+    description="Each event is a partition: that of the generation that it makes. To queue a node, open the launchpad "
+    f"of the job [{BOOTSTRAP_JOB}]({LAUNCHPAD}), type the host_id of the node and look at the other fields; the same "
+    "node twice is one event. The sensor `waiting_joins` adds the partition of every event and asks for the joins one "
+    "at a time. Materialising a partition writes nothing: it reports its event.",
 )
-def bootstrap_events(
-    context: AssetExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource
-) -> MaterializeResult:
-    """Queue the node of the config, if there is one, and report the inbox."""
+def bootstrap_events(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
+    """Report the events of generations."""
     watch, lake = Stopwatch(), home.lake()
-    told = {}
+    with in_one_line():
+        partitions = asked(context, "events")
+        if len(partitions) == 1:
+            content = content_of(lake, partitions[0], BOOTSTRAP_EVENTS)
+            return materialized(lake, content, rows=1, watch=watch, sources={})
+        contents = {name: content_of(lake, name, BOOTSTRAP_EVENTS) for name in partitions if _has_event(lake, name)}
+    return told_apart(context, {name: (each, written(lake, each.part)) for name, each in contents.items()}, ())
+
+
+@op(pool=pool(BOOTSTRAP_EVENTS), retry_policy=RETRIES)
+def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResource, clock: ClockResource) -> None:
+    """Queue the node of the config, if there is one, and report what waits."""
+    lake = home.lake()
+    told: dict[str, Any] = {}
     with in_one_line():
         request = config.request()
-        if request is not None:
-            event = inbox.queue(lake, clock.clock(), request)
-            context.log.info(f"Event {event.event_id}: generation {event.generation_id} waits.")
-            told = {"event_id": event.event_id, "generation_id": event.generation_id}
+        if request is None:
+            context.log.warning("Nothing is queued: type the host_id of the node that is to join.")
+        else:
+            queued = inbox.queue(lake, clock.clock(), request)
+            context.log.info(f"Event {queued.event_id}: generation {queued.generation_id} waits.")
+            _tell_event(context, lake, queued)
+            told = {"event_id": queued.event_id, "generation_id": queued.generation_id}
         waiting = inbox.waiting(lake)
-    rows = [(number, join.host_id, join.generation_id, join.event_id) for number, join in enumerate(waiting, 1)]
-    told |= {"waiting": len(waiting), "queue": few_rows(("turn", "host_id", "generation_id", "event_id"), rows)}
-    rows_now = lake.read(BOOTSTRAP_EVENTS, ["event_id"]).num_rows
-    return materialized(lake.version(BOOTSTRAP_EVENTS), rows=rows_now, watch=watch, sources={}, told=told)
+    names = keys(lake, context.instance)
+    rows = [
+        (number, names.of(join.generation_id), join.host_id, join.event_id) for number, join in enumerate(waiting, 1)
+    ]
+    queue = few_rows(("turn", "generation", "host_id", "event_id"), rows)
+    context.add_output_metadata(told | {"waiting": len(waiting), "queue": queue})
 
 
-bootstrap = define_asset_job(
-    "bootstrap",
-    selection=AssetSelection.assets(bootstrap_events),
-    description="Queue a joining node: give it in the launchpad, as the description of its asset shows.",
+@job(
+    name=BOOTSTRAP_JOB,
+    description="Queue a joining node: open the launchpad and type its host_id into the example.",
     executor_def=in_process_executor,
 )
+def bootstrap() -> None:
+    """Queue one node."""
+    queue_node()
+
+
+def _tell_event(context: OpExecutionContext, lake: Lake, queued: inbox.BootstrapEvent) -> None:
+    """Make the partition of an event, and say that this run has written it."""
+    partition = keys(lake, context.instance).of(queued.generation_id)
+    context.instance.add_dynamic_partitions(NAME, [partition])
+    told = {"event_id": queued.event_id, "generation_id": queued.generation_id}
+    content = replace(content_of(lake, partition, BOOTSTRAP_EVENTS), rows=1, told=told)
+    named = Asked(key(BOOTSTRAP_EVENTS), (), code_version(*CODE))
+    context.log_event(event(context.instance, named, partition, content, written(lake, content.part)))
+
+
+def _has_event(lake: Lake, partition: str) -> bool:
+    try:
+        joined_generation(lake, partition)
+    except NotFound:
+        return False
+    return True
 
 
 def next_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
@@ -129,9 +170,16 @@ def next_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Sens
     waiting = inbox.waiting(lake)
     if not waiting:
         return SensorResult(skip_reason="no node waits to join", cursor=versions)
-    partitions = _missing_partitions(instance, waiting)
+    names = keys(lake, instance)
+    partitions = _missing_partitions(instance, names, waiting)
     added = [GENERATIONS.build_add_request(partitions)] if partitions else []
-    found = _request(instance, waiting[0])
+    if is_busy(lake, MAKING):
+        said = f"a command makes joins here, and is left to it; {len(waiting)} wait"
+        return SensorResult(skip_reason=said, dynamic_partitions_requests=added)
+    # A command that has ended since has finished what waited when this was read.
+    if inbox.waiting(lake)[:1] != waiting[:1]:
+        return SensorResult(skip_reason="the first in the inbox has just joined", dynamic_partitions_requests=added)
+    found = _request(instance, names, waiting[0])
     if isinstance(found, str):
         return SensorResult(skip_reason=f"{found}; {len(waiting)} wait", dynamic_partitions_requests=added)
     return SensorResult(run_requests=[found], dynamic_partitions_requests=added)
@@ -150,16 +198,21 @@ def waiting_joins(context: SensorEvaluationContext, home: HomeResource) -> Senso
     return next_join(home.lake(), context.instance, context.cursor)
 
 
-def _missing_partitions(instance: DagsterInstance, waiting: Sequence[WaitingJoin]) -> list[str]:
+def _missing_partitions(instance: DagsterInstance, names: Keys, waiting: Sequence[WaitingJoin]) -> list[str]:
     there = set(instance.get_dynamic_partitions(NAME))
-    missing = [join.generation_id for join in waiting if join.generation_id not in there]
+    missing = [name for join in waiting if (name := names.of(join.generation_id)) not in there]
     return missing[:MOST_NEW_PARTITIONS]
 
 
-def _request(instance: DagsterInstance, join: WaitingJoin) -> RunRequest | str:
+def _request(instance: DagsterInstance, names: Keys, join: WaitingJoin) -> RunRequest | str:
     """The run that this join needs now, or why none is asked for."""
-    generation_id, tags = join.generation_id, {"cdc_platform/event_id": join.event_id}
-    wish = attempt(instance, JOIN_JOB, generation_id, partition=generation_id, any_job=True, tags=tags)
+    generation_id, partition = join.generation_id, names.of(join.generation_id)
+    tags = {
+        "cdc_platform/event_id": join.event_id,
+        "cdc_platform/generation": generation_id,
+        "cdc_platform/node": names.by_generation[generation_id].address,
+    }
+    wish = attempt(instance, JOIN_JOB, generation_id, partition=partition, any_job=True, tags=tags)
     if wish.active is not None:
         return f"generation {generation_id} is being joined by run {wish.active.run_id}"
     return wish.request or _given_up(join, wish)

@@ -17,6 +17,7 @@ from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
+    GENERATIONS,
     NODES,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
@@ -32,9 +33,8 @@ from cdc_platform.timeline import Timeline
 
 @dataclass(frozen=True)
 class Told:
-    """What a step left, rows of its generation in a table of this version, and what else there is to tell."""
+    """How many rows of its generation a step left, and what else there is to tell."""
 
-    version: int | None
     rows: int
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -62,37 +62,36 @@ def _description(joining: Joining, made: Described, log: Logger) -> Told:
         "streams_a_node_and_a_shard": drawn_streams(ring),
         "nodes": few_rows(("host_id", "address", "ranges", "shards", "ignore_msb"), _nodes(ring)),
     }
-    return Told(made.version, made.num_ranges, told)
+    return Told(made.num_ranges, told)
 
 
 def _inserted(joining: Joining, made: Inserted, log: Logger) -> Told:
-    return Told(made.version, made.rows, dict(made.told))
+    return Told(made.rows, dict(made.told))
 
 
 def _introduced(joining: Joining, time_ms: Milliseconds, log: Logger) -> Told:
     host = str(inbox.event(joining.lake, generation_id=joining.generation_id).node.host_id)
     rows = joining.lake.read(CDC_LOCAL, ["key"], [("host_id", "=", host)]).num_rows
-    return Told(joining.lake.version(CDC_LOCAL), rows, {"time": format_ms(time_ms), "host_id": host})
+    return Told(rows, {"time": format_ms(time_ms), "host_id": host})
 
 
 def _admitted(joining: Joining, admitted: Node, log: Logger) -> Told:
     columns = ["host_id", "address", "datacenter", "rack", "status", "shard_count", "ignore_msb"]
     rows = joining.lake.read(NODES, columns)
     ring = few_rows(columns, (tuple(row.values()) for row in rows.sort_by("host_id").to_pylist()))
-    return Told(joining.lake.version(NODES), rows.num_rows, {"admitted": str(admitted.host_id), "ring": ring})
+    return Told(rows.num_rows, {"admitted": str(admitted.host_id), "ring": ring})
 
 
-def _published(joining: Joining, version: int | None, log: Logger) -> Told:
+def _published(joining: Joining, made: object, log: Logger) -> Told:
     lake = joining.lake
     time_ms = Timeline.read(lake).find(joining.generation_id).time_ms
     rows = descriptions.published_range_ends(lake, time_ms).size
-    version = lake.version(STREAMS_DESCRIPTIONS_V2) if version is None else version
-    return Told(version, rows, {"time": format_ms(time_ms)})
+    return Told(rows, {"time": format_ms(time_ms)})
 
 
 def _announced(joining: Joining, time_ms: Milliseconds, log: Logger) -> Told:
     timeline = drawn_timeline(Timeline.read(joining.lake).known, joining.clock)
-    return Told(joining.lake.version(GENERATION_TIMESTAMPS), 1, {"time": format_ms(time_ms), "timeline": timeline})
+    return Told(1, {"time": format_ms(time_ms), "timeline": timeline})
 
 
 def _nodes(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:
@@ -100,8 +99,12 @@ def _nodes(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:
         yield str(node.host_id), node.address, len(node.tokens), node.shard_count, node.ignore_msb
 
 
-_TOKENS = [(BOOTSTRAP_EVENTS, "tokens")]
-_SHARDING = [*_TOKENS, (BOOTSTRAP_EVENTS, "shard_count"), (BOOTSTRAP_EVENTS, "ignore_msb")]
+# A description is made from the ring as it stood and the node that joins. The ring is no dependency: it is what the
+# join before has left, and a dependency would close a circle with the one that this join leaves.
+_MAKERS = (BOOTSTRAP_EVENTS, NODES)
+_TOKENS = [(table, "tokens") for table in _MAKERS]
+_MSB = [(table, "ignore_msb") for table in _MAKERS]
+_SHARDING = [*_TOKENS, *((table, "shard_count") for table in _MAKERS), *_MSB]
 
 SHOWN: Mapping[Table, Shown] = {
     TOPOLOGY_DESCRIPTIONS: Shown(
@@ -114,9 +117,9 @@ SHOWN: Mapping[Table, Shown] = {
             "range_end": _TOKENS,
             "range_start": _TOKENS,
             "vnode_index": _TOKENS,
-            "owner": [(BOOTSTRAP_EVENTS, "host_id")],
+            "owner": [(table, "host_id") for table in _MAKERS],
             "streams": [(BOOTSTRAP_EVENTS, "generation_id"), *_SHARDING],
-            "ignore_msb": [(BOOTSTRAP_EVENTS, "ignore_msb")],
+            "ignore_msb": _MSB,
         },
         tell=_description,
     ),
@@ -141,6 +144,7 @@ SHOWN: Mapping[Table, Shown] = {
         "the leeway. The timestamp is chosen once; materialised again, the same one comes out.",
         sources={
             "host_id": [(BOOTSTRAP_EVENTS, "host_id")],
+            "streams_timestamp": [(GENERATIONS, "time")],
             "uuid": [(GENERATION_DESCRIPTIONS_V2, "id")],
         },
         tell=_introduced,

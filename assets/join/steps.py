@@ -5,6 +5,7 @@ each is shown, in `shown`. Steps of both formats have one asset: that of the tab
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -19,12 +20,14 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.checks import check_results, check_specs, judgement_results, judging
+from assets.checks import check_results, check_specs, judgement_results, judging, report_results
 from assets.declared import key, pool, table_asset
+from assets.events import told_apart, written
 from assets.failures import in_one_line
+from assets.join.asked import content_of, finished, joined_generation
 from assets.join.inbox import JOIN_JOB
-from assets.join.shown import SHOWN, Shown
-from assets.partitions import GENERATIONS
+from assets.join.shown import SHOWN, Shown, Told
+from assets.partitions import GENERATIONS, asked
 from assets.told import Stopwatch, materialized
 from cdc_platform.invariants.findings import GENERATIONS as GENERATION_FAMILY
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
@@ -34,28 +37,50 @@ from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
 
+RUN_DOOR = "Dagster's run"
+
 
 def _asset(step: Step, shown: Shown) -> AssetsDefinition:
+    # The first step begins with what the inbox has.
+    inputs = [key(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)]
+
     @table_asset(
         step.table,
         group=shown.group,
         spark=shown.spark,
-        # The first step begins with what the inbox has.
-        deps=[key(table) for table in step.relies_on or (BOOTSTRAP_EVENTS,)],
+        deps=inputs,
         partitions=GENERATIONS,
         description=shown.description,
+        sources=shown.sources,
+        code=CODE,
     )
     def materialise(
         context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> MaterializeResult:
-        watch, joining = Stopwatch(), _joining(context, spark, home, clock)
         with in_one_line():
-            steps = steps_of(joining.lake, joining.generation_id)
-            made = take(joining, steps, step_of(steps, step.table))
-            told = shown.tell(joining, made, context.log)
-        return materialized(told.version, rows=told.rows, watch=watch, sources=shown.sources, told=told.told)
+            partitions = asked(context, "generations")
+            if len(partitions) == 1:
+                watch, joining = Stopwatch(), _joining(context, spark, home, clock, partitions[0])
+                told = _taken(joining, step, shown, context)
+                content = content_of(joining.lake, partitions[0], step.table)
+                return materialized(
+                    joining.lake, content, rows=told.rows, watch=watch, sources=shown.sources, told=told.told
+                )
+            made = {}
+            for partition in finished(home.lake(), partitions, context.log.info):
+                joining = _joining(context, spark, home, clock, partition)
+                told = _taken(joining, step, shown, context)
+                content = content_of(joining.lake, partition, step.table)
+                content = replace(content, rows=told.rows, told=told.told)
+                made[partition] = content, written(joining.lake, content.part)
+        return told_apart(context, made, inputs)
 
     return materialise
+
+
+def _taken(joining: Joining, step: Step, shown: Shown, context: AssetExecutionContext) -> Told:
+    steps = steps_of(joining.lake, joining.generation_id)
+    return shown.tell(joining, take(joining, steps, step_of(steps, step.table)), context.log)
 
 
 def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
@@ -69,22 +94,28 @@ def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
     def check(
         context: AssetCheckExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
     ) -> Iterator[AssetCheckResult]:
-        asked = context.selected_asset_check_keys
-        if not context.has_partition_key:
+        names = context.selected_asset_check_keys
+        if not context.has_partition_key and not context.has_partition_key_range:
             with in_one_line():
-                look = judging(context, home.lake(), clock.clock())
+                look = judging(context, home.lake(), clock.clock(), None)
                 findings = audit.of_all(look.lake, spark.workers())
             yield from check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
-        joining = _joining(context, spark, home, clock)
-        with in_one_line():
-            of_format = step_of(steps_of(joining.lake, joining.generation_id), step.table)
-            judgements = judged(joining, of_format)
-        names = {each.name for each in asked}
-        judgements = [line for line in judgements if line.invariant in names]
-        yield from judgement_results(step.table, judgements)
-        with in_one_line():
-            insist(joining, of_format, judgements)
+        partitions = list(context.partition_keys)
+        several = len(partitions) > 1
+        for partition in finished(home.lake(), partitions, context.log.info) if several else partitions:
+            with in_one_line():
+                joining = _joining(context, spark, home, clock, partition)
+                of_format = step_of(steps_of(joining.lake, joining.generation_id), step.table)
+                judgements = judged(joining, of_format)
+            asked_for = [line for line in judgements if line.invariant in {each.name for each in names}]
+            results = judgement_results(step.table, asked_for)
+            if several:
+                report_results(context, partition, results, blocking=GENERATION_FAMILY.blocking)
+            else:
+                yield from results
+            with in_one_line():
+                insist(joining, of_format, asked_for)
 
     return check
 
@@ -94,17 +125,21 @@ def _joining(
     spark: SparkResource,
     home: HomeResource,
     clock: ClockResource,
+    partition: str,
 ) -> Joining:
+    lake = home.lake()
     return Joining(
-        home.lake(),
+        lake,
         clock.clock(),
         home.settings(),
-        context.partition_key,
+        joined_generation(lake, partition),
         spark.workers(),
-        f"Dagster's run {context.run.run_id}",
+        f"{RUN_DOOR} {context.run.run_id}",
     )
 
 
+CODE = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
+"""What computes a generation and its rows."""
 ASSETS = [_asset(step, SHOWN[step.table]) for step in V2]
 CHECKS = [_checks(step, step.audit) for step in V2 if step.audit is not None]
 

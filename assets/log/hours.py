@@ -13,8 +13,10 @@ then, and nothing that is there is taken away. No Spark: an hour is read in part
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from dagster import (
     AllPartitionMapping,
@@ -26,7 +28,6 @@ from dagster import (
     Config,
     DagsterInstance,
     DefaultScheduleStatus,
-    HourlyPartitionsDefinition,
     MaterializeResult,
     RunRequest,
     ScheduleEvaluationContext,
@@ -38,29 +39,28 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs, judging
+from assets.checks import check_specs, judged
 from assets.declared import Sources, key, pool, table_asset
+from assets.events import held, told_apart, written
 from assets.failures import in_one_line
 from assets.log.logs import CDC_LOG
+from assets.partitions import HOURS, HOURS_NAME, asked, hour_of, hour_partition
 from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
-from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, to_datetime
+from cdc_platform.clock import Clock, format_us, to_datetime
 from cdc_platform.invariants.findings import HOURS as HOURS_FAMILY
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, CONSUMED_HOURS, GENERATION_TIMESTAMPS
 from cdc_platform.log.audit.hours import audit_hours
 from cdc_platform.log.reading import hourly
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
 HOURS_JOB = "consume_hours"
 MOST_REQUESTS = 24
 """Hours that one tick of the schedule asks for, the oldest first."""
-_FORMAT = "%Y-%m-%d-%H:%M"
 _SOURCES: Sources = {name: [(CDC_TABLES, name)] for name in ("keyspace_name", "table_name")}
-
-HOURS = HourlyPartitionsDefinition(datetime.fromisoformat(hourly.FIRST_HOUR), fmt=_FORMAT, timezone="UTC")
-"""A partition an hour, in UTC."""
 
 
 class Logs(Config):
@@ -78,6 +78,8 @@ class Logs(Config):
     # An hour can have rows of any table, and lie in any generation.
     deps=[AssetDep(key(each), partition_mapping=AllPartitionMapping()) for each in (CDC_LOG, GENERATION_TIMESTAMPS)],
     partitions=HOURS,
+    sources=_SOURCES,
+    code=("cdc_platform.log.reading",),
     description="Materialising an hour brings its rows of every CDC log into `KS.T_scylla_cdc_log_hourly`, each once, "
     "in whatever order and however often hours are materialised. An hour can be read 30 seconds after its end.",
 )
@@ -85,20 +87,31 @@ def consumed_hours(
     context: AssetExecutionContext, config: Logs, home: HomeResource, clock: ClockResource
 ) -> MaterializeResult:
     """Copy one hour of the logs."""
-    watch, lake = Stopwatch(), home.lake()
+    watch, lake, made = Stopwatch(), home.lake(), {}
     with in_one_line():
-        schemas = hourly.logs(lake, config.tables)
-        copied = hourly.copy_hour(lake, clock.clock(), schemas, _hour(context.partition_key), context.log.warning)
+        partitions = asked(context, "hours")
+        for partition in partitions:
+            hour_us = hour_of(partition)
+            schemas = hourly.logs(lake, config.tables)
+            copied = hourly.copy_hour(lake, clock.clock(), schemas, hour_us, context.log.warning)
+            rows, told = _told(copied)
+            context.log.info(f"{partition}: {rows} rows of {len(copied)} logs.")
+            part = Part(CONSUMED_HOURS, {"hour": to_datetime(hour_us)})
+            content = replace(held(lake, part), rows=rows, told=told)
+            if len(partitions) == 1:
+                return materialized(lake, content, rows=rows, watch=watch, sources=_SOURCES, told=told)
+            made[partition] = content, written(lake, part)
+    return told_apart(context, made, ())
+
+
+def _told(copied: Sequence[hourly.CopiedHour]) -> tuple[int, dict[str, Any]]:
     operations = sum((Counter(each.operations) for each in copied), Counter())
     sets = Counter(begin for each in copied for begin in each.sets_us)
-    told = {
+    return operations.total(), {
         "tables": few_rows(("table", "sink", "rows"), ((each.table, each.sink, each.rows) for each in copied)),
         "operations": few_rows(("operation", "rows"), sorted(operations.items())),
         "generations": few_rows(("from", "tables"), ((format_us(begin), sets[begin]) for begin in sorted(sets))),
     }
-    rows = operations.total()
-    context.log.info(f"{rows} rows of {len(copied)} logs, from {len(sets)} generations.")
-    return materialized(lake.version(CONSUMED_HOURS), rows=rows, watch=watch, sources=_SOURCES, told=told)
 
 
 @multi_asset_check(
@@ -111,11 +124,14 @@ def audit_consumed_hours(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Compare what the sinks have of an hour, or of all that were copied, with the logs as they are now."""
-    hour_us = _hour(context.partition_key) if context.has_partition_key else None
-    with in_one_line():
-        look = judging(context, home.lake(), clock.clock())
-        findings = audit_hours(look.lake, hour_us)
-    yield from check_results(CONSUMED_HOURS, context, look, findings, HOURS_FAMILY)
+    lake = home.lake()
+    yield from judged(
+        context,
+        CONSUMED_HOURS,
+        lake,
+        clock.clock(),
+        lambda hour: [(HOURS_FAMILY, audit_hours(lake, None if hour is None else hour_of(hour)))],
+    )
 
 
 consume_hours = define_asset_job(
@@ -131,11 +147,14 @@ def scheduled_hours(
 ) -> list[RunRequest] | SkipReason:
     """What the schedule asks for at `moment`: a run for each hour that can be read and is missing, the oldest first.
 
+    Their partitions are added here: a schedule has no other way, and an hour that is there costs nothing.
+
     Derived from the tables: hours in which nothing was running, and hours that failed, are asked for again.
     """
-    due = [_partition(hour_us) for hour_us in hourly.due_hours(lake, clock, MOST_REQUESTS)]
+    due = [hour_partition(hour_us) for hour_us in hourly.due_hours(lake, clock, MOST_REQUESTS)]
     if not due:
         return SkipReason("every hour that can be read is copied")
+    instance.add_dynamic_partitions(HOURS_NAME, due)
     running = partitions_under_way(instance, HOURS_JOB)
     requests = [
         RunRequest(run_key=f"{hour}/{moment.isoformat()}", partition_key=hour, tags={MAX_RETRIES_TAG: "0"})
@@ -159,11 +178,3 @@ def hourly_logs(
 ) -> list[RunRequest] | SkipReason:
     """`scheduled_hours` on this home and this instance."""
     return scheduled_hours(home.lake(), clock.clock(), context.instance, context.scheduled_execution_time)
-
-
-def _hour(partition: str) -> Microseconds:
-    return from_datetime(HOURS.time_window_for_partition_key(partition).start)
-
-
-def _partition(hour_us: Microseconds) -> str:
-    return to_datetime(hour_us).strftime(_FORMAT)

@@ -4,6 +4,8 @@ Logs are written elsewhere; here they are looked at. Spark is started for large 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from dagster import (
@@ -23,10 +25,11 @@ from dagster import (
     sensor,
 )
 
-from assets.checks import check_results, check_specs, judging
+from assets.checks import Found, check_specs, judged
 from assets.declared import Sources, pool, table_asset
+from assets.events import held, told_apart, written
 from assets.failures import in_one_line
-from assets.partitions import CDC_LOGS, LOGS_NAME, table_name
+from assets.partitions import CDC_LOGS, LOGS_NAME, asked, table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
@@ -34,10 +37,12 @@ from cdc_platform.errors import NotFound
 from cdc_platform.invariants.findings import LOGS, PASSED
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
 from cdc_platform.log.audit.overview import overview
 from cdc_platform.log.audit.passed import audit_passed
 from cdc_platform.log.log_table import log_table
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
@@ -59,26 +64,37 @@ CDC_LOG = Table(
     group="cdc_log",
     spark=True,
     partitions=CDC_LOGS,
+    code=("cdc_platform.log.audit.overview",),
     description="Rows are written by `cdc-platform log FILE.cql --keep` and by typed writes. Materialise a table's "
     "partition to see how many rows its log has, by operation and by generation, and to check each of them.",
 )
 def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkResource) -> MaterializeResult:
     """Count what is in the log of one table."""
-    watch, lake = Stopwatch(), home.lake()
+    watch, lake, made = Stopwatch(), home.lake(), {}
     with in_one_line():
-        schema = _schema(lake, context.partition_key)
-        seen = overview(lake, schema, spark.workers())
+        partitions = asked(context, "logs")
+        for partition in partitions:
+            schema = _schema(lake, partition)
+            rows, told = _seen(lake, schema, spark.workers())
+            part = Part(log_table(schema), {})
+            content = replace(held(lake, part), rows=rows, told=told)
+            if len(partitions) == 1:
+                return materialized(lake, content, rows=rows, watch=watch, sources=_NO_SOURCES, told=told)
+            made[partition] = content, written(lake, part)
+    return told_apart(context, made, ())
+
+
+def _seen(lake: Lake, schema: TableSchema, workers: Workers) -> tuple[int, dict[str, Any]]:
+    seen = overview(lake, schema, workers)
     periods = (
         ("none" if begin is None else format_us(begin), rows) for begin, rows in reversed(seen.by_period.items())
     )
-    told = {
+    return seen.rows, {
         "bytes": seen.bytes,
         "newest": "" if seen.newest_us is None else format_us(seen.newest_us),
         "operations": few_rows(("operation", "rows"), seen.by_operation.items()),
         "generations": few_rows(("since", "rows"), periods),
     }
-    version = lake.version(log_table(schema))
-    return materialized(version, rows=seen.rows, watch=watch, sources=_NO_SOURCES, told=told)
 
 
 @multi_asset_check(
@@ -91,14 +107,14 @@ def audit_cdc_log(
     context: AssetCheckExecutionContext, home: HomeResource, spark: SparkResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:
     """Judge the rows of one log, or of all logs; where there are none nothing is held against them."""
-    lake = home.lake()
-    with in_one_line():
-        look = judging(context, lake, clock.clock())
-        schema = _schema(lake, context.partition_key) if context.has_partition_key else None
-        findings = audit_logs(lake, spark.workers()) if schema is None else audit_log(lake, schema, spark.workers())
-        passed = audit_passed(lake, schema)
-    yield from check_results(CDC_LOG, context, look, findings, LOGS)
-    yield from check_results(CDC_LOG, context, look, passed, PASSED)
+    lake, workers = home.lake(), spark.workers()
+
+    def audit(partition: str | None) -> Found:
+        schema = None if partition is None else _schema(lake, partition)
+        findings = audit_logs(lake, workers) if schema is None else audit_log(lake, schema, workers)
+        return [(LOGS, findings), (PASSED, audit_passed(lake, schema))]
+
+    yield from judged(context, CDC_LOG, lake, clock.clock(), audit)
 
 
 check_logs = define_asset_job(

@@ -3,7 +3,8 @@
 No Spark: a set is as small as a table has tablets. The steps are `lifecycle.tablets`'.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagster import (
@@ -19,10 +20,11 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_results, check_specs, judging
+from assets.checks import Found, check_specs, judged
 from assets.declared import Sources, key, pool, table_asset
+from assets.events import held, told_apart, written
 from assets.failures import in_one_line
-from assets.partitions import TABLET_TABLES, table_name
+from assets.partitions import TABLET_TABLES, asked, table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.errors import InputError
@@ -35,6 +37,7 @@ from cdc_platform.lifecycle.tablets import changes, garbage
 from cdc_platform.records import tablet_ledger, tablet_rows, tablet_sets
 from cdc_platform.records.tablet_ledger import TabletChange
 from cdc_platform.settings import Settings
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -49,6 +52,11 @@ _STREAM_SOURCES: Sources = {
 _TIMESTAMP_SOURCES: Sources = {name: [(TABLET_STREAMS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
 
 
+Name = tuple[str, str]
+Made = tuple[int, dict[str, Any]]
+"""How many rows a step has left, and what else there is to tell."""
+
+
 class Tablets(Config):
     """The tablets that a table is to have. Nothing given, nothing decided."""
 
@@ -59,11 +67,15 @@ class Tablets(Config):
     ttl_seconds: int | None = Field(default=None, description="TTL of a new log; by default 86400")
 
 
+_CODE = ("cdc_platform.lifecycle.tablets", "cdc_platform.generations.tablets")
+
+
 @table_asset(
     TABLET_LAYOUTS,
     group="tablets",
     spark=False,
     partitions=TABLET_TABLES,
+    code=_CODE,
     description="Materialise it with `count` or `ends` in its config (*Materialize* > *Open launchpad*) and the "
     "table's next tablets are decided: created, split or merged. The same again is one change. Without config it "
     "reports the changes that there were.",
@@ -71,25 +83,26 @@ class Tablets(Config):
 def tablet_layouts(
     context: AssetExecutionContext, config: Tablets, home: HomeResource, clock: ClockResource
 ) -> MaterializeResult:
-    """Decide the tablets of one table."""
-    watch, lake = Stopwatch(), home.lake()
-    with in_one_line():
-        name = table_name(context.partition_key)
+    """Decide the tablets of tables."""
+    lake = home.lake()
+
+    def decided(name: Name) -> Made:
         if config.count is not None or config.ends is not None:
             change = _decide(lake, clock.clock(), home.settings(), name, config)
             context.log.info(f"{'Decided' if change.changed else 'There already'}: change {change.layout.number}.")
         known = tablet_ledger.layouts(lake, *name)
-    rows = (
-        (
-            each.number,
-            each.kind,
-            "" if each.timestamp_ms is None else format_ms(each.timestamp_ms),
-            len(each.last_tokens),
+        rows = (
+            (
+                each.number,
+                each.kind,
+                "" if each.timestamp_ms is None else format_ms(each.timestamp_ms),
+                len(each.last_tokens),
+            )
+            for each in reversed(known)
         )
-        for each in reversed(known)
-    )
-    told = {"changes": few_rows(("number", "kind", "timestamp", "tablets"), rows)}
-    return materialized(lake.version(TABLET_LAYOUTS), rows=len(known), watch=watch, sources=_NO_SOURCES, told=told)
+        return len(known), {"changes": few_rows(("number", "kind", "timestamp", "tablets"), rows)}
+
+    return _made(context, lake, TABLET_LAYOUTS, decided, _NO_SOURCES)
 
 
 @table_asset(
@@ -98,22 +111,25 @@ def tablet_layouts(
     spark=False,
     deps=[key(TABLET_LAYOUTS)],
     partitions=TABLET_TABLES,
+    sources=_STREAM_SOURCES,
+    code=_CODE,
     description="The stream set of the tablets that were decided: state 0 its streams, 1 those it closes, 2 those it "
     "opens. The random bits of a stream are a hash of table, time and token, so that written again it is the same. "
     "The sets of a log that was dropped are removed.",
 )
 def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
-    """Write the decided stream set of one table."""
-    watch, lake = Stopwatch(), home.lake()
-    with in_one_line():
-        name = table_name(context.partition_key)
+    """Write the decided stream sets of tables."""
+    lake = home.lake()
+
+    def streams(name: Name) -> Made:
         newest = tablet_ledger.live(lake, *name)
         if newest is None:
             changes.finish(lake, clock.clock(), *name)
         else:
             changes.write_streams(lake, newest)
-        rows = tablet_rows.stream_rows(lake, *name)
-    return materialized(lake.version(TABLET_STREAMS), rows=len(rows.ids), watch=watch, sources=_STREAM_SOURCES)
+        return len(tablet_rows.stream_rows(lake, *name).ids), {}
+
+    return _made(context, lake, TABLET_STREAMS, streams, _STREAM_SOURCES)
 
 
 @table_asset(
@@ -122,26 +138,45 @@ def cdc_streams(context: AssetExecutionContext, home: HomeResource, clock: Clock
     spark=False,
     deps=[key(TABLET_STREAMS)],
     partitions=TABLET_TABLES,
+    sources=_TIMESTAMP_SOURCES,
+    code=_CODE,
     description="Readers that see a timestamp rely on all of its streams; so it is written last. The metadata names "
     "the consumers that hold back sets which could go but for them.",
 )
 def cdc_timestamps(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
-    """Publish the timestamp of one table's decided stream set."""
-    watch, lake = Stopwatch(), home.lake()
-    with in_one_line():
-        name = table_name(context.partition_key)
+    """Publish the timestamps of the decided stream sets of tables."""
+    lake = home.lake()
+
+    def published(name: Name) -> Made:
         newest = tablet_ledger.live(lake, *name)
         if newest is not None:
             changes.publish_timestamp(lake, newest)
         sets = tablet_sets.changes(lake, *name)[::-1] if tablet_sets.has_sets(lake, *name) else []
         over = [each for each in garbage.due(lake, clock.clock()) if (each.keyspace, each.table) == name]
-    rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
-    told: dict[str, Any] = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
-    held_back = [str(held) for each in over for held in each.held_back]
-    if held_back:
-        told["held_back"] = "; ".join(held_back)
-    version = lake.version(TABLET_TIMESTAMPS)
-    return materialized(version, rows=len(sets), watch=watch, sources=_TIMESTAMP_SOURCES, told=told)
+        rows = ((format_ms(each.timestamp_ms), len(each.current), len(each.closed), len(each.opened)) for each in sets)
+        told: dict[str, Any] = {"sets": few_rows(("timestamp", "current", "closed", "opened"), rows)}
+        held_back = [str(held) for each in over for held in each.held_back]
+        return len(sets), told | ({"held_back": "; ".join(held_back)} if held_back else {})
+
+    return _made(context, lake, TABLET_TIMESTAMPS, published, _TIMESTAMP_SOURCES)
+
+
+def _made(
+    context: AssetExecutionContext, lake: Lake, table: Table, make: Callable[[Name], Made], sources: Sources
+) -> MaterializeResult:
+    """Make the partitions that are asked for, each of which is the rows of one base table."""
+    watch, made = Stopwatch(), {}
+    with in_one_line():
+        partitions = asked(context, "tablets")
+        for partition in partitions:
+            name = table_name(partition)
+            rows, told = make(name)
+            part = Part(table, {"keyspace_name": name[0], "table_name": name[1]})
+            content = replace(held(lake, part), rows=rows, told=told)
+            if len(partitions) == 1:
+                return materialized(lake, content, rows=rows, watch=watch, sources=sources, told=told)
+            made[partition] = content, written(lake, part)
+    return told_apart(context, made, context.assets_def.asset_deps[context.asset_key])
 
 
 @multi_asset_check(
@@ -182,15 +217,13 @@ change_tablets = define_asset_job(
 
 
 def _judged(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, table: Table) -> Iterator[AssetCheckResult]:
-    """The results of one table's audit, or of all tables'; where there are no sets nothing is held against them."""
-    with in_one_line():
-        look = judging(context, lake, clock)
-        findings = (
-            audit_tablet_table(lake, *table_name(context.partition_key))
-            if context.has_partition_key
-            else audit_tablets(lake)
-        )
-    yield from check_results(table, context, look, findings, TABLETS)
+    """The results of the audits of some tables, or of all; where there are no sets nothing is held against them."""
+
+    def audit(partition: str | None) -> Found:
+        findings = audit_tablets(lake) if partition is None else audit_tablet_table(lake, *table_name(partition))
+        return [(TABLETS, findings)]
+
+    yield from judged(context, table, lake, clock, audit)
 
 
 def _decide(lake: Lake, clock: Clock, settings: Settings, name: tuple[str, str], config: Tablets) -> TabletChange:

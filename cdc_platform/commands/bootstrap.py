@@ -12,6 +12,8 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.records.inbox import BootstrapEvent
     from cdc_platform.records.join_request import JoinRequest
 
 _LONGEST_DELAY_US = DAY_US
@@ -79,15 +81,22 @@ def _read(file: str) -> JoinRequest:
 
 def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, object]:
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.turns import MAKING, busy
     from cdc_platform.records import inbox
 
     # Before there is a home: a clock that no generation can start after would leave an event that nobody can finish.
     _assert_room(session.clock)
-    home = session.open_home(create=True)
-    lake = Lake(home.lake)
-    event = inbox.queue(lake, session.clock, request, to_run_now=run)
-    result: dict[str, object] = {"event_id": event.event_id, "generation_id": event.generation_id}
-    return result | _run(session, event.generation_id, "bootstrap --run") if run else result
+    lake = Lake(session.open_home(create=True).lake)
+    if not run:
+        return _queued(inbox.queue(lake, session.clock, request))
+    # From before it is queued: the sensor of an `up` beside this would make the join as well.
+    with busy(lake, MAKING):
+        event = inbox.queue(lake, session.clock, request, to_run_now=True)
+        return _queued(event) | _run(session, lake, event.generation_id, "bootstrap --run")
+
+
+def _queued(event: BootstrapEvent) -> dict[str, object]:
+    return {"event_id": event.event_id, "generation_id": event.generation_id}
 
 
 def _list(session: Session, as_json: bool) -> None:
@@ -106,19 +115,21 @@ def _list(session: Session, as_json: bool) -> None:
 
 
 def _finish(session: Session, event_id: str) -> dict[str, object]:
+    from cdc_platform.lake.turns import MAKING, busy
     from cdc_platform.records import inbox
 
-    event = inbox.event(session.lake(), event_id=event_id.lower())
-    done = _run(session, event.generation_id, "bootstrap --finish")
-    return {"event_id": event.event_id, "generation_id": event.generation_id} | done
+    lake = session.lake()
+    with busy(lake, MAKING):
+        event = inbox.event(lake, event_id=event_id.lower())
+        return _queued(event) | _run(session, lake, event.generation_id, "bootstrap --finish")
 
 
-def _run(session: Session, generation_id: str, door: str) -> dict[str, object]:
+def _run(session: Session, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
     from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import run_join
 
     settings = session.open_home().settings
-    joined = run_join(workers(), session.lake(), session.clock, settings, generation_id, door=door)
+    joined = run_join(workers(), lake, session.clock, settings, generation_id, door=door)
     return {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,

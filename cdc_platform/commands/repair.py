@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -48,6 +49,7 @@ def repair(
     """
     if dry_run and run:
         raise click.UsageError("--dry-run writes nothing and --run makes a generation; choose one")
+    from cdc_platform.lake.turns import MAKING, busy
     from cdc_platform.lifecycle.repair import checkup as repairing
 
     home = session.open_home()
@@ -55,12 +57,14 @@ def repair(
     strict = home.settings.repair_strict if strict is None else strict
     checkup = repairing.check(lake, strict=strict)
     result = _told(checkup, strict)
-    if not dry_run:
-        event = repairing.ask(lake, session.clock, checkup, node)
-        if event is not None:
-            result |= {"event_id": event.event_id, "generation_id": event.generation_id}
-        if event is not None and run:
-            result |= _run(session, event.generation_id)
+    # From before it is asked for: the sensor of an `up` beside this would make the generation as well.
+    with busy(lake, MAKING) if run else nullcontext():
+        if not dry_run:
+            event = repairing.ask(lake, session.clock, checkup, node)
+            if event is not None:
+                result |= {"event_id": event.event_id, "generation_id": event.generation_id}
+            if event is not None and run:
+                result |= _run(session, event.generation_id)
     if as_json:
         write_json(result)
     else:

@@ -283,11 +283,12 @@ class Lake:
 
         return self._write(table, change, source.nbytes)
 
-    def slices(self, table: Table) -> list[Slice]:
-        """What each slice of a table holds, from Delta's log alone: no data file is opened.
+    def data_files(self, table: Table) -> list[DataFile]:
+        """Every data file of a table, from Delta's log alone."""
+        return self._files(table, ())
 
-        A table without partitions is one slice.
-        """
+    def slices(self, table: Table) -> list[Slice]:
+        """What each slice of a table holds, from Delta's log alone; a table without partitions is one slice."""
         return files.slices_of(self._files(table, ()))
 
     def file_bounds(self, table: Table, name: str) -> list[tuple[Any, Any, int]]:

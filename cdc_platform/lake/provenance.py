@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ import pyarrow.parquet as pq
 from cdc_platform.lake import commits, digests
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
-from cdc_platform.lake.files import plain_path
-from cdc_platform.lake.filters import Filter
+from cdc_platform.lake.files import DataFile, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -59,40 +59,65 @@ class _Entry:
     removed: tuple[_File, ...]
 
 
+class Slices:
+    """The digests of a table's slices as they are now: what commits say of them, else what their files hold."""
+
+    def __init__(self, lake: Lake, table: Table) -> None:
+        self._files: dict[str, list[DataFile]] = {}
+        for file in lake.data_files(table):
+            self._files.setdefault(digests.slice_name(table.partition_by, file.partition), []).append(file)
+        self._said: dict[str, int] = {}
+        for entry in _entries(lake, table):
+            if self._files.keys() <= self._said.keys():
+                break
+            said = {} if entry.commit.envelope is None else entry.commit.envelope.digests
+            self._said = {name: digest for name, digest in said.items() if name in self._files} | self._said
+
+    @property
+    def names(self) -> list[str]:
+        """The slices that have rows."""
+        return [name for name, files in self._files.items() if any(file.rows for file in files)]
+
+    def digest(self, name: str, *, most_bytes: int | None = None) -> int | None:
+        """The digest of a slice; None where it has no rows, or where more than so many bytes had to be read for it."""
+        files = [file for file in self._files.get(name, ()) if file.rows]
+        if not files:
+            return None
+        if name not in self._said:
+            if most_bytes is not None and sum(file.bytes for file in files) > most_bytes:
+                return None
+            return sum(_digest_of_file(file.path) for file in files) % digests.MODULUS
+        return self._said[name]
+
+
 def held(lake: Lake, table: Table, where: Where) -> int | None:
     """The digest of a part as it is now; None where it has no rows.
-
-    What commits say of a slice is taken from them; rows are read where none says it, and for other parts.
-    """
-    return parts_held(lake, table, tuple(where), [where]).get(digests.slice_name(tuple(where), tuple(where.values())))
-
-
-def parts_held(lake: Lake, table: Table, columns: Sequence[str], only: Sequence[Where] | None = None) -> dict[str, int]:
-    """The digests of the parts that these columns name, all that have rows or `only` some, each by its name.
 
     Raises:
         StoreFailure: the log or a file cannot be read.
     """
-    if tuple(columns) != table.partition_by:
-        filters: list[Filter] = []
-        if only is not None and len(columns) == 1:
-            filters = [(columns[0], "in", [where[columns[0]] for where in only])]
-        elif only is not None and len(only) == 1:
-            filters = [(name, "=", value) for name, value in only[0].items()]
-        return digests.of_rows(lake.read(table, filters=filters), columns)
-    present = {digests.slice_name(columns, each.key): each.key for each in lake.slices(table) if each.rows}
-    wanted = None if only is None else {digests.slice_name(columns, tuple(each[n] for n in columns)) for each in only}
-    names = {name for name in present if wanted is None or name in wanted}
-    found: dict[str, int] = {}
-    for entry in _entries(lake, table):
-        if len(found) == len(names):
-            break
-        said = {} if entry.commit.envelope is None else entry.commit.envelope.digests
-        found = {name: digest for name, digest in said.items() if name in names} | found
-    for name in names - found.keys():
-        rows = lake.read(table, filters=[(c, "=", v) for c, v in zip(columns, present[name], strict=True)])
-        found |= digests.of_rows(rows, columns)
-    return found
+    columns, values = tuple(where), tuple(where.values())
+    name = digests.slice_name(columns, values)
+    if columns == table.partition_by:
+        with translated(f"reading {table.full_name}"):
+            return Slices(lake, table).digest(name)
+    return digests.of_rows(lake.read(table, filters=[(c, "=", v) for c, v in where.items()]), columns).get(name)
+
+
+def whole(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | None:
+    """The digest of a whole table: of one without slices that of its rows, else a hash of its slices'; None: no rows.
+
+    None as well where more than so many bytes of a slice had to be read for it, because no commit says what it holds.
+    """
+    with translated(f"reading {table.full_name}"):
+        slices = Slices(lake, table)
+        found = {name: slices.digest(name, most_bytes=most_bytes) for name in slices.names}
+    if not found or None in found.values():
+        return None
+    if not table.partition_by:
+        return found[""]
+    lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(found.items()))
+    return int.from_bytes(blake2b(lines.encode(), digest_size=digests.BYTES).digest(), "little")
 
 
 def said_at(lake: Lake, table: Table, where: Where, at_ms: int) -> int | None:
@@ -150,6 +175,14 @@ def _entries(lake: Lake, table: Table) -> Iterator[_Entry]:
                 return
             yield _entry(str(file), version, status.st_mtime_ns)
             version -= 1
+
+
+@lru_cache(maxsize=_COMMITS_KEPT)
+def _digest_of_file(path: str) -> int:
+    """The sum of the digests of a file's rows. A file never changes."""
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+        parts = (digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in parquet.iter_batches())
+        return sum(sum(part.values()) for part in parts) % digests.MODULUS
 
 
 @lru_cache(maxsize=_COMMITS_KEPT)

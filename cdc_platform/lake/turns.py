@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, TextIO, TypeVar
 
@@ -24,6 +24,8 @@ JOINS = "joins"
 """Who joins, and on which ring: the inbox, the ring, and the ledger of generations."""
 TABLES = "tables"
 """Which tables have logs and tablets: what was said of them, the ledger of tablets, and the stream sets."""
+MAKING = "making"
+"""Who makes joins by a command; Dagster's sensor leaves what waits to them, see `busy`."""
 IMPORTS = "imports"
 SCRIPTS = "scripts"
 
@@ -54,18 +56,40 @@ def turn(lake: Lake, name: str) -> Iterator[None]:
     if str(place) in held:
         yield
         return
-    try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = place.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
-    with lock:
+    with _opened(lake, name) as lock:
         _take(lock, name)
         held.add(str(place))
         try:
             yield
         finally:
             held.discard(str(place))
+
+
+@contextmanager
+def busy(lake: Lake, name: str) -> Iterator[None]:
+    """Run a block, beside any others that are busy with the same, while everybody can see that somebody is.
+
+    Raises:
+        EnvironmentProblem: the lock cannot be made.
+    """
+    with _opened(lake, name) as lock:
+        with suppress(OSError):  # without locks nobody can see it
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def is_busy(lake: Lake, name: str) -> bool:
+    """Whether somebody, in any process of this machine, is busy with this now; who was killed is not."""
+    if not (lake.root.with_name(f".{lake.root.name}.turns") / name).exists():
+        return False
+    with _opened(lake, name) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
 
 def in_turn(
@@ -84,6 +108,15 @@ def in_turn(
         return in_it
 
     return taking
+
+
+def _opened(lake: Lake, name: str) -> TextIO:
+    place = lake.root.with_name(f".{lake.root.name}.turns") / name
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
 
 
 def _take(lock: TextIO, name: str) -> None:

@@ -119,15 +119,43 @@ def names_of(lake: Lake, keys: Keys, generation: str | Milliseconds) -> Names:
     raise AssertionError("unreachable: what is found has a name")
 
 
-def content(lake: Lake, names: Names, table: Table) -> int | None:
-    """The digest of a generation's rows in the place of a table; None while it has none there.
+class Contents:
+    """What the tables hold of generations, each table read once and when it is first asked for."""
 
-    Of `cdc_local` it is that of the row that its own node was given: nodes go on to later generations.
-    """
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._slices: dict[str, provenance.Slices] = {}
+        self._rows: dict[str, dict[str, int]] = {}
+
+    def of(self, names: Names, table: Table) -> int | None:
+        """The digest of a generation's rows in the place of a table; None while it has none there.
+
+        Of `cdc_local` it is that of the row that its own node was given: nodes go on to later generations.
+        """
+        part = names.part(table)
+        if part is None:
+            return None
+        if table is CDC_LOCAL:
+            return kept(names)
+        columns = tuple(part.where)
+        name = digests.slice_name(columns, tuple(part.where.values()))
+        if columns == part.table.partition_by:
+            if part.table.full_name not in self._slices:
+                self._slices[part.table.full_name] = provenance.Slices(self._lake, part.table)
+            return self._slices[part.table.full_name].digest(name)
+        if part.table.full_name not in self._rows:
+            self._rows[part.table.full_name] = digests.of_rows(self._lake.read(part.table), columns)
+        return self._rows[part.table.full_name].get(name)
+
+
+def content(lake: Lake, names: Names, table: Table) -> int | None:
+    """As `Contents.of`, for one generation: only its own rows are read."""
     part = names.part(table)
     if part is None:
         return None
-    return kept(names) if table is CDC_LOCAL else provenance.held(lake, part.table, part.where)
+    if table is CDC_LOCAL:
+        return kept(names)
+    return provenance.held(lake, part.table, part.where)
 
 
 def kept(names: Names) -> int | None:

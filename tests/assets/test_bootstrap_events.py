@@ -27,6 +27,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
 from cdc_platform.records import inbox
 from cdc_platform.records.inbox import WaitingJoin
+from cdc_platform.records.join_request import JoinRequest
 from resources.home import HomeResource
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,16 +43,15 @@ def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
 
 
 def enqueue(rehearsal: Rehearsal, number: int) -> str:
-    """Queue a node without adding its partition."""
-    result = rehearsal.bootstrap(node_config(number))
-    assert result.success
+    """Queue a node as the command line does, without adding its partition."""
+    inbox.queue(rehearsal.lake, Clock(), JoinRequest.model_validate(node_config(number)))
     return inbox.waiting(rehearsal.lake)[-1].generation_id
 
 
 def ended(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) -> DagsterRun:
     """A run of the join of this generation that stands like this."""
     return rehearsal.instance.create_run_for_job(
-        defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": generation_id}, status=status
+        defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": rehearsal.partition(generation_id)}, status=status
     )
 
 
@@ -100,8 +100,10 @@ def test_the_head_of_the_queue_is_asked_for(rehearsal: Rehearsal) -> None:
     """Every event gets its partition, and only the first of them a run."""
     generations = [enqueue(rehearsal, number) for number in (1, 2, 3)]
     found = tick(rehearsal)
-    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [generations]
-    assert [request.partition_key for request in found.run_requests or []] == generations[:1]
+    partitions = [rehearsal.partition(generation) for generation in generations]
+    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [partitions]
+    assert [request.partition_key for request in found.run_requests or []] == partitions[:1]
+    assert [request.tags["cdc_platform/node"] for request in found.run_requests or []] == ["10.0.0.1"]
     assert [request.run_key for request in found.run_requests or []] == [f"{generations[0]}/1"]
 
 
@@ -109,8 +111,8 @@ def test_a_repeated_event_changes_nothing(rehearsal: Rehearsal) -> None:
     """An event that is queued again, or seen by two ticks, has one partition and one run key."""
     generation_id = enqueue(rehearsal, 1)
     first = tick(rehearsal)
-    rehearsal.instance.add_dynamic_partitions(NAME, [generation_id])
     assert rehearsal.bootstrap(node_config(1)).success
+    assert rehearsal.instance.get_dynamic_partitions(NAME) == [rehearsal.partition(generation_id)]
     second = tick(rehearsal)
     assert second.dynamic_partitions_requests in (None, [])
     assert [request.run_key for request in second.run_requests or []] == [
@@ -124,7 +126,8 @@ def test_a_lost_cursor_loses_nothing(rehearsal: Rehearsal) -> None:
     assert quiet is not None
     generation_id = enqueue(rehearsal, 1)
     for cursor in (None, quiet, "nonsense"):
-        assert [request.partition_key for request in tick(rehearsal, cursor).run_requests or []] == [generation_id]
+        asked = [request.partition_key for request in tick(rehearsal, cursor).run_requests or []]
+        assert asked == [rehearsal.partition(generation_id)]
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
@@ -156,7 +159,8 @@ def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None
         ended(rehearsal, first, DagsterRunStatus.FAILURE)
     stuck: WaitingJoin = inbox.waiting(rehearsal.lake)[0]
     inbox.withdraw(rehearsal.lake, Clock(), stuck.event_id)
-    assert [request.partition_key for request in tick(rehearsal).run_requests or []] == [second]
+    asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
+    assert asked == [rehearsal.partition(second)]
 
 
 _TEN_THOUSAND = """
@@ -214,7 +218,7 @@ def test_ten_thousand_events(tmp_path: Path) -> None:
     assert found == {
         "added": [MOST_NEW_PARTITIONS] * 10 + [0],
         "known": 10_000,
-        "asked": [str(uuid.UUID(int=19_999))],
+        "asked": ["1_a_00000000"],
         "spark": [],
         "children": [],
     }

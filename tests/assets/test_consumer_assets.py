@@ -31,6 +31,7 @@ from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log
 from support.worlds.rehearsal import QUIET
 
 from assets.log.hours import HOURS_JOB, MOST_REQUESTS, hourly_logs, scheduled_hours
+from assets.partitions import HOURS_NAME
 from cdc_platform import failpoints
 from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, parse_time_us, to_datetime
 from cdc_platform.dagster_home import CLOCK_VARIABLE
@@ -88,6 +89,7 @@ def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteI
     """Materialise an hour, with its checks."""
     config = {"ops": {"platform__consumed_hours": {"config": {"tables": list(tables)}}}} if tables else {}
     with DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(HOURS_NAME, [partition(hour_us)])
         return defs.resolve_job_def(HOURS_JOB).execute_in_process(
             run_config=QUIET | config, instance=instance, partition_key=partition(hour_us), raise_on_error=False
         )
@@ -293,8 +295,9 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
 def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
     """A real process that dies before the rows, before the note, or before the position."""
     program = (
-        "from cdc_platform.definitions import defs; "
-        f"defs.resolve_job_def({HOURS_JOB!r}).execute_in_process(partition_key={partition(NOON)!r})"
+        "from dagster import DagsterInstance; from cdc_platform.definitions import defs; "
+        f"i = DagsterInstance.ephemeral(); i.add_dynamic_partitions({HOURS_NAME!r}, [{partition(NOON)!r}]); "
+        f"defs.resolve_job_def({HOURS_JOB!r}).execute_in_process(instance=i, partition_key={partition(NOON)!r})"
     )
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, failpoints.VARIABLE: point, "DAGSTER_HOME": folder}

@@ -174,7 +174,9 @@ def test_damaged_streams_are_not_announced(rehearsal: Rehearsal) -> None:
     timestamps = AssetSelection.assets(key(GENERATION_TIMESTAMPS))
     job = define_asset_job("announce", selection=audits | timestamps, executor_def=in_process_executor)
     resolved = Definitions.merge(defs, Definitions(jobs=[job])).resolve_job_def("announce")
-    result = resolved.execute_in_process(instance=rehearsal.instance, partition_key=generation_id, raise_on_error=False)
+    result = resolved.execute_in_process(
+        instance=rehearsal.instance, partition_key=rehearsal.partition(generation_id), raise_on_error=False
+    )
     assert not result.success
     assert failed_checks(result) == {"published_equals_description"}
     assert content(rehearsal.lake)[GENERATION_TIMESTAMPS.full_name] == []

@@ -71,7 +71,7 @@ def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> No
     with build_sensor_context(instance=damaged.instance, resources={"home": HomeResource()}) as context:
         asked = waiting_joins(context)
     assert isinstance(asked, SensorResult)
-    assert [request.partition_key for request in asked.run_requests or ()] == [waits.generation_id]
+    assert [request.partition_key for request in asked.run_requests or ()] == [damaged.partition(waits.generation_id)]
 
 
 def test_the_sensor_is_off_and_asks_once(damaged: Rehearsal) -> None:

@@ -87,7 +87,11 @@ def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
     old_cluster(rehearsal.lake, times(3), without_data=times(3)[:1])
     result = run(rehearsal)
     assert result.success
-    told = result.asset_materializations_for_node("system_distributed__cdc_streams_descriptions")[0].metadata
+    *others, own = result.asset_materializations_for_node("system_distributed__cdc_streams_descriptions")
+    published = {(each.asset_key.path[-1], each.partition) for each in others}
+    tables = ("cdc_streams_descriptions_v2", "cdc_generation_timestamps")
+    assert published == {(table, format_ms(Milliseconds(time_ms))) for table in tables for time_ms in times(3)[1:]}
+    told = own.metadata
     assert (told["rewritten"].value, told["missing"].value, told["marked"].value) == (2, 1, 3)
     table = told["decisions"]
     assert isinstance(table, TableMetadataValue)

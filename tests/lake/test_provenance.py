@@ -52,9 +52,26 @@ def test_a_slice_is_what_its_rows_are(tmp_path: Path) -> None:
         lake.merge(STREAMS_DESCRIPTIONS_V2, streams(hour, 1, 2), update=False)
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME + HOUR)])
     own = digests.of_rows(streams(0, 1, 2), ["time"])
-    assert provenance.parts_held(lake, STREAMS_DESCRIPTIONS_V2, ["time"]) == own
+    assert provenance.Slices(lake, STREAMS_DESCRIPTIONS_V2).names == list(own)
     assert provenance.held(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}) == next(iter(own.values()))
     assert provenance.held(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME + HOUR}) is None
+
+
+def test_a_table_is_all_its_slices(tmp_path: Path) -> None:
+    """A changed row in any slice changes the whole; what would cost too much to read is not told."""
+    lake = Lake(tmp_path)
+    assert provenance.whole(lake, STREAMS_DESCRIPTIONS_V2) is None
+    lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 1), update=False)
+    one = provenance.whole(lake, STREAMS_DESCRIPTIONS_V2)
+    lake.merge(STREAMS_DESCRIPTIONS_V2, streams(1, 1), update=False)
+    both = provenance.whole(lake, STREAMS_DESCRIPTIONS_V2)
+    lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME + HOUR)])
+    assert provenance.whole(lake, STREAMS_DESCRIPTIONS_V2) == one != both
+    lake.merge(GENERATION_TIMESTAMPS, stamps(0), update=False)
+    assert provenance.whole(lake, GENERATION_TIMESTAMPS, most_bytes=0) == digests.of_rows(stamps(0), ())[""]
+    for entry in Path(lake.path(GENERATION_TIMESTAMPS), "_delta_log").glob("*.json"):
+        entry.write_text(entry.read_text().replace("cdc_platform", "nobody"))
+    assert provenance.whole(Lake(tmp_path), GENERATION_TIMESTAMPS) == digests.of_rows(stamps(0), ())[""]
 
 
 def test_a_slice_without_an_envelope_is_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.timeline.keys import Join, Keys
 
@@ -33,7 +34,8 @@ def test_a_name_leads_back(address: str) -> None:
 
 def test_a_name_does_not_change() -> None:
     """Who queues behind it, and the time that it gets, change no name."""
-    assert keys("10.0.0.4").of(FIRST) == keys("10.0.0.4", "10.0.0.5").of(FIRST, 1_000) == "1_10.0.0.4_01000000"
+    name = "1_10.0.0.4_01000000"
+    assert keys("10.0.0.4").of(FIRST) == keys("10.0.0.4", "10.0.0.5").of(FIRST, Milliseconds(1_000)) == name
 
 
 def test_names_of_before_go_on() -> None:
@@ -47,7 +49,7 @@ def test_names_of_before_go_on() -> None:
 def test_without_a_join_the_time_is_the_name() -> None:
     """An imported generation is named by its timestamp, which leads back to it."""
     known = keys()
-    assert known.of(FIRST, 1_769_860_800_384) == "2026-01-31T12:00:00.384Z"
+    assert known.of(FIRST, Milliseconds(1_769_860_800_384)) == "2026-01-31T12:00:00.384Z"
     assert known.generation("2026-01-31T12:00:00.384Z") == 1_769_860_800_384
 
 

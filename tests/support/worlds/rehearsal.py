@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
-from assets.partitions import NAME
+from assets.partitions import NAME, keys
 from cdc_platform.definitions import defs
 from cdc_platform.lake.lake import Lake
 
@@ -39,31 +39,35 @@ class Rehearsal:
     lake: Lake
 
     def queue(self, number: int, **shape: int) -> str:
-        """Queue node `number` by materialising the inbox; answers with its generation."""
+        """Queue node `number` by the job of the inbox; answers with its generation."""
         result = self.bootstrap(node_config(number, **shape))
         assert result.success
-        told = result.asset_materializations_for_node("platform__bootstrap_events")[0].metadata
-        generation_id = str(told["generation_id"].value)
-        self.instance.add_dynamic_partitions(NAME, [generation_id])
-        return generation_id
+        told = result.asset_materializations_for_node("queue_node")[0].metadata
+        return str(told["generation_id"].value)
+
+    def partition(self, generation_id: str) -> str:
+        """What the generation's partition is called."""
+        return keys(self.lake, self.instance).of(generation_id)
 
     def bootstrap(self, config: dict[str, Any]) -> ExecuteInProcessResult:
-        """Materialise the inbox with this config."""
-        run_config = {"ops": {"platform__bootstrap_events": {"config": config}}} if config else {}
+        """Run the job of the inbox with this config."""
+        run_config = {"ops": {"queue_node": {"config": config}}} if config else {}
         return self._run("bootstrap", run_config, None, None)
 
     def join(self, generation_id: str, *tables: str) -> ExecuteInProcessResult:
         """Run the join of a generation, or of its assets only those of `tables` (keyspace.table)."""
-        keys = [AssetKey(table.split(".")) for table in tables]
-        return self._run("join", {}, generation_id, keys or None)
+        chosen = [AssetKey(table.split(".")) for table in tables]
+        partition = self.partition(generation_id)
+        self.instance.add_dynamic_partitions(NAME, [partition])
+        return self._run("join", {}, partition, chosen or None)
 
     def _run(
-        self, job: str, config: dict[str, Any], partition: str | None, keys: Sequence[AssetKey] | None
+        self, job: str, config: dict[str, Any], partition: str | None, chosen: Sequence[AssetKey] | None
     ) -> ExecuteInProcessResult:
         return defs.resolve_job_def(job).execute_in_process(
             run_config=QUIET | config,
             instance=self.instance,
             partition_key=partition,
-            asset_selection=keys,
+            asset_selection=chosen,
             raise_on_error=False,
         )
