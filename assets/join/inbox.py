@@ -207,15 +207,20 @@ def _missing_partitions(instance: DagsterInstance, names: Keys, waiting: Sequenc
 def _request(instance: DagsterInstance, names: Keys, join: WaitingJoin) -> RunRequest | str:
     """The run that this join needs now, or why none is asked for."""
     generation_id, partition = join.generation_id, names.of(join.generation_id)
-    tags = {
-        "cdc_platform/event_id": join.event_id,
-        "cdc_platform/generation": generation_id,
-        "cdc_platform/node": names.by_generation[generation_id].address,
-    }
+    tags = tags_of(names, generation_id, join.event_id)
     wish = attempt(instance, JOIN_JOB, generation_id, partition=partition, any_job=True, tags=tags)
     if wish.active is not None:
         return f"generation {generation_id} is being joined by run {wish.active.run_id}"
     return wish.request or _given_up(join, wish)
+
+
+def tags_of(names: Keys, generation_id: str, event_id: str) -> dict[str, str]:
+    """The tags of a run that makes a generation: who looks for its runs finds them by generation, node or event."""
+    return {
+        "cdc_platform/event_id": event_id,
+        "cdc_platform/generation": generation_id,
+        "cdc_platform/node": names.by_generation[generation_id].address,
+    }
 
 
 def _given_up(join: WaitingJoin, wish: Attempt) -> str:

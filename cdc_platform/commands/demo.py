@@ -22,7 +22,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, JobExecutionResult
     from rich.progress import Progress
 
     from cdc_platform.home import Home
@@ -54,12 +54,15 @@ def demo(session: Session, again: bool) -> None:
     """
     from cdc_platform.commands import demo_life, demo_log, demo_report
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.turns import MAKING, busy
 
     home = session.open_home(create=True)
     lake, requests = Lake(home.lake), demo_joins()
     _refuse_other_content(lake, requests)
     with _progress() as progress:
-        joins = _run(home, lake, requests, session.clock, again, progress)
+        # From before they are queued: the sensor of an `up` beside this would make the joins as well.
+        with busy(lake, MAKING):
+            joins = _run(home, lake, requests, session.clock, again, progress)
         events = [join.event for join in joins]
         bar = progress.add_task("a table is written", total=3)
         demo_log.play(lake, home.settings, log_switch_us(lake, joins))
@@ -67,6 +70,7 @@ def demo(session: Session, again: bool) -> None:
         old = demo_life.play_old_cluster(home, events)
         progress.update(bar, description="tablets are split", advance=1)
         demo_life.play_tablets(lake, home.settings, events)
+        _tell_catalogue(home, lake)
         progress.update(bar, description="all done", advance=1)
     demo_report.write(lake, home.settings, joins, old, session.home)
 
@@ -119,11 +123,10 @@ def _run(
     with _dagster(home) as instance, _everything_by_spark():
         bar = progress.add_task("starting Spark", total=len(due))
         _start_spark()
-        _report_inbox(instance, home)
         for event, at in zip(events, clocks, strict=True):
             if event in due:
                 progress.update(bar, description=f"{event.node.address} joins")
-                done[event.generation_id] = _materialise(instance, home, event, at)
+                done[event.generation_id] = _materialise(instance, home, lake, event, at)
                 progress.advance(bar)
         progress.update(bar, description="all joined")
     return [done.get(event.generation_id, Join(event)) for event in events]
@@ -147,26 +150,28 @@ def _start_spark() -> None:
     spark_session()
 
 
-def _report_inbox(instance: DagsterInstance, home: Home) -> None:
-    """The inbox as an asset, so that lineage in the UI begins where the joins begin."""
+def _tell_catalogue(home: Home, lake: Lake) -> None:
+    """What was written beside Dagster's runs becomes events there, as its sensor would make them under `up`."""
+    from assets.reconcile.reconciling import reconcile
     from cdc_platform.definitions import defs
 
-    config = {"loggers": _QUIET, "resources": {"home": {"config": {"path": str(home.path)}}}}
-    defs.resolve_job_def("bootstrap").execute_in_process(run_config=config, instance=instance)
+    with _dagster(home) as instance:
+        reconcile(lake, instance, defs.get_repository_def().asset_graph, most=None)
 
 
-def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, at: Clock) -> Join:
+def _materialise(instance: DagsterInstance, home: Home, lake: Lake, event: BootstrapEvent, at: Clock) -> Join:
     """Run the join's job for its partition, at a time of its own.
 
     Raises:
         StateError: a step failed or an invariant does not hold.
     """
-    from assets.join.inbox import JOIN_JOB
-    from assets.partitions import NAME
-    from cdc_platform.definitions import defs
+    from assets.join.inbox import JOIN_JOB, tags_of
+    from assets.partitions import NAME, keys
 
     start = time.perf_counter()
-    instance.add_dynamic_partitions(NAME, [event.generation_id])
+    names = keys(lake, instance)
+    partition = names.of(event.generation_id)
+    instance.add_dynamic_partitions(NAME, [partition])
     config: dict[str, Any] = {
         "loggers": _QUIET,
         "resources": {
@@ -174,9 +179,8 @@ def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, a
             "clock": {"config": {"stopped_at": format_us(at.now_us())}},
         },
     }
-    result = defs.resolve_job_def(JOIN_JOB).execute_in_process(
-        run_config=config, instance=instance, partition_key=event.generation_id, raise_on_error=False
-    )
+    tags = tags_of(names, event.generation_id, event.event_id) | {"dagster/partition": partition}
+    result = _executed(instance, JOIN_JOB, config, tags)
     evaluations = result.get_asset_check_evaluations()
     failed = [evaluation.check_name for evaluation in evaluations if not evaluation.passed]
     if not result.success or failed:
@@ -186,6 +190,25 @@ def _materialise(instance: DagsterInstance, home: Home, event: BootstrapEvent, a
     told = {each.check_name: _population(each.metadata) for each in evaluations if "population" in each.metadata}
     checks = {name: population for name, population in told.items() if population}
     return Join(event, time.perf_counter() - start, checks)
+
+
+def _executed(
+    instance: DagsterInstance, job: str, config: Mapping[str, Any], tags: Mapping[str, str]
+) -> JobExecutionResult:
+    """A run in this process that the UI shows with its job and on the timeline, as one that `up` has started."""
+    from dagster._core.definitions.job_base import InMemoryJob
+    from dagster._core.execution.api import execute_run
+    from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
+
+    from cdc_platform.definitions import defs
+    from cdc_platform.serving.parts import LOCATION
+
+    made = defs.resolve_job_def(job)
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION), defs.get_repository_def().name)
+    run = instance.create_run_for_job(
+        made, run_config=config, tags=dict(tags), remote_job_origin=repository.get_job_origin(job)
+    )
+    return execute_run(InMemoryJob(made), run, instance)
 
 
 def _population(told: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from assets.runs import MOST_ATTEMPTS
 from cdc_platform.clock import Clock
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
+from cdc_platform.lake.turns import MAKING, busy
 from cdc_platform.records import inbox
 from cdc_platform.records.inbox import WaitingJoin
 from cdc_platform.records.join_request import JoinRequest
@@ -161,6 +162,38 @@ def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal) -> None
     inbox.withdraw(rehearsal.lake, Clock(), stuck.event_id)
     asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
     assert asked == [rehearsal.partition(second)]
+
+
+def test_what_a_command_makes_is_left_to_it(rehearsal: Rehearsal) -> None:
+    """While a command makes joins, none is asked for; when it has ended, or was killed, what waits is."""
+    generation_id = enqueue(rehearsal, 1)
+    with busy(rehearsal.lake, MAKING):
+        assert skipped(tick(rehearsal)).startswith("a command makes joins here")
+        with busy(rehearsal.lake, MAKING):
+            assert skipped(tick(rehearsal)).startswith("a command makes joins here")
+    asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
+    assert asked == [rehearsal.partition(generation_id)]
+
+
+def test_the_launchpads_example_alone_queues_nothing(rehearsal: Rehearsal) -> None:
+    """Its fields are filled in but for the host_id; with that, and nothing else, the node is queued."""
+    assert rehearsal.bootstrap({}).success
+    assert inbox.waiting(rehearsal.lake) == []
+    assert rehearsal.bootstrap({"host_id": str(uuid.UUID(int=7))}).success
+    assert [join.host_id for join in inbox.waiting(rehearsal.lake)] == [str(uuid.UUID(int=7))]
+
+
+def test_a_join_without_a_partition_says_so_in_one_line(rehearsal: Rehearsal) -> None:
+    """Whoever asks for a step of a join and chooses no generation is told what to choose."""
+    enqueue(rehearsal, 1)
+    result = defs.resolve_job_def(JOIN_JOB).execute_in_process(instance=rehearsal.instance, raise_on_error=False)
+    assert not result.success
+    failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
+    said = failure.step_failure_data.user_failure_data
+    assert said is not None
+    assert said.description == (
+        "generations are made one by one: choose a partition of the asset, or several, and run it again"
+    )
 
 
 _TEN_THOUSAND = """
