@@ -21,6 +21,7 @@ from support.worlds.serving import Serving
 from cdc_platform.clock import Clock
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
+from cdc_platform.timeline.keys import Keys
 
 SECOND = 1000
 """In milliseconds, as the browser counts."""
@@ -40,7 +41,7 @@ FLAGS = [
 HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
 CONFIG = f"""\
 ops:
-  platform__bootstrap_events:
+  queue_node:
     config:
       host_id: {HOST}
       address: 10.0.0.4
@@ -111,7 +112,8 @@ def test_a_node_joins(page: Page, serving: Serving, keep: Any) -> None:
     inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(first))
 
     queue_in_the_launchpad(page, keep)
-    earlier, generation_id = [join.generation_id for join in wait_for_two(page, serving)]
+    known = Keys.read(serving.lake)
+    earlier, generation_id = [known.of(join.generation_id) for join in wait_for_two(page, serving)]
     assert wait_for_join(page, earlier) == "SUCCESS"
     assert wait_for_join(page, generation_id) == "SUCCESS"
     assert inbox.waiting(serving.lake) == []
@@ -122,14 +124,15 @@ def test_a_node_joins(page: Page, serving: Serving, keep: Any) -> None:
 
 
 def queue_in_the_launchpad(page: Page, keep: Any) -> None:
-    """Materialise the inbox with a node in its config."""
-    page.goto("/assets/platform/bootstrap_events")
-    page.get_by_role("button", name="Materialize").first.click(modifiers=["Shift"])
+    """Run the job that queues a node, with the node in its config; it opens with an example."""
+    page.goto("/locations/cdc_platform/jobs/bootstrap/playground")
     editor = page.locator(".CodeMirror").last
+    expect(editor).to_contain_text("datacenter1")
+    keep("example")
     editor.evaluate("(element, text) => element.CodeMirror.setValue(text)", CONFIG)
     expect(page.get_by_text("No errors")).to_be_visible()
     keep("launchpad")
-    page.get_by_role("button", name="Materialize").last.click()
+    page.get_by_role("button", name="Launch Run").last.click()
     page.wait_for_url("**/runs/*")
     expect(page.get_by_text("Success", exact=True).first).to_be_visible()
     keep("queued")
