@@ -7,7 +7,7 @@ to the modules of each topic.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from cdc_platform.cluster.connection import Connection, credentials, tls_context
 from cdc_platform.cluster.knock import Greeting, knock
+from cdc_platform.cluster.raw import RawPage, RawProtocol, pages_of, raw_rows
 from cdc_platform.cluster.refusals import DRIVER_ERRORS, Unreachable, translated
 from cdc_platform.errors import InputError, PlatformError, StateError
 
@@ -37,6 +38,7 @@ ATTEMPTS = 3
 _PROTOCOL = 4
 _NOBODY = "anonymous"
 _EVERY_NODE = 1_000_000
+_RAW = "raw"
 
 Row = dict[str, Any]
 
@@ -116,6 +118,35 @@ class LiveCluster:
         )
         return again(self._read, statement, tuple(values), host, where_asked, table)
 
+    def ask_raw(self, table: str, statement: str, page_rows: int) -> Callable[[], Iterator[RawPage]]:
+        """Send a SELECT on a table's rows, at LOCAL_QUORUM; what is answered with gives its pages, a try of each.
+
+        Between the two the cluster works on it, so that several can be under way.
+
+        Raises:
+            NoTable, NotGranted, Refused, Unreachable: when a page is asked for and the answer was no rows.
+        """
+        asked = SimpleStatement(
+            statement, consistency_level=ConsistencyLevel.LOCAL_QUORUM, fetch_size=page_rows, is_idempotent=True
+        )
+        # A future takes the session's protocol as it is made; one thread makes them all.
+        usual = self._session.client_protocol_handler
+        self._session.client_protocol_handler = RawProtocol
+        try:
+            future = self._session.execute_async(asked, execution_profile=_RAW)
+        except DRIVER_ERRORS as error:
+            raise translated(error, self.name, table, self.role) from None
+        finally:
+            self._session.client_protocol_handler = usual
+
+        def pages() -> Iterator[RawPage]:
+            try:
+                yield from pages_of(future)
+            except DRIVER_ERRORS as error:
+                raise translated(error, self.name, table, self.role) from None
+
+        return pages
+
     def greeting(self, address: str) -> Greeting:
         """What a node supports, over a short connection of its own.
 
@@ -163,7 +194,7 @@ def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
         reconnection_policy=ExponentialReconnectionPolicy(1, 60, None),
         executor_threads=2,
         driver_config_reporting_enabled=False,
-        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(connection)},
+        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(connection), _RAW: _profile(connection, raw_rows)},
     )
     try:
         try:
@@ -181,7 +212,7 @@ def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
         driver.shutdown()
 
 
-def _profile(connection: Connection) -> ExecutionProfile:
+def _profile(connection: Connection, row_factory: Callable[..., Any] = dict_factory) -> ExecutionProfile:
     balancing = (
         RoundRobinPolicy()
         if connection.datacenter is None
@@ -192,7 +223,7 @@ def _profile(connection: Connection) -> ExecutionProfile:
         load_balancing_policy=balancing,
         retry_policy=FallthroughRetryPolicy(),
         request_timeout=connection.request_timeout,
-        row_factory=dict_factory,
+        row_factory=row_factory,
     )
 
 

@@ -16,6 +16,10 @@ from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.ring import composite_keys, tokens_of_buffer
 
+_HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
+_HYPHENS = (8, 13, 18, 23)
+_DIGITS = [place for place in range(36) if place not in _HYPHENS]
+
 compute: Any = _compute
 """pyarrow's compute functions, which it makes at import, so that no type checker sees them."""
 
@@ -37,6 +41,14 @@ def stream_ids(streams: np.ndarray, valid: np.ndarray | None = None) -> pa.Array
 def fixed_width(values: np.ndarray) -> pa.Array:
     """Values of one width (any dtype [n]) as binaries, the bytes of each as they lie in memory."""
     return _binaries(values, values.itemsize * np.arange(len(values) + 1))
+
+
+def uuid_texts(values: np.ndarray) -> pa.Array:
+    """UUIDs uint8[n, 16] as text in lower case with their hyphens."""
+    text = np.full((len(values), 36), ord("-"), dtype=np.uint8)
+    text[:, _DIGITS] = _HEX[values].reshape(-1, 32)
+    ends = np.arange(0, 36 * len(values) + 1, 36, dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), len(values), [None, _buffer(ends), _buffer(text)])
 
 
 def flat_streams(lists: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

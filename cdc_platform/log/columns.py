@@ -17,7 +17,7 @@ from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
 from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, high_half, low_half
 from cdc_platform.cql.types import GREGORIAN, UserType
 from cdc_platform.errors import InputError
-from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.arrow import compute, uuid_texts
 from cdc_platform.lake.tables import TIMESTAMP
 from cdc_platform.log.fingerprint import fingerprints
 from cdc_platform.log.key_bytes import key_bytes
@@ -27,10 +27,7 @@ from cdc_platform.log.stored_names import stored
 from cdc_platform.log.typed_values import refuse_wrong_keys, refuse_wrong_values
 from cdc_platform.timeline import StreamsOf
 
-_HEX = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], dtype=np.uint8)
 _SIGNS = np.uint64(0x8080808080808080)
-_HYPHENS = (8, 13, 18, 23)
-_DIGITS = [place for place in range(36) if place not in _HYPHENS]
 
 
 class Piece(IntEnum):
@@ -327,8 +324,4 @@ def _timeuuids(timestamps: np.ndarray, low: np.ndarray) -> pa.Array:
     words = np.empty((len(ticks), 2), dtype=">u8")
     words[:, 0] = high_half(ticks)
     words[:, 1] = low
-    text = np.full((len(ticks), 36), ord("-"), dtype=np.uint8)
-    text[:, _DIGITS] = _HEX[words.view(np.uint8).reshape(-1, 16)].reshape(-1, 32)
-    ends: Any = np.arange(0, 36 * len(ticks) + 1, 36, dtype=np.int32)
-    data: Any = text
-    return pa.Array.from_buffers(pa.string(), len(ticks), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return uuid_texts(words.view(np.uint8).reshape(-1, 16))

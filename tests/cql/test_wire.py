@@ -43,9 +43,9 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
 def test_scalars_are_what_the_driver_wrote(name: str, data: st.DataObject) -> None:
     """Of each type any value, read from the bytes that the driver makes of it."""
     value = data.draw(SCALARS[name])
-    codec = cqltypes.lookup_casstype({"text": "UTF8Type", "inet": "InetAddressType"}.get(name, _casstype(name)))
+    codec: Any = cqltypes.lookup_casstype({"text": "UTF8Type", "inet": "InetAddressType"}.get(name, _casstype(name)))
     written = codec.serialize(str(value) if name == "inet" else value, PROTOCOL)
-    found = read_value(t.scalar(name), written)
+    found: Any = read_value(t.scalar(name), written)
     assert found == value
     assert name != "double" or math.copysign(1, found) == math.copysign(1, value)
 

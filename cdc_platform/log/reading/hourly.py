@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import pyarrow as pa
@@ -37,15 +38,15 @@ from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.reader import (
     BY_HOUR,
-    SAFETY_US,
     log_of,
     longest,
+    newest_us,
     read_window,
     registered,
     sink_table,
-    stream_sets,
     whole_windows,
 )
+from cdc_platform.log.reading.sets import SAFETY_US, stream_sets
 from cdc_platform.log.reading.windows import Window
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
@@ -112,8 +113,20 @@ def copy_hour(
             f"the hour from {format_us(hour_us)} cannot be read before {format_us(readable_us)}: until then rows of it"
             " may be on their way; run it after that"
         )
+    for schema in schemas:
+        _assert_brought_in(lake, schema, hour_us, clock.now_us())
     planned = [(schema, _windows(lake, schema, hour_us, clock.now_us())) for schema in schemas]
     return [_copied(lake, clock, schema, windows, hour_us, tell) for schema, windows in planned]
+
+
+def _assert_brought_in(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> None:
+    """Hold that a log that is brought in from a cluster was, up to the end of the hour."""
+    newest = newest_us(lake, schema, now_us)
+    if newest < hour_us + HOUR_US - ONE_US:
+        raise StateError(
+            f"the log of {schema.full_name} was brought in from its cluster up to {format_us(newest)}, and the hour"
+            f" from {format_us(hour_us)} ends behind that; run `cdc-platform ingest` first"
+        )
 
 
 def due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
@@ -150,7 +163,7 @@ def _copied(
     operations: Counter[int] = Counter()
     for window in windows:
         if window.passed:
-            left_out.pass_over(lake, clock, schema, consumer, window, tell)
+            left_out.pass_over(lake, clock, consumer, window, partial(left_out.rows_of, lake, schema), tell)
             continue
         # Its other hours are compared with the log from now on, and asked for again where rows are missing.
         left_out.read_after_all(lake, consumer, window.set_us)
@@ -262,7 +275,7 @@ def _due(lake: Lake, clock: Clock, schema: TableSchema) -> Iterator[Microseconds
     sets = stream_sets(lake, schema, clock.now_us())
     if not sets.seen:
         return
-    readable_us = clock.now_us() - SAFETY_US
+    readable_us = newest_us(lake, schema, clock.now_us())
     if sets.awaited is not None:
         readable_us = min(readable_us, sets.awaited - ONE_US)
     first = hour = _hour_of(_position(lake, schema, clock.now_us()) + ONE_US)

@@ -29,18 +29,31 @@ def tell_in_log(remark: str) -> None:
     _log.warning(remark)
 
 
-def pass_over(lake: Lake, clock: Clock, schema: TableSchema, consumer: Consumer, window: Window, tell: Tell) -> None:
+def pass_over(
+    lake: Lake,
+    clock: Clock,
+    consumer: Consumer,
+    window: Window,
+    rows_left: Callable[[Window], int | None],
+    tell: Tell,
+) -> None:
     """Note that a window is passed over; told when its set is noted first, with the rows of the log that it leaves."""
     if window.set_us in passed_over.passed_over(lake).get(consumer.key, ()):
         return
-    begin, end = to_datetime(window.set_us), to_datetime(window.until_us)
-    count = _rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
+    count = rows_left(window)
+    left = "what the log has" if count is None else f"{_counted(count)} of the log"
     tell(
         f"consumer {consumer.full_name} passes over the generation of {format_us(window.set_us)}: it is listed without"
-        f" a row of streams, and a later one operates; {_counted(count)} of the log up to {format_us(window.until_us)}"
-        " are left out"
+        f" a row of streams, and a later one operates; {left} up to {format_us(window.until_us)}"
+        f" {'is' if count is None else 'are'} left out"
     )
     passed_over.note(lake, clock, consumer.key, [window.set_us])
+
+
+def rows_of(lake: Lake, schema: TableSchema, window: Window) -> int:
+    """The rows that the log in the lake has of a window's set, up to the window's end."""
+    begin, end = to_datetime(window.set_us), to_datetime(window.until_us)
+    return _rows(lake, schema, [(WRITTEN_AT, ">=", begin), (WRITTEN_AT, "<=", end)])
 
 
 def read_after_all(lake: Lake, consumer: Consumer, set_us: Microseconds) -> None:

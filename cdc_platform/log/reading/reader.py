@@ -5,63 +5,44 @@ Windows are cut by `windows`, positions kept by `consumers`; here rows are read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, format_us, from_datetime, to_datetime
+from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_datetime
 from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading import left_out
+from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.windows import Sets, Window, next_window
-from cdc_platform.records import consumers, passed_over
+from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
+from cdc_platform.log.reading.windows import Window, next_window
+from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SAFETY_US = SECOND_US * 30
-"""How far behind the clock a reader stays: what is younger may still be on its way."""
 ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
 BY_HOUR = "hourly"
 """The name of the consumer that copies logs hour by hour; see `hourly`."""
+FROM_CLUSTER = "ingest"
+"""The name of the consumer that brings the log of a live cluster into the lake."""
+_TAKEN = {BY_HOUR: "copies logs hour by hour", FROM_CLUSTER: "brings in the log of a live cluster"}
 _MOST_NAME = 48
 """The letters of a consumer's name, which stands in that of its table."""
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
-
-
-def stream_sets(lake: Lake, schema: TableSchema, now_us: int) -> Sets:
-    """The periods of the table's log that readers may read at `now_us`, and from where on they have to wait."""
-    return sets_of(StreamSources(lake).of(schema.keyspace, schema.name), now_us)
-
-
-def sets_of(source: StreamSource, now_us: int) -> Sets:
-    """The periods of a source as readers see them at `now_us`.
-
-    What readers have not been shown they wait for, so that no row is read as one of the generation before. Of old,
-    such ones were left out on purpose, since no log holds rows of them: those count as if they were not there. One
-    that they have been shown without a single stream is passed over once a later one operates, the newest is waited
-    for: ScyllaDB's own clients do so.
-    """
-    periods = source.periods()
-    seen = [each.begin_us for each in periods if each.shown]
-    removed = [each.begin_us for each in periods if each.removed]
-    told = max([*seen, *removed], default=None)
-    later = [each.begin_us for each in periods if told is not None and each.begin_us > told]
-    operating = max((each for each in seen if each <= now_us - SAFETY_US), default=0)
-    passed = [each.begin_us for each in periods if each.shown and each.bare and each.begin_us < operating]
-    return Sets(seen, removed, min(later, default=None), passed)
 
 
 def read_changes(
@@ -75,8 +56,8 @@ def read_changes(
 ) -> DataFrame:
     """The log rows with `since_us` < timestamp <= `until_us` (µs), generation after generation, each row once.
 
-    Nothing newer than `now_us` less the safety window is read, nothing of a generation whose streams are not all there,
-    and nothing of one that is passed over. Sorted by time, stream and place in the batch.
+    Nothing newer than `newest_us` is read, nothing of a generation whose streams are not all there, and nothing of one
+    that is passed over. Sorted by time, stream and place in the batch.
 
     Raises:
         StateError: some of it was in a generation that has been removed, or whose streams are not complete.
@@ -85,7 +66,7 @@ def read_changes(
     from pyspark.sql import functions as F
 
     table = log_of(lake, schema)
-    read = list(whole_windows(lake, schema, since_us, min(until_us, now_us - SAFETY_US), now_us))
+    read = list(whole_windows(lake, schema, since_us, min(until_us, newest_us(lake, schema, now_us)), now_us))
     rows = frames.read(spark, lake, table)
     if not read:
         return rows.limit(0)
@@ -108,7 +89,7 @@ def whole_windows(
     sets, position, number = sets_of(source, now_us), after_us, 0
     while (window := next_window(sets, position, number, horizon_us)) is not None:
         if not window.passed:
-            _assert_complete(source, window)
+            assert_complete(source, window)
         yield window
         position, number = window.until_us, window.number
 
@@ -169,30 +150,48 @@ def consume(
         NotFound: the table has no log here.
     """
     sink = sink_table(schema, name)
-    if name == BY_HOUR:
-        raise InputError(f"{name!r} is the consumer that copies logs hour by hour; give this one another name")
+    if name in _TAKEN:
+        raise InputError(f"{name!r} is the consumer that {_TAKEN[name]}; give this one another name")
     log_of(lake, schema)
     consumer = registered(lake, clock, schema, name, tell)
-    consumer = _caught_up(lake, clock, schema, sink, consumer)
-    count = 0
-    horizon = clock.now_us() - SAFETY_US if until_us is None else min(until_us, clock.now_us() - SAFETY_US)
-    while True:
-        source = StreamSources(lake).of(schema.keyspace, schema.name)
-        sets = sets_of(source, clock.now_us())
-        _assert_not_lost(sets, consumer)
-        at_most = longest(lake, schema, consumer.position_us)
-        window = next_window(sets, consumer.position_us, consumer.window_number, horizon, longest_us=at_most)
-        if window is None:
-            return consumer, count
-        rows = _rows_of(lake, clock, schema, source, consumer, window, tell)
-        sink = lake.widen(sink)
+    horizon = newest_us(lake, schema, clock.now_us())
+    if until_us is not None:
+        horizon = min(until_us, horizon)
+    return follow(lake, clock, schema, consumer, _FromLake(lake, schema, sink), horizon, tell)
+
+
+def newest_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
+    """The newest moment (µs) up to which the log here is whole: none that rows may still be on their way to.
+
+    Where the log is brought in from a live cluster, that is how far it was brought.
+    """
+    safe = now_us - SAFETY_US
+    try:
+        return min(safe, consumers.find(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us)
+    except NotFound:
+        return safe
+
+
+@dataclass(frozen=True)
+class _FromLake:
+    """Copies from the log that lies in the lake."""
+
+    lake: Lake
+    schema: TableSchema
+    sink: Table
+
+    def longest_us(self, after_us: Microseconds) -> Microseconds | None:
+        return longest(self.lake, self.schema, after_us)
+
+    def rows_left(self, window: Window) -> int:
+        return left_out.rows_of(self.lake, self.schema, window)
+
+    def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
+        empty = log_table(self.schema).schema.empty_table()
+        rows = empty if window.passed else read_window(self.lake, self.schema, window)
+        sink = self.lake.widen(self.sink)
         failpoints.reached(failpoints.BEFORE_SINK)
-        marks = {name: window.number, _position_of(name): window.until_us}
-        if not lake.append_once(sink, rows, marks, _last_number(consumer)):
-            raise ConflictError(f"another process reads {schema.full_name} as {name}; stop one, or give each its name")
-        failpoints.reached(failpoints.AFTER_SINK)
-        consumer = _moved(lake, clock, consumer, window)
-        count += rows.num_rows
+        return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
 
 def registered(
@@ -221,36 +220,6 @@ def registered(
     return consumer
 
 
-def _rows_of(
-    lake: Lake,
-    clock: Clock,
-    schema: TableSchema,
-    source: StreamSource,
-    consumer: Consumer,
-    window: Window,
-    tell: Tell,
-) -> pa.Table:
-    """What a window brings: its rows, or none where it is passed over, which is noted before anything moves."""
-    if window.passed and not _has_read_of(lake, consumer, window):
-        left_out.pass_over(lake, clock, schema, consumer, window, tell)
-        return log_table(schema).schema.empty_table()
-    _assert_complete(source, window)
-    if window.after_us < window.set_us:
-        left_out.read_after_all(lake, consumer, window.set_us)
-    return read_window(lake, schema, window)
-
-
-def _has_read_of(lake: Lake, consumer: Consumer, window: Window) -> bool:
-    """Whether the consumer has read rows of the window's set: then it had streams, which are gone."""
-    noted = passed_over.passed_over(lake).get(consumer.key, ())
-    return consumer.set_timestamp_us == window.set_us and window.set_us not in noted
-
-
-def _last_number(consumer: Consumer) -> int | None:
-    """The number of the last transaction that the sink of a consumer has seen; None before its first window."""
-    return consumer.window_number or None
-
-
 def longest(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microseconds | None:
     """How long (µs) a window may be for the rows of its files to fit into memory; None for as long as it likes."""
     bounds = lake.file_bounds(log_table(schema), WRITTEN_AT)
@@ -261,62 +230,6 @@ def longest(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microsec
         if count > ROWS_AT_ONCE:
             return ahead[max(place - 1, 0)][0] - after_us
     return None
-
-
-def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consumer: Consumer) -> Consumer:
-    """The consumer behind all windows that its sink has: a process that was killed left one that is not noted."""
-    number = lake.transaction(sink, consumer.name)
-    if number is None or number <= consumer.window_number:
-        if (number or 0) < consumer.window_number:
-            raise StateError(
-                f"{sink.full_name} lacks windows that consumer {consumer.full_name} has read; bring it back,"
-                " or forget the consumer and remove what is left of the table"
-            )
-        return consumer
-    until = lake.transaction(sink, _position_of(consumer.name))
-    if until is None or number != consumer.window_number + 1:
-        raise StateError(
-            f"{sink.full_name} has windows that consumer {consumer.full_name} never read; it was forgotten:"
-            " remove the table, or read under another name"
-        )
-    sets = stream_sets(lake, schema, clock.now_us())
-    begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
-    return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, Microseconds(until)))
-
-
-def _moved(lake: Lake, clock: Clock, consumer: Consumer, window: Window) -> Consumer:
-    return consumers.advance(
-        lake,
-        clock,
-        consumer,
-        position_us=window.until_us,
-        set_timestamp_us=window.set_us,
-        expected_window=window.number - 1,
-    )
-
-
-def _position_of(name: str) -> str:
-    """The application under which a sink notes, beside a window's number, where the window ended."""
-    return f"{name}:position"
-
-
-def _assert_not_lost(sets: Sets, consumer: Consumer) -> None:
-    first = min((*sets.seen, *sets.removed), default=None)
-    begun = consumer.set_timestamp_us
-    if begun is not None and first is not None and begun < first and consumer.position_us + ONE_US < first:
-        raise StateError(
-            f"consumer {consumer.full_name} is at {format_us(consumer.position_us)} in the set of {format_us(begun)},"
-            f" which is gone; what it has not read before {format_us(first)} is lost: forget it and register it anew"
-        )
-
-
-def _assert_complete(source: StreamSource, window: Window) -> None:
-    """Hold that a window's streams are all there."""
-    if not source.is_complete(window.set_us):
-        raise StateError(
-            f"the streams of the generation of {format_us(window.set_us)} are not all published yet; its rows are read"
-            " once they are: publish it, then run this again"
-        )
 
 
 def log_of(lake: Lake, schema: TableSchema) -> Table:

@@ -27,7 +27,8 @@ from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.reading import reader
-from cdc_platform.log.reading.reader import SAFETY_US, consume, read_changes, sink_table
+from cdc_platform.log.reading.reader import consume, read_changes, sink_table
+from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_sets
 from cdc_platform.settings import Settings
