@@ -50,8 +50,8 @@ class _Column:
     unreadable: int = 0
 
 
-def log_rows(schema: TableSchema, pages: Sequence[RawPage]) -> LogRows:
-    """The rows of pages of a table's log.
+def log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: bool = False) -> LogRows:
+    """The rows of pages of a table's log; with `exact`, or where a value needs it, with the column for such values.
 
     Raises:
         OtherColumns: a page has other columns than the schema's log.
@@ -76,8 +76,8 @@ def log_rows(schema: TableSchema, pages: Sequence[RawPage]) -> LogRows:
             found.unreadable[each.name] += column.unreadable
         if each.name == "cdc$time":
             arrays[WRITTEN_AT] = _written_at(cells)
-    fields = log_table(schema, exact=bool(beside)).schema
-    if beside:
+    fields = log_table(schema, exact=exact or bool(beside)).schema
+    if EXACT in fields.names:
         pairs = [list(beside[row].items()) if row in beside else None for row in range(count)]
         arrays[EXACT] = pa.array(pairs, fields.field(EXACT).type)
     found.rows = pa.table([arrays[field.name] for field in fields], schema=fields)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
 from cdc_platform.cluster import generations, known, tables
+from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.schemas import LoggedTable, read_logged_tables
 from cdc_platform.cluster.session import LiveCluster, connected
@@ -53,18 +54,37 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
         StateError: it is another cluster than before, has no CDC, or its topology is changing.
         InputError: it says something else about a generation than it did before.
     """
-    lake = Lake(cluster.open_home().lake)
     with connected(cluster.name, cluster.connection) as live:
-        layout = layout_of(live)
-        layout.assert_readable()
-        topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})
-        known.assert_same(cluster, topology.identity)
-        _assert_has_cdc(live, layout, topology)
-        times = generations.read_timestamps(live, layout)
-        known.assert_same(cluster, topology.identity, list(times))
-        found = generations.read_generations(live, layout, topology, times, _known(lake))
-        sets, without = read_stream_sets(live, layout, _known_sets(lake))
-        logged = read_logged_tables(live, layout)
+        return look(live, cluster, clock)
+
+
+def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observation | None:
+    """Observe a cluster that is connected to, where a glance says that anything changed; None where nothing did.
+
+    Raises:
+        As `observe`.
+    """
+    seen = glance(live)
+    known.assert_same(cluster, seen.identity)
+    if seen.mark == last_mark(cluster):
+        return None
+    return look(live, cluster, clock, seen)
+
+
+def look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None = None) -> Observation:
+    """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for."""
+    lake = Lake(cluster.open_home().lake)
+    first = glance(live) if seen_before is None else seen_before
+    layout = layout_of(live)
+    layout.assert_readable()
+    topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})
+    known.assert_same(cluster, topology.identity)
+    _assert_has_cdc(live, layout, topology)
+    times = generations.read_timestamps(live, layout)
+    known.assert_same(cluster, topology.identity, list(times))
+    found = generations.read_generations(live, layout, topology, times, _known(lake))
+    sets, without = read_stream_sets(live, layout, _known_sets(lake))
+    logged = read_logged_tables(live, layout)
     seen = Observation(topology.cluster_name, topology.version, incomplete=[*found.incomplete, *without])
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
     exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
@@ -73,6 +93,8 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
     seen.warnings += seen.imported.warnings
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
+    if not seen.incomplete:
+        remember(cluster, first)
     return seen
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -78,6 +79,11 @@ class LiveCluster:
             Member(address, host.host_id, host.datacenter or "", bool(host.is_up))
             for address, host in sorted(self._hosts.items())
         ]
+
+    @cached_property
+    def is_scylla(self) -> bool:
+        """Whether the contact says of its shards, as ScyllaDB does: only it knows BYPASS CACHE."""
+        return self.greeting(self.contact).shards is not None
 
     @property
     def consistency(self) -> int:

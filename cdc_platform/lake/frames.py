@@ -79,12 +79,18 @@ def replace_slice(
 
 
 def append(
-    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, transaction: tuple[str, int] | None = None
+    workers: Workers,
+    lake: Lake,
+    table: Table,
+    rows: DataFrame | TaskRows,
+    transaction: tuple[str, int] | None = None,
+    beside: Mapping[str, int] | None = None,
 ) -> bool:
     """Put `rows` behind those that the table has, a file a partition in its order; whether that was done.
 
     With a `transaction` (application and its number) they go in at most once: where the table has seen that number or
-    a higher one, nothing is done.
+    a higher one, nothing is done. `beside` are the numbers of other applications that the same commit keeps, which is
+    then made for no rows as well.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints.
@@ -92,7 +98,8 @@ def append(
         EnvironmentProblem: Spark's workers do not see the table's folder.
     """
     lake.ensure(table)
-    return _put(workers, lake, table, rows, transaction, f"appending to {table.full_name}", append=True)
+    what = f"appending to {table.full_name}"
+    return _put(workers, lake, table, rows, transaction, what, append=True, beside=beside)
 
 
 def replace_all(
@@ -115,6 +122,7 @@ def _put(
     what: str,
     *,
     append: bool,
+    beside: Mapping[str, int] | None = None,
 ) -> bool:
     seen = None if transaction is None else lake.transaction(table, transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
@@ -126,7 +134,7 @@ def _put(
     try:
         return _retried(
             what,
-            lambda: slices.commit_once(lake, table, draft, transaction, append=append),
+            lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside),
             (CommitFailedError,),
         )
     finally:

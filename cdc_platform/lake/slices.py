@@ -122,10 +122,19 @@ def _commit(opened: DeltaTable, lake: Lake, table: Table, draft: Draft, where: M
     return read_version + 1
 
 
-def commit_once(lake: Lake, table: Table, draft: Draft, transaction: tuple[str, int] | None, *, append: bool) -> bool:
+def commit_once(
+    lake: Lake,
+    table: Table,
+    draft: Draft,
+    transaction: tuple[str, int] | None,
+    *,
+    append: bool,
+    beside: Mapping[str, int] | None = None,
+) -> bool:
     """Put the files behind the table's rows, or in place of all of them in the declared columns; whether it was now.
 
-    With a `transaction` (application and its number) not if the table has seen that number or a higher one.
+    With a `transaction` (application and its number) not if the table has seen that number or a higher one. `beside`
+    are numbers of other applications that are kept with it, also where there is no file.
 
     Raises:
         EnvironmentProblem: as `commit`.
@@ -140,7 +149,7 @@ def _commit_once(
     seen = None if transaction is None else opened.transaction_version(transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False
-    if append and not draft.files:
+    if append and not draft.files and not beside:
         return False
     placed, added = _placed(lake, table, draft), draft.digests
     if append:
@@ -158,7 +167,7 @@ def _commit_once(
             commit_properties=properties,
         ),
         digests=after,
-        numbers=None if transaction is None else dict([transaction]),
+        numbers=None if transaction is None else {**dict([transaction]), **(beside or {})},
     )
     return True
 

@@ -10,12 +10,16 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
 
 from cdc_platform.clock import Milliseconds
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.ring import Node
 
@@ -82,6 +86,7 @@ class World:
             execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)},
         )
         self._session = self._cluster.connect()
+        self._logged: list[str] = []
         self._tables = _TABLES | {
             f"node{node}.{table}": columns
             for node in range(nodes)
@@ -116,6 +121,43 @@ class World:
         self._change(
             "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
         )
+
+        for table in self._logged:
+            for name in (f"{table}_scylla_cdc_log", table):
+                self._change(f"DROP TABLE IF EXISTS {name}")
+        self._logged.clear()
+
+    def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
+        """A base table and its log, as ScyllaDB made both at a time, with the CDC options of the schema."""
+        base = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in schema.columns)
+        keys = ", ".join(quoted(each.name) for each in schema.partition_key)
+        keys = ", ".join([f"({keys})", *(quoted(each.name) for each in schema.clustering_key)])
+        log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
+        self._logged.append(schema.full_name)
+        self._change(f"CREATE TABLE {schema.full_name} ({base}, PRIMARY KEY ({keys}))")
+        key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
+        self._change(f"CREATE TABLE {schema.keyspace}.{schema.log_name} ({log}, PRIMARY KEY ({key}))")
+        self._change(
+            "INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES (%s, %s, %s)",
+            (schema.keyspace, schema.log_name, time_uuid(created_ms)),
+        )
+        self.cdc_options(schema.keyspace, schema.name, ttl=str(schema.cdc.ttl))
+        self.schema_changed()
+
+    def log_rows(self, schema: TableSchema, rows: pa.Table) -> None:
+        """Put rows in the columns of the log's Delta table into a log; blobs and numbers alone beside the head."""
+        self.changed = True
+        names = [each.name for each in log_columns(schema)]
+        marks = ", ".join("?" for _ in names)
+        listed = ", ".join(map(quoted, names))
+        made = self._session.prepare(f"INSERT INTO {schema.keyspace}.{schema.log_name} ({listed}) VALUES ({marks})")
+        values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
+        execute_concurrent_with_args(self._session, made, [[row[name] for name in names] for row in values])
+
+    def schema_changed(self) -> None:
+        """Let every node say that it has another schema, as after any DDL."""
+        for node in range(self.nodes):
+            self._change(f"UPDATE node{node}.local SET schema_version = uuid() WHERE key = 'local'")
 
     def put(self, table: str, **values: object) -> None:
         """Insert a row. A name of a column may not need quotes."""

@@ -1,0 +1,83 @@
+"""Windows read a second time, for the rows that were not visible when they were read first.
+
+A write may carry an old timestamp, and a hint or a batch may be late: such rows come behind the confidence window. What
+is found is merged by the log's key, so that nothing is doubled, and counted in the same commit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Microseconds, to_datetime
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
+from cdc_platform.errors import ConflictError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.log.log_table import WRITTEN_AT
+from cdc_platform.log.reading.following import TooManyRows
+from cdc_platform.log.reading.sets import sets_of
+from cdc_platform.log.reading.windows import next_window
+from cdc_platform.records.consumers import Consumer
+from cdc_platform.timeline import StreamSources
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.ingest.ingesting import FromCluster
+
+AGAIN, LATE = "ingest:again", "ingest:late"
+"""The applications under which the log's table notes how far (µs) it was read a second time, and all late rows."""
+_KEYS = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+
+
+def read_again(copier: FromCluster, consumer: Consumer, pace: Pace, lives: Lifetimes) -> Microseconds | None:
+    """Read what is due a second time; answers with how far (µs) that has come, None where nothing was ever due.
+
+    Raises:
+        ConflictError: another process reads the same windows again.
+    """
+    lake, schema, clock = copier.lake, copier.schema, copier.clock
+    before = lake.transaction(copier.sink, AGAIN)
+    after, now = pace.again_after(lives.least_us), clock.now_us()
+    if not after or not lake.exists(copier.sink):
+        return None if before is None else Microseconds(before)
+    source = StreamSources(lake).of(schema.keyspace, schema.name)
+    sets = sets_of(source, now)
+    begun = lives.first_us(sets, now)
+    until = min(consumer.position_us, Microseconds(now - after))
+    place = Microseconds(max(begun, before) if before is not None else begun)
+    if until - place < max(1, pace.again_every(lives.least_us)):
+        return None if before is None else Microseconds(before)
+    number = 0
+    while True:
+        window = next_window(sets, place, number, until, longest_us=copier.longest_us(place))
+        if window is None:
+            return place
+        started = time.monotonic()
+        made, late = None, copier.sink.schema.empty_table()
+        if not window.passed:
+            try:
+                made, rows = copier.rows_here(source, window)
+            except TooManyRows:
+                continue
+            late = unknown(lake, copier.sink, rows, window.after_us, window.until_us)
+        total = (lake.transaction(copier.sink, LATE) or 0) + late.num_rows
+        marks = {AGAIN: window.until_us, LATE: total}
+        if copier.append(late, marks, before) is None:
+            raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
+        copier.note(window, made, late.num_rows, started, late.num_rows)
+        before, place, number = window.until_us, window.until_us, window.number
+
+
+def unknown(lake: Lake, sink: Table, rows: pa.Table, after_us: Microseconds, until_us: Microseconds) -> pa.Table:
+    """Those of a window's rows that the log here has not, by its key."""
+    inside = [(WRITTEN_AT, ">", to_datetime(after_us)), (WRITTEN_AT, "<=", to_datetime(until_us))]
+    there = set(_keys(lake.read(sink, list(_KEYS), inside)))
+    fresh = np.fromiter((key not in there for key in _keys(rows)), bool, rows.num_rows)
+    return rows.filter(pa.array(fresh))
+
+
+def _keys(rows: pa.Table) -> list[tuple[bytes, str, int]]:
+    return list(zip(*(rows[name].to_pylist() for name in _KEYS), strict=True))

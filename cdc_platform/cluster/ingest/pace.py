@@ -1,0 +1,101 @@
+"""How far an ingest stays behind the clocks, what of a log may be gone by now, and when windows are read again.
+
+Times in µs. What is read of a log at a time is left to `planning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc_platform.clock import DAY_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, us_of_seconds
+from cdc_platform.cluster.refusals import Unreachable
+from cdc_platform.cluster.session import LiveCluster, one
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.types import timeuuid_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log.reading.sets import SAFETY_US
+from cdc_platform.log.reading.windows import Sets
+from cdc_platform.records import cdc_tables
+
+_AGAIN_SHARE = 0.75
+"""Of a row's time to live: when a window is read a second time, by default."""
+_AGAIN_ROUNDS = 24
+_SKEW_TOLD_US = SECOND_US * 5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The settings of an ingest. `confidence_us`: how far it stays behind the slowest clock.
+
+    `again_after_us`: the age at which a window is read a second time, None for three quarters of the log's TTL, 0 for
+    never; `again_every_us`: how much of such time is read at once, None for a part of it.
+    """
+
+    confidence_us: Microseconds = SAFETY_US
+    again_after_us: Microseconds | None = None
+    again_every_us: Microseconds | None = None
+
+    def again_after(self, ttl_us: Microseconds) -> Microseconds:
+        """The age (µs) at which windows of a log are read again; 0 for never. `ttl_us` 0: rows live for ever."""
+        if self.again_after_us is not None:
+            return self.again_after_us
+        return Microseconds(int((ttl_us or us_of_seconds(DAY_SECONDS)) * _AGAIN_SHARE))
+
+    def again_every(self, ttl_us: Microseconds) -> Microseconds:
+        """How much time (µs) has to be due before it is read again."""
+        if self.again_every_us is not None:
+            return self.again_every_us
+        return Microseconds(self.again_after(ttl_us) // _AGAIN_ROUNDS)
+
+
+def horizon_us(live: LiveCluster, clock: Clock, pace: Pace, tell: Callable[[str], None]) -> Microseconds:
+    """Up to when (µs) rows are read: the confidence window behind the slowest clock, nodes' or this machine's."""
+    slowest = clock.now_us()
+    for member in live.members:
+        try:
+            rows = live.select("system.local", "now() AS now", "WHERE key = 'local'", at=member.address)
+        except Unreachable:
+            tell(f"node {member.address} does not tell its time; rows that it writes late come as late ones")
+            continue
+        theirs = timeuuid_us(one(rows, "system.local")["now"])
+        if slowest - theirs > _SKEW_TOLD_US:
+            behind = (slowest - theirs) // SECOND_US
+            tell(f"the clock of node {member.address} is {behind} s behind the others; windows wait for it")
+        slowest = min(slowest, theirs)
+    return Microseconds(slowest - pace.confidence_us)
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """How long rows of a log live, in µs: at the least and at the most, of all TTLs that it had; 0 for ever."""
+
+    least_us: Microseconds
+    most_us: Microseconds
+    created_us: Microseconds
+
+    @classmethod
+    def of(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
+        """Those of a table that the lake knows, since its log was made."""
+        found = [
+            change
+            for change in cdc_tables.changes(lake)
+            if change.full_name == schema.full_name and change.what != cdc_tables.DROPPED
+        ]
+        created = max(change.created_at_us for change in found)
+        ttls = [us_of_seconds(change.ttl_seconds) for change in found if change.created_at_us == created]
+        lived = [ttl for ttl in ttls if ttl]
+        return cls(min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls), created)
+
+    def gone_us(self, now_us: Microseconds) -> Microseconds | None:
+        """Rows written at or before this time (µs) may be gone; None where they live for ever."""
+        return Microseconds(now_us - self.least_us) if self.least_us else None
+
+    def first_us(self, sets: Sets, now_us: Microseconds) -> Microseconds:
+        """Before which time (µs) there is nothing to read: the generation begins there whose rows may still be there.
+
+        A write's own time may be older than its row, as far as its generation goes.
+        """
+        lives = max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us
+        begun = [each for each in sets.seen if each <= lives]
+        return Microseconds(max(begun, default=min(sets.seen, default=ONE_US)) - ONE_US)

@@ -1,0 +1,83 @@
+"""A table on the stand-in whose log tests write to, at the times that they want, in the streams of its generations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from support.standin.world import World
+
+from cdc_platform.clock import Microseconds, Milliseconds, us_of
+from cdc_platform.cql import statements as s
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.definitions import define
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.generations import TopologyDescription
+from cdc_platform.lake.arrow import stream_ids, tokens_of_column
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.log_table import writes_schema
+
+
+def defined(ddl: str) -> TableSchema:
+    """The last table that CQL makes."""
+    catalog, name = Catalog(), None
+    for statement in parse(ddl):
+        assert isinstance(statement.body, s.Definition)
+        define(catalog, statement.body, Microseconds(0))
+        name = statement.body.name if isinstance(statement.body, s.CreateTable) else name
+    assert name is not None
+    return catalog.table(name)
+
+
+@dataclass
+class LiveLog:
+    """The log of a table, and all rows that were written to it. `generations` by time (ms)."""
+
+    world: World
+    schema: TableSchema
+    generations: Mapping[Milliseconds, TopologyDescription]
+    written: list[pa.Table] = field(default_factory=list)
+
+    def make(self) -> LiveLog:
+        """Make the tables, as of the first generation's time."""
+        self.world.logged_table(self.schema, min(self.generations))
+        return self
+
+    def write(self, times_us: Sequence[int], **columns: Sequence[int]) -> pa.Table:
+        """Log an insert at each time (µs): `p` is its place, other columns 0 unless they are given."""
+        known = {name: [0] * len(times_us) for name in ("k", "v") if self.schema.has(name)}
+        made = {"operation": [2] * len(times_us), "timestamp": list(times_us), "p": list(range(len(times_us)))}
+        typed = pa.table({**made, **known, **columns})
+        schema = writes_schema(self.schema)
+        arrays = [
+            typed[each.name].cast(each.type).combine_chunks()
+            if each.name in typed.column_names
+            else pa.nulls(len(times_us), each.type)
+            for each in schema
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        rows = pa.Table.from_batches([log_batch(self.schema, batch, self._streams)])
+        self.world.log_rows(self.schema, rows)
+        self.written.append(rows)
+        return rows
+
+    def written_keys(self) -> list[tuple[bytes, str, int]]:
+        """The key of every row that was written, sorted."""
+        return sorted(key for rows in self.written for key in keys_of(rows))
+
+    def _streams(self, keys: pa.Array, timestamps: pa.Array) -> pa.Array:
+        times = sorted(self.generations)
+        tokens, out = tokens_of_column(keys), np.zeros((len(keys), 16), np.uint8)
+        for row, when in enumerate(timestamps.to_pylist()):
+            begun = max(time for time in times if us_of(time) <= when)
+            out[row] = self.generations[begun].streams_of(tokens[row : row + 1])[0]
+        return stream_ids(out)
+
+
+def keys_of(rows: pa.Table) -> list[tuple[bytes, str, int]]:
+    """The keys of log rows, sorted: one that comes twice is there twice."""
+    names = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+    return sorted(zip(*(rows[name].to_pylist() for name in names), strict=True))
