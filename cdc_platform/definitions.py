@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster import Definitions, in_process_executor
 
 from assets import expiry, repair, switch, upgrade
+from assets.cluster import defined as cluster
 from assets.join import defined as join
 from assets.log import defined as log
 from assets.reconcile import defined as reconcile
@@ -16,7 +17,7 @@ from resources.spark import SparkResource
 
 bind()
 
-ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, reconcile)
+ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, cluster, reconcile)
 
 defs = Definitions.merge(
     *(room.DEFINED for room in ROOMS),

@@ -47,7 +47,15 @@ LONG = {
     "server": ("test_connect.py", "test_every_kill_of_joins.py"),
     "kills": ("test_kills.py",),
     "repair": ("test_repair_run.py",),
-    "cassandra": ("test_observing.py", "test_reach.py", "test_bad_clusters.py", "test_standin.py"),
+    "cassandra": (
+        "test_observing.py",
+        "test_reach.py",
+        "test_bad_clusters.py",
+        "test_standin.py",
+        "test_ingest.py",
+        "test_ingested_values.py",
+        "test_ingest_on_spark.py",
+    ),
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 

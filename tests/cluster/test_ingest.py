@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pyarrow as pa
 import pytest
+from support.command_line import run
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.world import time_uuid
 
+from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest.again import LATE
 from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
@@ -107,6 +116,117 @@ def test_rows_that_come_late_are_found_once(cluster: KnownCluster, log: LiveLog,
     second = bring(cluster, workers, NOW_US + HOUR_US, pace=pace)
     assert second.late == 1
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    from cdc_platform.cluster.ingest.again import LATE
-
     assert lake_of(cluster).transaction(log_table(log.schema), LATE) == 2
+
+
+@pytest.mark.parametrize("point", ["before-sink", "after-sink"])
+def test_a_reader_that_is_killed_goes_on_where_it_was(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, point: str
+) -> None:
+    """Before its commit, and between the commit and the position: the next one has every row once, and no other."""
+    log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US + 1])
+    home = str(cluster.home.parent.parent)
+    command = [sys.executable, "-m", "cdc_platform", "--home", home, "ingest", "prod", "shop.t"]
+    killed = subprocess.run(command, env={**os.environ, failpoints.VARIABLE: point}, capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    done = run("--home", home, "ingest", "prod", "shop.t", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+
+
+def test_an_altered_table_goes_on(standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers) -> None:
+    """A column comes, without the schema saying so; it goes, another comes, and a key is renamed."""
+    log.write([FIRST_US + 1], v=[7])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    world, name = standin.world, "shop.t_scylla_cdc_log"
+    world.run("ALTER TABLE shop.t ADD w int")
+    world.run(f'ALTER TABLE {name} ADD (w int, "cdc$deleted_w" boolean)')
+    log.schema = defined(DDL.replace("v int,", "v int, w int,"))
+    log.write([FIRST_US + 61 * SECOND_US], v=[8], w=[9])
+    bring(cluster, workers, FIRST_US + 120 * SECOND_US)
+    assert rows_in(cluster, log).sort_by("cdc$time").select(["v", "w"]).to_pylist() == [
+        {"v": 7, "w": None},
+        {"v": 8, "w": 9},
+    ]
+    for statement in ("ALTER TABLE shop.t DROP w", f'ALTER TABLE {name} DROP (w, "cdc$deleted_w")'):
+        world.run(statement)
+    world.run("ALTER TABLE shop.t ADD x blob")
+    world.run(f'ALTER TABLE {name} ADD (x blob, "cdc$deleted_x" boolean)')
+    world.run("ALTER TABLE shop.t RENAME k TO key")
+    # The stand-in's log is a table like others, whose regular columns have fixed names.
+    world.run(f"ALTER TABLE {name} DROP k")
+    world.run(f"ALTER TABLE {name} ADD key int")
+    log.schema = defined(DDL.replace("v int,", "v int, x blob,").replace("k ", "key ").replace("k)", "key)"))
+    log.write([SWITCH_US + 1], v=[10], key=[3])
+    world.schema_changed()
+    bring(cluster, workers)
+    table = log_table(log.schema)
+    found = Lake(cluster.open_home().lake).read(table, ["key", "v", "x"])
+    assert sorted(found["key"].to_pylist()) == [0, 0, 3]
+    assert sorted(found["v"].to_pylist()) == [7, 8, 10]
+    assert {"w", "x", "key"} <= set(lake_of(cluster).columns(table))
+    assert "k" not in lake_of(cluster).columns(table)
+
+
+def test_a_column_that_comes_back_with_another_type_stands_beside_the_old_one(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """The old values stay under a name that says until when they were; the new ones have the column's name."""
+    log.write([FIRST_US + 1], v=[7])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    world = standin.world
+    for table in ("shop.t", "shop.t_scylla_cdc_log"):
+        world.run(f"DROP TABLE {table}")
+    log.schema = defined(DDL.replace("v int", "v bigint"))
+    log.make()
+    log.write([SWITCH_US + 1], v=[2**40])
+    bring(cluster, workers)
+    names = lake_of(cluster).columns(log_table(log.schema))
+    (old,) = [name for name in names if name.startswith("v$until_")]
+    rows = lake_of(cluster).read_version(log_table(log.schema), lake_of(cluster).version(log_table(log.schema)) or 0)
+    assert sorted(rows.select([old, "v"]).to_pylist(), key=str) == [{old: 7, "v": None}, {old: None, "v": 2**40}]
+
+
+def test_rows_that_may_be_gone_are_told_of(standin: StandIn, cluster: KnownCluster, workers: Workers) -> None:
+    """Read a day late of a log whose rows live for an hour: what is there comes, and the gap has its times."""
+    ddl = DDL.replace("'ttl': '0'", "'ttl': '3600'")
+    log = LiveLog(standin.world, defined(ddl), {FIRST_MS: GENERATIONS[FIRST_MS]}).make()
+    log.write([FIRST_US + 1])
+    told: list[str] = []
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US, told)
+    assert not told
+    bring(cluster, workers, FIRST_US + 24 * HOUR_US, told)
+    (gap,) = told
+    assert "from 2026-09-21T14:13:50" in gap
+    assert "may be gone" in gap
+
+
+def test_a_generation_without_streams_is_passed_over(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """As ScyllaDB's own clients do, once a later one operates; it is told of, and what it has later is not read."""
+    empty = SWITCH_MS + Milliseconds(60_000)
+    last = SWITCH_MS + Milliseconds(120_000)
+    standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=empty)
+    standin.world.generation(last, time_uuid(last), description(time_uuid(last)))
+    log.generations = {**GENERATIONS, last: description(time_uuid(last))}
+    log.write([FIRST_US + 1, SWITCH_US + 1, us_of(last), us_of(last) + 1])
+    told: list[str] = []
+    bring(cluster, workers, told=told)
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+    assert [line for line in told if "passes over the generation" in line]
+
+
+def test_a_slow_clock_holds_windows_back(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """A node whose clock is far behind may still give rows old times: windows end before what it shows."""
+    log.write([FIRST_US + 1, SWITCH_US + 1])
+    behind_ms = -(int(time.time() * 1000) - SWITCH_MS)
+    standin.proxy.faults.clock_offset_ms = {1: behind_ms}
+    told: list[str] = []
+    done = bring(cluster, workers, told=told)
+    assert (done.rows, done.position_us < SWITCH_US) == (1, True)
+    assert [line for line in told if "127.0.0.2" in line and "behind" in line]
+    standin.proxy.faults.clock_offset_ms = {}
+    assert bring(cluster, workers).rows == 1

@@ -61,6 +61,9 @@ permissions_validity: 0ms
 roles_validity: 0ms
 credentials_validity: 0ms
 auto_snapshot: false
+read_request_timeout: 60s
+range_request_timeout: 60s
+write_request_timeout: 60s
 memtable_heap_space: 32MiB
 memtable_offheap_space: 32MiB
 key_cache_size: 8MiB

@@ -1,0 +1,13 @@
+"""What the room of the live clusters defines."""
+
+from dagster import Definitions
+
+from assets.cluster.ingested import ingest_log, ingested_log, live_logs
+from assets.cluster.observed import changed_clusters, observe_cluster, observed_cluster
+
+DEFINED = Definitions(
+    assets=[observed_cluster, ingested_log],
+    jobs=[observe_cluster, ingest_log],
+    sensors=[changed_clusters],
+    schedules=[live_logs],
+)

@@ -1,0 +1,144 @@
+"""Live clusters in Dagster, a partition a cluster: looked at when a glance says that something changed.
+
+A sensor's tick costs a few small queries a cluster, over one session that the code server keeps over many ticks.
+"""
+
+import pyarrow as pa
+from dagster import (
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    DefaultSensorStatus,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    RunRequest,
+    SensorEvaluationContext,
+    SensorResult,
+    define_asset_job,
+    in_process_executor,
+    sensor,
+)
+
+from assets.declared import Sources, table_asset
+from assets.failures import in_one_line
+from assets.runs import attempt
+from assets.told import Stopwatch, few_rows, materialized
+from cdc_platform.clock import format_ms
+from cdc_platform.cluster import known
+from cdc_platform.cluster.glance import last_mark
+from cdc_platform.cluster.observing import observe
+from cdc_platform.cluster.standing import StandingSessions
+from cdc_platform.errors import PlatformError
+from cdc_platform.home import Home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
+from cdc_platform.records import cdc_tables, ring
+from resources.clock import ClockResource
+from resources.home import HomeResource
+
+CLUSTERS_NAME = "cluster"
+CLUSTERS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
+"""The clusters that are known by name: one partition a cluster."""
+OBSERVE_JOB = "observe_cluster"
+MARK_TAG = "cdc_platform/cluster_mark"
+_NO_SOURCES: Sources = {}
+OBSERVED_CLUSTER = Table(
+    "platform",
+    "observed_cluster",
+    pa.schema(
+        [
+            column("host_id", pa.string(), "a node of the cluster"),
+            column("time", TIMESTAMP, "a generation that it has published"),
+            column("table_name", pa.string(), "a table of it that has a CDC log"),
+        ]
+    ),
+    keys=("host_id", "time", "table_name"),
+    comment="What was seen of a live cluster, in the home of that cluster: nodes, generations, tables with a log",
+)
+"""Stands for the tables of the homes of clusters."""
+_sessions = StandingSessions()
+
+
+@table_asset(
+    OBSERVED_CLUSTER,
+    group="clusters",
+    spark=False,
+    partitions=CLUSTERS,
+    description="Materialise a cluster's partition to look at it once, as `cdc-platform observe` does.",
+)
+def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: ClockResource) -> MaterializeResult:
+    """Look at one cluster, and take in what is new."""
+    watch = Stopwatch()
+    with in_one_line():
+        cluster = known.find(home.home(), context.partition_key)
+        seen = observe(cluster, clock.clock())
+    lake = Lake(cluster.open_home().lake)
+    for line in (*seen.warnings, *seen.incomplete):
+        context.log.warning(line)
+    tables = cdc_tables.cdc_tables(lake)
+    told = {
+        "version": seen.version,
+        "nodes": len(ring.members(lake)),
+        "tables": few_rows(("table", "enabled", "ttl"), ((t.full_name, t.enabled, t.ttl_seconds) for t in tables)),
+        "changes": few_rows(("what",), ((line,) for line in (*seen.tables_changed, *seen.incomplete))),
+    }
+    version = lake.version(GENERATION_TIMESTAMPS)
+    return materialized(version, rows=seen.imported.rows_written, watch=watch, sources=_NO_SOURCES, told=told)
+
+
+observe_cluster = define_asset_job(
+    OBSERVE_JOB,
+    selection=AssetSelection.assets(observed_cluster),
+    description="Looks at one live cluster, by SELECT alone, and takes in what is new.",
+    executor_def=in_process_executor,
+)
+
+
+def next_observations(home: Home, instance: DagsterInstance, sessions: StandingSessions) -> SensorResult:
+    """What a tick asks for: a partition for each cluster, and a look at those that are not as they were looked at last.
+
+    A cluster that cannot be reached is told of, and asked again at the next tick.
+    """
+    clusters = known.clusters(home)
+    missing = sorted({each.name for each in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
+    requests: list[RunRequest] = []
+    remarks: list[str] = []
+    for cluster in clusters:
+        try:
+            seen = sessions.glance(cluster)
+        except PlatformError as error:
+            remarks.append(str(error))
+            continue
+        if seen.mark == last_mark(cluster):
+            newest = seen.identity.newest_ms
+            remarks.append(f"{cluster.name} is as it was, generation {'none' if newest is None else format_ms(newest)}")
+            continue
+        wish = attempt(
+            instance,
+            OBSERVE_JOB,
+            f"{cluster.name}/{seen.mark[:16]}",
+            state=(MARK_TAG, seen.mark[:16]),
+            partition=cluster.name,
+        )
+        if wish.request is not None:
+            requests.append(wish.request)
+        else:
+            remarks.append(f"{cluster.name}: a look at it is under way, or was tried {len(wish.ended)} times")
+    return SensorResult(
+        run_requests=requests,
+        dynamic_partitions_requests=[CLUSTERS.build_add_request(missing)] if missing else [],
+        skip_reason=None if requests else "; ".join(remarks) or "no cluster is known by name",
+    )
+
+
+@sensor(
+    name="changed_clusters",
+    job_name=OBSERVE_JOB,
+    minimum_interval_seconds=30,
+    default_status=DefaultSensorStatus.STOPPED,
+    description="Every 30 seconds: asks for a look at each live cluster whose nodes, generations, stream sets or "
+    "schema have changed. A tick is a few small queries a cluster, over one session that stays open.",
+)
+def changed_clusters(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
+    """`next_observations` on this home and this instance."""
+    return next_observations(home.home(), context.instance, _sessions)

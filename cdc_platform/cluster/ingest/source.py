@@ -1,0 +1,259 @@
+"""The CDC log of a live cluster in Spark: `spark.read.format("scylla_cdc")` and `spark.readStream`, each row once.
+
+Register it with `spark.dataSource.register(ScyllaCdc)`. Windows are planned where the query is, by the generations that
+the cluster's home has; Spark's tasks ask for the rows. A stream's offset is the time up to which it has read.
+
+| option | |
+|---|---|
+| `home`, `cluster`, `table` | the platform's home, the cluster's name in it, and `keyspace.table` |
+| `from`, `until` | the first and the last moment, as in 2026-01-31T12:00:00Z; by default what there is |
+| `confidence` | seconds to stay behind the slowest clock; 30 |
+| `by` | `streams` or `ranges`; by default what costs less |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, parse_time_us
+from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest import pace as paces
+from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
+from cdc_platform.cluster.ingest.ingesting import rows_since
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
+from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Way, by_token, plan
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.observing import refresh
+from cdc_platform.cluster.session import LiveCluster, connected
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import InputError
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import spark_struct
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.reader import whole_windows
+from cdc_platform.log.reading.sets import stream_sets
+from cdc_platform.timeline import StreamSources
+
+_log = logging.getLogger(__name__)
+_OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the options say. Times in µs, the first one read and the last."""
+
+    home: str
+    cluster: str
+    keyspace: str
+    table: str
+    first_us: Microseconds | None
+    until_us: Microseconds | None
+    pace: Pace
+    way: Way | None
+
+    @classmethod
+    def of(cls, options: MutableMapping[str, str]) -> _Asked:
+        """The options of a query, which Spark compares without regard to case.
+
+        Raises:
+            InputError: one is missing, unknown, or none of the values that it has.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(set(given) - set(_OPTIONS))
+        missing = [name for name in ("home", "cluster", "table") if name not in given]
+        if unknown or missing:
+            wrong = f"no option {unknown[0]}" if unknown else f"option {missing[0]} is missing"
+            raise InputError(f"scylla_cdc: {wrong}; the options are {', '.join(_OPTIONS)}")
+        keyspace, _, table = given["table"].partition(".")
+        if not (keyspace and table):
+            raise InputError(f"scylla_cdc: {given['table']!r} names no table; write it as keyspace.table")
+        way = given.get("by")
+        if way not in (None, STREAMS, RANGES):
+            raise InputError(f"scylla_cdc: by is {way!r}; it is {STREAMS} or {RANGES}")
+        first, until = (parse_time_us(given[name]) if name in given else None for name in ("from", "until"))
+        confidence = Microseconds(int(float(given.get("confidence", "30")) * SECOND_US))
+        found: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
+        return cls(given["home"], given["cluster"], keyspace, table, first, until, Pace(confidence), found)
+
+    def find(self) -> KnownCluster:
+        """The cluster, as the home knows it."""
+        return known.find(open_home(self.home, create=False), self.cluster)
+
+    def schema(self) -> TableSchema:
+        """The table, as the cluster was seen to have it last."""
+        cluster = self.find()
+        with connected(cluster.name, cluster.connection) as live:
+            refresh(live, cluster, Clock())
+        return schema_of(Lake(cluster.open_home().lake), self.keyspace, self.table)
+
+
+class ScyllaCdc(DataSource):
+    """The CDC log of a table, as the platform's lake would have it."""
+
+    @cached_property
+    def _asked(self) -> _Asked:
+        return _Asked.of(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format`."""
+        return "scylla_cdc"
+
+    def schema(self) -> StructType:
+        """The columns of the log, with the one for values that no native column holds."""
+        return spark_struct(log_table(self._asked.schema(), exact=True).schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads once."""
+        return _Reader(self._asked)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """What reads on and on."""
+        return _StreamReader(self._asked)
+
+
+class _Planner:
+    """A connection to the cluster and the windows that can be read, for who plans a query."""
+
+    def __init__(self, asked: _Asked) -> None:
+        self.asked, self._opened = asked, ExitStack()
+        self.cluster = asked.find()
+        self.lake = Lake(self.cluster.open_home().lake)
+
+    @cached_property
+    def live(self) -> LiveCluster:
+        """The connection, made when it is needed."""
+        return self._opened.enter_context(connected(self.cluster.name, self.cluster.connection))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._opened.close()
+
+    def schema(self) -> TableSchema:
+        """The table as the home has it."""
+        return schema_of(self.lake, self.asked.keyspace, self.asked.table)
+
+    def horizon_us(self) -> Microseconds:
+        """Up to when (µs) can be read now; what the cluster has new is taken in."""
+        horizon = paces.horizon_us(self.live, Clock(), self.asked.pace, _log.warning)
+        refresh(self.live, self.cluster, Clock())
+        return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
+
+    def first_us(self) -> Microseconds:
+        """Behind what (µs) reading begins."""
+        if self.asked.first_us is not None:
+            return Microseconds(self.asked.first_us - ONE_US)
+        schema, now = self.schema(), Clock().now_us()
+        return Lifetimes.of(self.lake, schema).first_us(stream_sets(self.lake, schema, now), now)
+
+    def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
+        """The end (µs) of the last window from there on that can be read: no generation of it is awaited."""
+        now = Clock().now_us()
+        ends = [each.until_us for each in whole_windows(self.lake, self.schema(), after_us, horizon_us, now)]
+        return max(ends, default=after_us)
+
+    def partitions(self, after_us: Microseconds, until_us: Microseconds) -> list[InputPartition]:
+        """The requests of all windows in between, a partition for a few hundred of them."""
+        schema, now = self.schema(), Clock().now_us()
+        lives = Lifetimes.of(self.lake, schema)
+        since = Microseconds(max(lives.created_us, now - lives.most_us) if lives.most_us else lives.created_us)
+        held = rows_since(self.lake, log_table(schema), since)
+        asking = Asking(self.cluster.name, self.cluster.connection, schema, self.live.is_scylla)
+        periods = StreamSources(self.lake).of(schema.keyspace, schema.name).periods()
+        found = []
+        for window in whole_windows(self.lake, schema, after_us, until_us, now):
+            if window.passed:
+                continue
+            streams = next(each for each in periods if each.begin_us == window.set_us).streams().streams
+            share = (window.until_us - max(window.after_us, since)) / max(now - since, 1)
+            page_rows = self.cluster.connection.page_rows
+            asks = plan(window, by_token(streams), held, share, page_rows, self.asked.way).conditions
+            for first in range(0, len(asks), REQUESTS_A_TASK):
+                found.append(InputPartition((asking, list(asks[first : first + REQUESTS_A_TASK]))))
+        return found
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The windows up to now."""
+        planner = _Planner(self._asked)
+        try:
+            horizon, first = planner.horizon_us(), planner.first_us()
+            return planner.partitions(first, planner.readable_us(first, horizon)) or [InputPartition(None)]
+        finally:
+            planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of some requests."""
+        return _rows(partition)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets are `{"until": µs}`: all rows at or before it were read."""
+
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+        self._fixed_us: Microseconds | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        # Tasks get a copy, which asks by a connection of their own.
+        return {name: value for name, value in vars(self).items() if name != "_planner"}
+
+    @cached_property
+    def _planner(self) -> _Planner:
+        return _Planner(self._asked)
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new query begins."""
+        self._planner.horizon_us()
+        return {"until": self._planner.first_us()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """All that is there: rows of a cluster are not counted before they are read."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix up to when this run reads."""
+        self._fixed_us = self._planner.horizon_us()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Up to when can be read by now, or could when this run began."""
+        horizon = self._planner.horizon_us() if self._fixed_us is None else self._fixed_us
+        after = Microseconds(start["until"])
+        return {"until": max(after, self._planner.readable_us(after, horizon))}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The windows of a batch: the same whenever it is asked for again."""
+        return self._planner.partitions(Microseconds(start["until"]), Microseconds(end["until"]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of some requests."""
+        return _rows(partition)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing is kept here: the checkpoint is Spark's."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self._planner.close()
+
+
+def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if partition.value is None:
+        return iter(())
+    asking, conditions = partition.value
+    return asking.task_rows(conditions).batches(0)

@@ -1,0 +1,139 @@
+"""`cdc-platform ingest`: the CDC log of a table on a live cluster comes into the lake, each row once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.clock import SECOND_US, Microseconds, format_us, parse_time_us
+from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.ingest.ingesting import Ingested, ReadWindow
+
+_SECONDS = click.FloatRange(min=0)
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.argument("table", type=TABLE_NAME)
+@click.option("--until", help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
+@click.option("--by", type=click.Choice(["streams", "ranges"]), help="How windows are read. [default: what costs less]")
+@click.option(
+    "--confidence", type=_SECONDS, default=30.0, show_default=True, help="Seconds to stay behind the slowest clock."
+)
+@click.option(
+    "--again-after",
+    type=_SECONDS,
+    help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
+)
+@json_option
+@pass_session
+def ingest(
+    session: Session,
+    name: str,
+    table: tuple[str, str],
+    until: str | None,
+    by: Any,
+    confidence: float,
+    again_after: float | None,
+    as_json: bool,
+) -> None:
+    """Bring what is new in the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
+
+    Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Generations and
+    tablets are followed as they come. Late rows are looked for by reading windows a second time. Spark is started where
+    there is more to ask for than one process does soon.
+
+    \b
+    Example:
+      cdc-platform ingest prod shop.orders
+      cdc-platform --home .cdc-platform/clusters/prod log shop.orders
+    """
+    until_us = None if until is None else parse_time_us(until)
+    from cdc_platform.cluster import known
+    from cdc_platform.cluster.ingest.ingesting import ingest as bring
+    from cdc_platform.cluster.ingest.pace import Pace
+    from cdc_platform.lake.session import workers
+    from cdc_platform.log.gaps import told
+
+    cluster = known.find(session.open_home(), name)
+    pace = Pace(_us(confidence), None if again_after is None else _us(again_after))
+    done = bring(cluster, session.clock, *table, workers(), pace=pace, until_us=until_us, way=by, tell=warn)
+    for line in told(_lake(cluster.home), [done.table]):
+        warn(line)
+    if as_json:
+        write_json(_document(done))
+        return
+    columns = ("generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
+    if done.windows:
+        write_table("Windows", columns, [_row(window) for window in done.windows])
+    write_facts(_facts(done).items())
+
+
+def _lake(home: Any) -> Any:
+    from cdc_platform.home import open_home
+    from cdc_platform.lake.lake import Lake
+
+    return Lake(open_home(home).lake)
+
+
+def _us(seconds: float) -> Microseconds:
+    return Microseconds(int(seconds * SECOND_US))
+
+
+def _row(window: ReadWindow) -> tuple[Any, ...]:
+    chosen = window.chosen
+    return (
+        format_us(window.set_us),
+        format_us(window.after_us),
+        format_us(window.until_us),
+        "passed over" if chosen is None else chosen.way,
+        None if chosen is None else chosen.requests,
+        window.requests,
+        window.rows,
+        window.late,
+        window.seconds,
+    )
+
+
+def _facts(done: Ingested) -> dict[str, Any]:
+    return {
+        "table": done.table,
+        "rows": done.rows,
+        "late": done.late,
+        "read up to": format_us(done.position_us),
+        "read again up to": None if done.again_us is None else format_us(done.again_us),
+    }
+
+
+def _document(done: Ingested) -> dict[str, Any]:
+    return {
+        "table": done.table,
+        "rows": done.rows,
+        "late": done.late,
+        "position": format_us(done.position_us),
+        "again": None if done.again_us is None else format_us(done.again_us),
+        "windows": [_window(window) for window in done.windows],
+    }
+
+
+def _window(window: ReadWindow) -> dict[str, Any]:
+    estimates = {
+        name: None if each is None else {"by": each.way, "requests": each.requests, "looks": each.looks}
+        for name, each in (("chosen", window.chosen), ("instead_of", window.other))
+    }
+    return {
+        "number": window.number,
+        "generation": format_us(window.set_us),
+        "after": format_us(window.after_us),
+        "until": format_us(window.until_us),
+        **estimates,
+        "requests": window.requests,
+        "rows": window.rows,
+        "late": window.late,
+        "seconds": window.seconds,
+    }

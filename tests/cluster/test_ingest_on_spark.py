@@ -1,0 +1,121 @@
+"""The log of a live cluster read by tasks of Spark: by the ingest itself, and as a data source, batch and stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.world import OBSERVER, time_uuid
+
+from cdc_platform.clock import Clock, Milliseconds, us_of
+from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest import asking, ingesting
+from cdc_platform.cluster.ingest.ingesting import ingest
+from cdc_platform.cluster.ingest.source import ScyllaCdc
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.errors import InputError
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
+from cdc_platform.log.log_table import log_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.cassandra, pytest.mark.spark]
+
+SWITCH_MS = FIRST_MS + Milliseconds(3_600_000)
+FIRST_US, SWITCH_US = us_of(FIRST_MS), us_of(SWITCH_MS)
+DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+
+
+@pytest.fixture
+def cluster(standin: StandIn, tmp_path: Path) -> KnownCluster:
+    """The stand-in, with its secret in a file: a JVM that runs already has no new variable of the environment."""
+    secret = tmp_path / "secret.toml"
+    user, password = OBSERVER
+    secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
+    secret.chmod(0o600)
+    connection = standin.connection(user_env=None, password_env=None, credentials_file=str(secret))
+    return known.add(open_home(tmp_path / "home"), "prod", connection)
+
+
+@pytest.fixture
+def log(standin: StandIn) -> LiveLog:
+    """Rows on both sides of a switch."""
+    generations = {time: description(time_uuid(time)) for time in (FIRST_MS, SWITCH_MS)}
+    standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), generations[SWITCH_MS])
+    live = LiveLog(standin.world, defined(DDL), generations).make()
+    live.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1])
+    return live
+
+
+def test_tasks_read_and_one_commit_has_their_rows(
+    cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tasks a window, each with a session of its own; every row is there once, and again none comes."""
+    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
+    workers = Workers(lambda: spark, in_process=0)
+    done = ingest(cluster, Clock(), "shop", "t", workers, way="ranges")
+    assert done.rows == 4
+    lake = Lake(cluster.open_home().lake)
+    table = log_table(log.schema, exact=True)
+    assert keys_of(lake.read(table)) == log.written_keys()
+    before = lake.version(table)
+    assert ingest(cluster, Clock(), "shop", "t", workers, way="ranges").rows == 0
+    newest = lake.envelopes(table)[0].envelope
+    assert newest is not None
+    assert newest.numbers["ingest"] == 3
+    assert lake.version(table) == (before or 0) + 1
+
+
+def options(cluster: KnownCluster) -> dict[str, str]:
+    """Where the log is."""
+    return {"home": str(cluster.home.parent.parent), "cluster": "prod", "table": "shop.t"}
+
+
+def keys(frame: DataFrame) -> list[tuple[bytes, str, int]]:
+    """The keys of a frame's rows, sorted."""
+    return keys_of(frame.toArrow())
+
+
+def test_a_batch_reads_what_is_between_two_moments(cluster: KnownCluster, log: LiveLog, spark: SparkSession) -> None:
+    """Both moments belong to it; the columns are those of the lake's table."""
+    spark.dataSource.register(ScyllaCdc)
+    reader = spark.read.format("scylla_cdc").options(**options(cluster))
+    whole = reader.load()
+    assert whole.columns == log_table(log.schema, exact=True).schema.names
+    assert keys(whole) == log.written_keys()
+    part = reader.option("from", "2026-09-21T15:13:20Z").option("until", "2026-09-21T15:13:20Z").load()
+    assert part.count() == 1
+    with pytest.raises(InputError, match="no option form"):
+        ScyllaCdc({**options(cluster), "form": "x"}).schema()
+
+
+def test_a_stream_that_is_started_again_has_every_row_once(
+    cluster: KnownCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
+) -> None:
+    """`availableNow` reads all that there is, the next run what came since, and nothing is read twice."""
+    spark.dataSource.register(ScyllaCdc)
+
+    def run() -> None:
+        stream = spark.readStream.format("scylla_cdc").options(**options(cluster)).load()
+        query = (
+            stream.writeStream.format("delta")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "sink"))
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+
+    run()
+    assert keys(spark.read.format("delta").load(str(tmp_path / "sink"))) == log.written_keys()
+    log.write([SWITCH_US + 10**10], v=[9])
+    run()
+    found = keys(spark.read.format("delta").load(str(tmp_path / "sink")))
+    assert found == sorted(set(found))
