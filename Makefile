@@ -23,6 +23,10 @@ help: ## list the targets
 demo: java .venv ## three real nodes join, one after the other: the main job, end to end
 	@$(BIN)/cdc-platform demo
 
+.PHONY: demo-live
+demo-live: .venv ## a CQL server on loopback that nodes join while it is written to and ingested; needs Java 17
+	@cd tests && ../$(BIN)/python -m support.standin.demo_live
+
 .PHONY: test
 test: java .venv cassandra ## all checks and all tests
 	$(BIN)/ruff check

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cluster": ("cluster", "Live clusters by name: add, test, remove; the list of them."),
     "observe": ("observe", "Take in what a live cluster holds; writes nothing to it."),
     "status": ("status", "How the home stands, on one screen, and the next thing to do."),
+    "watch": ("watch", "A live cluster as it changes, in the terminal or as JSON lines."),
     "ingest": ("ingest", "Bring in the CDC log of a live cluster, each row once."),
     "generations": ("generations", "List the generations, newest first."),
     "streams": ("streams", "Print a generation's streams, range by range."),

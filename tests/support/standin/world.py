@@ -165,6 +165,10 @@ class World:
         marks = ", ".join("%s" for _ in values)
         self._change(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
+    def rows(self, statement: str) -> list[Any]:
+        """What a SELECT answers, as the superuser."""
+        return list(self._session.execute(statement))
+
     def run(self, statement: str) -> None:
         """Any statement, as the superuser."""
         self._change(statement)

@@ -1,0 +1,82 @@
+"""`cdc-platform watch`: a live cluster as it changes, in the terminal or as a line of JSON a change."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform.clock import SECOND_US, format_ms, format_us
+from cdc_platform.commands.output import escaped
+from cdc_platform.commands.session import Session, pass_session
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.watching import Change, Look
+
+_MOST_SHOWN = 12
+"""Changes, and generations, that the screen has."""
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--every", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Seconds between looks."
+)
+@click.option("--looks", type=click.IntRange(min=1), help="End after so many looks. [default: never]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document a line for each change.")
+@pass_session
+def watch(session: Session, name: str, every: float, looks: int | None, as_json: bool) -> None:
+    """Watch the cluster NAME: nodes, generations, stream sets, tables with a log, and how far each log was brought in.
+
+    A look is a few small queries, over one session; what changed is taken in as `observe` does. End it with Ctrl-C.
+
+    \b
+    Example:
+      cdc-platform watch prod
+      cdc-platform watch prod --every 30 --json
+    """
+    from cdc_platform.cluster import known
+    from cdc_platform.cluster.watching import watch as watching
+
+    home = session.open_home()
+    known.find(home, name)
+    seen = islice(watching(home, name, session.clock, every), looks)
+    if as_json:
+        for _, changes in seen:
+            for change in changes:
+                click.echo(json.dumps(change.document()))
+        return
+    _show(name, seen)
+
+
+def _show(name: str, seen: Any) -> None:
+    from rich.live import Live
+
+    shown: list[Change] = []
+    with Live(auto_refresh=False) as screen:
+        for look, changes in seen:
+            shown = [*shown, *changes][-_MOST_SHOWN:]
+            screen.update(_picture(name, look, shown), refresh=True)
+
+
+def _picture(name: str, look: Look, changes: list[Change]) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+
+    state = Table(title=escaped(f"{name} at {format_us(look.at_us)}"), show_header=False)
+    for address, told in sorted(look.nodes.items()):
+        state.add_row("node", escaped(address), escaped(told))
+    newest = [format_ms(each) for each in look.generations[-_MOST_SHOWN:]]
+    state.add_row("generations", str(len(look.generations)), f"newest {newest[-1]}" if newest else "none")
+    for table, told in sorted(look.tables.items()):
+        position = look.positions.get(table)
+        lag = "not brought in" if position is None else f"{(look.at_us - position) / SECOND_US:.0f} s behind"
+        state.add_row("log", escaped(table), escaped(f"{told}, {lag}"))
+    if look.problem:
+        state.add_row("problem", "", escaped(look.problem))
+    latest = Table("at", "who", "what", title="Changes")
+    for change in changes:
+        latest.add_row(format_us(change.at_us), escaped(change.who), escaped(change.what))
+    return Group(state, latest)

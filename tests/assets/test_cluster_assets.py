@@ -1,0 +1,99 @@
+"""Live clusters in Dagster: looked at when they change, their logs brought in by hand and kept up by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dagster import SkipReason
+from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.world import time_uuid
+from support.worlds.rehearsal import QUIET, Rehearsal
+
+from assets.cluster.ingested import INGEST_JOB, INGESTED_NAME, scheduled_logs
+from assets.cluster.observed import CLUSTERS_NAME, OBSERVE_JOB, next_observations
+from cdc_platform.clock import us_of
+from cdc_platform.cluster import known
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.standing import StandingSessions
+from cdc_platform.definitions import defs
+from cdc_platform.home import Home, open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log.log_table import log_table
+
+pytestmark = pytest.mark.cassandra
+
+DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+MOMENT = "2026-11-22T12:00:00+00:00"
+
+
+@pytest.fixture
+def sessions() -> Iterator[StandingSessions]:
+    """Sessions that end with the test."""
+    found = StandingSessions()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def home(rehearsal: Rehearsal) -> Home:
+    """The home that the assets work in."""
+    return open_home(rehearsal.lake.root.parent)
+
+
+@pytest.fixture
+def cluster(standin: StandIn, home: Home) -> KnownCluster:
+    """The stand-in under a name."""
+    return known.add(home, "prod", standin.connection())
+
+
+def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
+    """Run a job for a partition; whether it succeeded."""
+    result = defs.resolve_job_def(job).execute_in_process(
+        run_config=QUIET, instance=rehearsal.instance, partition_key=partition, raise_on_error=False
+    )
+    return result.success
+
+
+def test_a_cluster_is_looked_at_when_it_changes(
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, sessions: StandingSessions
+) -> None:
+    """A partition and a run for a new cluster, none while it stays as it was, one for a schema that was altered."""
+    first = next_observations(home, rehearsal.instance, sessions)
+    (added,) = first.dynamic_partitions_requests or []
+    assert list(added.partition_keys) == ["prod"]
+    assert [request.partition_key for request in first.run_requests or []] == ["prod"]
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    standin.proxy.statements.clear()
+    second = next_observations(home, rehearsal.instance, sessions)
+    assert not second.run_requests
+    assert len(standin.proxy.statements) <= 5
+    standin.world.schema_changed()
+    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    for node in range(3):
+        standin.proxy.kill(node)
+    gone = next_observations(home, rehearsal.instance, sessions)
+    assert not gone.run_requests
+    assert "prod" in str(gone.skip_reason)
+    assert not run(rehearsal, OBSERVE_JOB, "prod")
+
+
+def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster
+) -> None:
+    """Partitions for all logs, runs for those that were begun; every row is there once, and a wrong name is refused."""
+    log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    log.write([us_of(FIRST_MS) + 1, us_of(FIRST_MS) + 2])
+    assert isinstance(scheduled_logs(home, rehearsal.instance, MOMENT), SkipReason)
+    rehearsal.instance.add_dynamic_partitions(INGESTED_NAME, ["prod/shop.t", "prod/shop", "prod/shop.none"])
+    assert run(rehearsal, INGEST_JOB, "prod/shop.t")
+    lake = Lake(cluster.open_home().lake)
+    assert keys_of(lake.read(log_table(log.schema))) == log.written_keys()
+    requests = scheduled_logs(home, rehearsal.instance, MOMENT)
+    assert isinstance(requests, list)
+    assert [request.partition_key for request in requests] == ["prod/shop.t"]
+    assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_NAME)
+    assert not run(rehearsal, INGEST_JOB, "prod/shop")
+    assert not run(rehearsal, INGEST_JOB, "prod/shop.none")
