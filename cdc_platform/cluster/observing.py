@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
 from cdc_platform.cluster import generations, known, tables
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
 from cdc_platform.cluster.known import KnownCluster
@@ -35,7 +35,10 @@ from cdc_platform.sources.importing import ImportReport, ImportSources, import_s
 
 @dataclass
 class Observation:
-    """What was seen of a cluster, and what became of it. `tables_changed` are lines, as is what is `incomplete`."""
+    """What was seen of a cluster, and what became of it. `tables_changed` are lines, as is what is `incomplete`.
+
+    `lacking_ms` is the first generation that is listed and was left out, `lacking_sets_ms` of a table's stream sets.
+    """
 
     cluster_name: str
     version: str
@@ -43,6 +46,14 @@ class Observation:
     tables_changed: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    lacking_ms: Milliseconds | None = None
+    lacking_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
+
+    def readable_us(self, table: str, horizon_us: Microseconds) -> Microseconds:
+        """Up to when (µs) rows of a table (`keyspace.table`) may be read: no streams that are listed are lacking."""
+        lacking = (self.lacking_ms, self.lacking_sets_ms.get(table))
+        ends = [us_of(each) - ONE_US for each in lacking if each is not None]
+        return Microseconds(min([horizon_us, *ends]))
 
 
 def observe(cluster: KnownCluster, clock: Clock) -> Observation:
@@ -61,6 +72,8 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
 def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observation | None:
     """Observe a cluster that is connected to, where a glance says that anything changed; None where nothing did.
 
+    While its topology changes, which may take hours, its nodes are left as they were, and the rest is taken in.
+
     Raises:
         As `observe`.
     """
@@ -68,32 +81,44 @@ def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observati
     known.assert_same(cluster, seen.identity)
     if seen.mark == last_mark(cluster):
         return None
-    return look(live, cluster, clock, seen)
+    return look(live, cluster, clock, seen, unsettled=True)
 
 
-def look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None = None) -> Observation:
-    """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for."""
+def look(
+    live: LiveCluster,
+    cluster: KnownCluster,
+    clock: Clock,
+    seen_before: Glance | None = None,
+    *,
+    unsettled: bool = False,
+) -> Observation:
+    """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for.
+
+    With `unsettled` all but the nodes of a topology that is changing is taken in.
+    """
     lake = Lake(cluster.open_home().lake)
     first = glance(live) if seen_before is None else seen_before
     layout = layout_of(live)
     layout.assert_readable()
-    topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})
+    topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)}, unsettled=unsettled)
     known.assert_same(cluster, topology.identity)
     _assert_has_cdc(live, layout, topology)
     times = generations.read_timestamps(live, layout)
     known.assert_same(cluster, topology.identity, list(times))
     found = generations.read_generations(live, layout, topology, times, _known(lake))
-    sets, without = read_stream_sets(live, layout, _known_sets(lake))
+    sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
     logged = read_logged_tables(live, layout)
     seen = Observation(topology.cluster_name, topology.version, incomplete=[*found.incomplete, *without])
+    seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
+    seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
     exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
     _note_tables(lake, clock, logged, seen)
-    seen.imported = import_sources(lake, clock, ImportSources(list(topology.nodes), exports, None, []))
+    seen.imported = import_sources(lake, clock, ImportSources(list(topology.nodes) or None, exports, None, []))
     seen.warnings += seen.imported.warnings
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
-    if not seen.incomplete:
+    if topology.nodes and not seen.incomplete:
         remember(cluster, first)
     return seen
 

@@ -17,18 +17,18 @@ from cdc_platform.sources.cqlsh_tablets import Name, TabletExports, stream_sets
 
 def read_stream_sets(
     live: LiveCluster, layout: Layout, known: Mapping[Name, Collection[Milliseconds]]
-) -> tuple[TabletExports, list[str]]:
+) -> tuple[TabletExports, list[str], dict[Name, Milliseconds]]:
     """The sets of every table that has one which the home has not, and why tables were left out, a line each.
 
     `known`: the times (ms) that the home has with their streams. The sets of a table are one history, so a table is
-    read whole or not.
+    read whole or not; of one that is not the first time that is lacking comes last.
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
     """
-    exports, incomplete = TabletExports({}, {}), []
+    exports, incomplete, lacking = TabletExports({}, {}), [], dict[Name, Milliseconds]()
     if tables.TABLET_TIMESTAMPS not in layout or tables.TABLET_STREAMS not in layout:
-        return exports, incomplete
+        return exports, incomplete, lacking
     at = live.contact
     times: dict[Name, list[Milliseconds]] = {}
     for row in live.select(tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", at=at):
@@ -46,7 +46,8 @@ def read_stream_sets(
             listed[name] = dict.fromkeys(of_table, place)
         except InputError as error:
             incomplete.append(str(error))
-    return TabletExports(sets, listed), incomplete
+            lacking[name] = min(set(of_table) - set(known.get(name, ())))
+    return TabletExports(sets, listed), incomplete, lacking
 
 
 def _states(live: LiveCluster, name: Name, time_ms: Milliseconds, place: str) -> dict[tuple[int, bytes], str]:

@@ -37,8 +37,13 @@ class Topology:
         return Identity(cluster_name=self.cluster_name, host_ids=self.host_ids)
 
 
-def read_topology(live: LiveCluster, layout: Layout, known: Mapping[UUID, Node]) -> Topology:
+def read_topology(
+    live: LiveCluster, layout: Layout, known: Mapping[UUID, Node], *, unsettled: bool = False
+) -> Topology:
     """The nodes as the cluster has them now; `known` are the home's, for the sharding of a node that is down.
+
+    With `unsettled` one that is changing is no error: it comes without nodes, since a ring in the middle of a change
+    would be one that never was; its generations are told all the same.
 
     Raises:
         StateError: the topology is changing, or the sharding of a node cannot be learned.
@@ -47,9 +52,10 @@ def read_topology(live: LiveCluster, layout: Layout, known: Mapping[UUID, Node])
     local = one(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
     peers = live.select("system.peers", "*", at=live.contact)
     addresses = {row["host_id"]: str(row["rpc_address"]) for row in (local, *peers) if row["host_id"] is not None}
-    found = _by_raft(live, addresses) if TOPOLOGY in layout else None
+    found = _by_raft(live, addresses, unsettled) if TOPOLOGY in layout else None
     nodes, committed = found or (_by_gossip(live, layout, [local, *peers], known), ())
-    Ring.of(nodes)
+    if nodes or not unsettled:
+        Ring.of(nodes)
     _assert_words(live, local["cluster_name"], nodes)
     hosts = tuple(sorted(addresses))
     return Topology(local["cluster_name"], _version(live, layout, local), tuple(nodes), committed, hosts)
@@ -82,10 +88,10 @@ def _version(live: LiveCluster, layout: Layout, local: Row) -> str:
 
 
 def _by_raft(
-    live: LiveCluster, addresses: Mapping[UUID, str]
+    live: LiveCluster, addresses: Mapping[UUID, str], unsettled: bool
 ) -> tuple[list[Node], tuple[tuple[int, UUID], ...]] | None:
     """Nodes and generations as the group has agreed; None where the cluster is not yet led by it."""
-    changing = ""
+    changing, first = "", {}
     for _ in range(_TRIES):
         rows = live.select(TOPOLOGY, "*", "WHERE key = 'topology'", at=live.contact)
         first = rows[0] if rows else {}
@@ -97,6 +103,8 @@ def _by_raft(
             normal = [row for row in rows if row["node_state"] == "normal" and row["tokens"]]
             return [_raft_node(row, first, addresses) for row in normal], _committed(first)
         changing = states[0] or states[1] or "its version changed while it was read"
+    if unsettled:
+        return [], _committed(first)
     raise StateError(f"{live.name}: the topology is changing ({changing}); observe it again when that is done")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, format_us, us_of
@@ -80,14 +80,15 @@ def changes(before: Look, after: Look) -> list[Change]:
         found.append((f"generation {format_ms(time_ms)}", "is no longer published"))
     for name, time_ms in sorted(after.sets - before.sets):
         found.append((f"table {name}", f"has a stream set from {format_ms(time_ms)} on"))
-    if before.problem != after.problem:
+    # One failure has many words, and those of a cluster that is down change from look to look.
+    if (before.problem is None) != (after.problem is None):
         found.append(("cluster", after.problem or "answers again"))
     return [Change(after.at_us, who, what) for who, what in found]
 
 
 def watch(
     home: Home, name: str, clock: Clock, every_seconds: float, pause: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[Look, list[Change]]]:
+) -> Generator[tuple[Look, list[Change]], None, None]:
     """Look at a cluster again and again, and observe it when a glance says so; never ends by itself.
 
     A cluster that cannot be reached is a change like others, and asked again.

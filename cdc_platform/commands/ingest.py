@@ -51,7 +51,7 @@ def ingest(
     \b
     Example:
       cdc-platform ingest prod shop.orders
-      cdc-platform --home .cdc-platform/clusters/prod log shop.orders
+      cdc-platform --home .cdc-platform/clusters/prod consume shop.orders --name audit
     """
     until_us = None if until is None else parse_time_us(until)
     from cdc_platform.cluster import known
@@ -105,6 +105,7 @@ def _facts(done: Ingested) -> dict[str, Any]:
         "table": done.table,
         "rows": done.rows,
         "late": done.late,
+        "late ever": done.late_ever,
         "read up to": format_us(done.position_us),
         "read again up to": None if done.again_us is None else format_us(done.again_us),
     }
@@ -115,6 +116,7 @@ def _document(done: Ingested) -> dict[str, Any]:
         "table": done.table,
         "rows": done.rows,
         "late": done.late,
+        "late_ever": done.late_ever,
         "position": format_us(done.position_us),
         "again": None if done.again_us is None else format_us(done.again_us),
         "windows": [_window(window) for window in done.windows],

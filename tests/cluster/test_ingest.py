@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pyarrow as pa
 import pytest
 from support.command_line import run
-from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.cluster import FIRST_MS, StandIn, description, nodes
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.world import time_uuid
@@ -19,14 +20,18 @@ from support.standin.world import time_uuid
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest import ingesting
 from cdc_platform.cluster.ingest.again import LATE
 from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
+from cdc_platform.records import ring
 
 pytestmark = pytest.mark.cassandra
 
@@ -114,7 +119,7 @@ def test_rows_that_come_late_are_found_once(cluster: KnownCluster, log: LiveLog,
     assert first.again_us == SWITCH_US
     assert bring(cluster, workers, pace=pace).late == 0
     second = bring(cluster, workers, NOW_US + HOUR_US, pace=pace)
-    assert second.late == 1
+    assert (second.late, second.late_ever) == (1, 2)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert lake_of(cluster).transaction(log_table(log.schema), LATE) == 2
 
@@ -217,6 +222,29 @@ def test_a_generation_without_streams_is_passed_over(
     assert [line for line in told if "passes over the generation" in line]
 
 
+def test_a_generation_that_is_not_whole_holds_windows_back(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """Its rows would else be looked for in the streams of the one before; they come when it is whole."""
+    third = Milliseconds(SWITCH_MS + 60_000)
+    made = description(time_uuid(third))
+    standin.world.generation(third, time_uuid(third), made)
+    log.generations = {**GENERATIONS, third: made}
+    log.write([FIRST_US + 1, SWITCH_US + 1, us_of(third) + 1])
+    entry = made.entry(0)
+    where = "time = %s AND range_end = %s"
+    standin.world.delete("scylla_distributed.cdc_streams_descriptions_v2", where, third, entry.range_end)
+    with pytest.raises(StateError, match="not all published"):
+        bring(cluster, workers)
+    assert rows_in(cluster, log).num_rows == 2
+    streams = {stream.tobytes() for stream in entry.streams}
+    row = {"time": third, "range_end": entry.range_end, "streams": streams}
+    standin.world.put("scylla_distributed.cdc_streams_descriptions_v2", **row)
+    standin.world.put("scylla.topology", key="topology", version=99)
+    bring(cluster, workers)
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+
+
 def test_a_slow_clock_holds_windows_back(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
 ) -> None:
@@ -230,3 +258,119 @@ def test_a_slow_clock_holds_windows_back(
     assert [line for line in told if "127.0.0.2" in line and "behind" in line]
     standin.proxy.faults.clock_offset_ms = {}
     assert bring(cluster, workers).rows == 1
+
+
+def test_more_rows_than_fit_into_memory_come_in_several_windows(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that turns out too large is read anew in shorter ones, down to a part of a second; all rows come."""
+    monkeypatch.setattr(ingesting, "ROWS_AT_ONCE", 40)
+    log.write([SWITCH_US + place * SECOND_US for place in range(100)])
+    done = bring(cluster, workers)
+    assert done.rows == 100
+    assert len(done.windows) > 3
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+
+
+def test_an_ingest_goes_on_while_the_topology_changes(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """A node that streams for hours holds nothing up: generations are followed, the ring stays as it was seen last."""
+    log.write([FIRST_US + 1])
+    bring(cluster, workers, SWITCH_US - 60 * SECOND_US)
+    third = Milliseconds(SWITCH_MS + 60_000)
+    made = description(time_uuid(third), nodes(4))
+    standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
+    standin.world.generation(third, time_uuid(third), made)
+    log.generations = {**GENERATIONS, third: made}
+    log.write([SWITCH_US + 1, us_of(third) + 1])
+    bring(cluster, workers)
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+    assert len(ring.members(lake_of(cluster))) == 3
+
+
+def test_tablets_are_followed_over_a_split(standin: StandIn, cluster: KnownCluster, workers: Workers) -> None:
+    """Rows of both stream sets, at the borders of the split, each once and in its own set's window."""
+    table = uuid.UUID(int=7)
+    sets = [new_streams(table, FIRST_MS, uniform_ends(2)), new_streams(table, SWITCH_MS, uniform_ends(4))]
+    ids = [[stream.tobytes() for stream in each] for each in sets]
+    of_tablets = {time: StreamSet.of(time, each) for time, each in zip((FIRST_MS, SWITCH_MS), sets, strict=True)}
+    log = LiveLog(standin.world, defined(DDL), of_tablets).make()
+    standin.world.stream_set("shop", "t", FIRST_MS, ids[0])
+    log.write([FIRST_US + 1, SWITCH_US - 1])
+    bring(cluster, workers, SWITCH_US - 60 * SECOND_US)
+    standin.world.stream_set("shop", "t", SWITCH_MS, ids[1], closed=ids[0], opened=ids[1])
+    log.write([SWITCH_US, SWITCH_US + 1])
+    done = bring(cluster, workers, way="streams")
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+    assert [window.set_us for window in done.windows] == [FIRST_US, SWITCH_US]
+
+
+def test_a_table_that_is_gone_and_comes_back(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """One line while it is gone; made anew its log goes on where the old one ended, and what that lost is told."""
+    log.write([FIRST_US + 1])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    for table in ("shop.t", "shop.t_scylla_cdc_log"):
+        standin.world.run(f"DROP TABLE {table}")
+    standin.world.schema_changed()
+    with pytest.raises(NotFound, match=r"has no table shop\.t with a CDC log"):
+        bring(cluster, workers, FIRST_US + 120 * SECOND_US)
+    standin.world.logged_table(log.schema, SWITCH_MS)
+    log.write([SWITCH_US + 1])
+    told: list[str] = []
+    bring(cluster, workers, told=told)
+    assert keys_of(rows_in(cluster, log)) == log.written_keys()
+    assert [line for line in told if "made anew at 2026-09-21T15:13:20" in line]
+
+
+def test_another_cluster_under_the_same_name_is_not_read(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """A position says nothing about a cluster that was restored: it is refused until the user says that it is new."""
+    log.write([FIRST_US + 1])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    standin.world.cluster(nodes(), name="restored")
+    with pytest.raises(StateError, match="calls itself restored"):
+        bring(cluster, workers)
+
+
+def test_requests_and_rows_are_what_was_estimated(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """The proxy counts: a quiet window of a full log asks for its streams alone, 100 a request, and no scan."""
+    log.write([FIRST_US + place for place in range(400)])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    standin.proxy.statements.clear()
+    done = bring(cluster, workers, FIRST_US + 90 * SECOND_US)
+    reads = [text for _, text in standin.proxy.statements if "shop.t_scylla_cdc_log" in text.replace('"', "")]
+    (window,) = done.windows
+    assert window.chosen is not None
+    streams = len(GENERATIONS[FIRST_MS].streams)
+    assert (window.chosen.way, window.requests, len(reads)) == ("streams", -(-streams // 100), -(-streams // 100))
+    assert "BYPASS CACHE" in reads[0]
+    assert reads[0].count("0x") == streams
+    assert window.other is not None
+    assert window.other.looks > window.chosen.looks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["prod", "nodot"], "keyspace.table"),
+        (["nobody", "shop.t"], "no cluster nobody is known"),
+        (["prod", "shop.none"], "no table shop.none with a CDC log"),
+        (["prod", "shop.t", "--until", "yesterday"], "yesterday"),
+        (["prod", "shop.t", "--by", "magic"], "magic"),
+        (["prod", "shop.t", "--confidence", "-1"], "-1"),
+        (["prod", "shop.t", "--again-after", "x"], "'x'"),
+    ],
+)
+def test_a_wrong_request_is_one_line(cluster: KnownCluster, log: LiveLog, arguments: list[str], says: str) -> None:
+    """With exit code 2 and the value that is wrong; nothing comes into the lake."""
+    answer = run("--home", cluster.home.parent.parent, "ingest", *arguments)
+    assert answer.exit_code == 2
+    assert len(answer.stderr.splitlines()) == 1
+    assert says in answer.stderr
+    assert not lake_of(cluster).exists(log_table(log.schema))

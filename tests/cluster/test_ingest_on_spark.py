@@ -74,6 +74,23 @@ def test_tasks_read_and_one_commit_has_their_rows(
     assert lake.version(table) == before + 3
 
 
+def test_tasks_of_an_altered_table_read_its_new_columns(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tasks find is another table than was planned for: it is looked at again, and read by its new columns."""
+    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    workers = Workers(lambda: spark, in_process=0)
+    ingest(cluster, Clock(us_of(SWITCH_MS)), "shop", "t", workers, way="ranges")
+    standin.world.run("ALTER TABLE shop.t ADD w int")
+    standin.world.run('ALTER TABLE shop.t_scylla_cdc_log ADD (w int, "cdc$deleted_w" boolean)')
+    log.schema = defined(DDL.replace("v int,", "v int, w int,"))
+    log.write([SWITCH_US + 5], w=[9])
+    ingest(cluster, Clock(), "shop", "t", workers, way="ranges")
+    rows = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
+    assert keys_of(rows) == log.written_keys()
+    assert sorted(rows["w"].drop_null().to_pylist()) == [9]
+
+
 def options(cluster: KnownCluster) -> dict[str, str]:
     """Where the log is."""
     return {"home": str(cluster.home.parent.parent), "cluster": "prod", "table": "shop.t"}

@@ -18,7 +18,7 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime
 from cdc_platform.cluster.cells import OtherColumns, log_rows
 from cdc_platform.cluster.ingest import pace as paces
-from cdc_platform.cluster.ingest.again import read_again
+from cdc_platform.cluster.ingest.again import LATE, read_again
 from cdc_platform.cluster.ingest.asking import AT_ONCE, Asking, empty_rows, serving
 from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.cluster.ingest.planning import Estimate, Plan, Way, by_token, plan
@@ -27,7 +27,7 @@ from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import look, refresh
 from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.errors import NotFound
+from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
@@ -71,13 +71,17 @@ class ReadWindow:
 
 @dataclass
 class Ingested:
-    """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time."""
+    """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
+
+    `late` are the rows that second readings found now, `late_ever` all that they ever did.
+    """
 
     table: str
     rows: int
     late: int
     position_us: Microseconds
     again_us: Microseconds | None
+    late_ever: int
     horizon_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
 
@@ -117,8 +121,10 @@ def ingest(
         if until_us is not None:
             horizon = min(horizon, until_us)
         refreshed = refresh(live, cluster, clock)
-        for line in refreshed.incomplete if refreshed else ():
-            tell(f"left out: {line}")
+        if refreshed is not None:
+            horizon = refreshed.readable_us(f"{keyspace}.{table}", horizon)
+            for line in refreshed.incomplete:
+                tell(f"left out: {line}")
         schema = _definition(lake, keyspace, table)
         copier = FromCluster(live, cluster, clock, lake, schema, workers, way, tell)
         lives = Lifetimes.of(lake, schema)
@@ -128,7 +134,8 @@ def ingest(
         again = read_again(copier, consumer, pace, lives)
         consumer, rows = follow(lake, clock, schema, consumer, copier, horizon, tell)
         late = sum(window.late or 0 for window in copier.windows)
-        return Ingested(schema.full_name, rows, late, consumer.position_us, again, horizon, copier.windows)
+        ever = lake.transaction(copier.sink, LATE) or 0
+        return Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
 
 
 def _definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
@@ -185,14 +192,11 @@ class FromCluster:
         self._tell_what_is_gone(window)
         if window.passed:
             made, count = None, self.append(empty_rows(self.schema), marks, expected)
+        elif self._workers.work_here(self._asking().tasks((planned := self._plan(source, window)).conditions)):
+            made, rows = self.rows_here(source, window)
+            count = self.append(rows, marks, expected)
         else:
-            made = self._plan(source, window)
-            asking = self._asking()
-            if self._workers.work_here(asking.tasks(made.conditions)):
-                made, rows = self.rows_here(source, window)
-                count = self.append(rows, marks, expected)
-            else:
-                count = self._append_in_tasks(asking, made, marks, expected)
+            made, count = planned, self._append_in_tasks(planned, marks, expected)
         if count is not None:
             self.note(window, made, count, begun)
         return count
@@ -257,21 +261,27 @@ class FromCluster:
             return empty_rows(self.schema)
         return pa.concat_tables(_alike(found)).sort_by(_ORDER)
 
-    def _append_in_tasks(
-        self, asking: Asking, made: Plan, marks: Mapping[str, int], expected: int | None
-    ) -> int | None:
+    def _append_in_tasks(self, made: Plan, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Let tasks read the rows and write their files, which one commit puts behind the log's, with the marks."""
-        sink = fitted(self.lake, self.clock, self.schema, exact=True)
-        if self.lake.transaction(sink, next(iter(marks))) != expected:
-            return None
-        tasks = asking.task_rows(made.conditions)
         self._requests = len(made.conditions)
-        before = sum(each.rows for each in self.lake.slices(sink))
         (name, number), *rest = marks.items()
-        failpoints.reached(failpoints.BEFORE_SINK)
-        if not frames.append(self._workers, self.lake, sink, tasks, (name, number), dict(rest)):
-            return None
-        return sum(each.rows for each in self.lake.slices(sink)) - before
+        while True:
+            sink = fitted(self.lake, self.clock, self.schema, exact=True)
+            if self.lake.transaction(sink, name) != expected:
+                return None
+            tasks = self._asking().task_rows(made.conditions)
+            before = sum(each.rows for each in self.lake.slices(sink))
+            failpoints.reached(failpoints.BEFORE_SINK)
+            try:
+                done = frames.append(self._workers, self.lake, sink, tasks, (name, number), dict(rest))
+            except StateError:
+                # A task cannot say by the class of its error that the table was altered.
+                known = self.schema
+                self._learn()
+                if self.schema == known:
+                    raise
+                continue
+            return sum(each.rows for each in self.lake.slices(sink)) - before if done else None
 
     def append(self, rows: pa.Table, marks: Mapping[str, int], expected: int | None) -> int | None:
         """Put rows of this process's memory behind the log's, with the marks; None where the first is not expected."""
@@ -281,7 +291,7 @@ class FromCluster:
 
     def _learn(self) -> None:
         """Look at the cluster again: its table was altered since it was looked at."""
-        look(self._live, self._cluster, self.clock)
+        look(self._live, self._cluster, self.clock, unsettled=True)
         self.schema = _definition(self.lake, self.schema.keyspace, self.schema.name)
 
     def _tell_what_is_gone(self, window: Window) -> None:

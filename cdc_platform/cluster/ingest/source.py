@@ -147,7 +147,9 @@ class _Planner:
     def horizon_us(self) -> Microseconds:
         """Up to when (µs) can be read now; what the cluster has new is taken in."""
         horizon = paces.horizon_us(self.live, Clock(), self.asked.pace, _log.warning)
-        refresh(self.live, self.cluster, Clock())
+        refreshed = refresh(self.live, self.cluster, Clock())
+        if refreshed is not None:
+            horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
         return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
 
     def first_us(self) -> Microseconds:

@@ -16,6 +16,7 @@ from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import stream_ids, tokens_of_column
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import writes_schema
@@ -38,7 +39,7 @@ class LiveLog:
 
     world: World
     schema: TableSchema
-    generations: Mapping[Milliseconds, TopologyDescription]
+    generations: Mapping[Milliseconds, TopologyDescription | StreamSet]
     written: list[pa.Table] = field(default_factory=list)
 
     def make(self) -> LiveLog:
