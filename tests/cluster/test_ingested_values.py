@@ -19,6 +19,7 @@ from cdc_platform.cql.times import Duration
 from cdc_platform.cql.timeuuid import earliest
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
+from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 
@@ -90,3 +91,27 @@ def test_values_of_every_type_come_as_they_are(standin: StandIn, cluster: KnownC
     for place, values in enumerate((PLAIN, FAR, {"b": ("", None)})):
         assert {name: rows[place][name] for name in values} == {name: value for name, (_, value) in values.items()}
     assert isinstance(found, pa.Table)
+
+
+def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(
+    standin: StandIn, cluster: KnownCluster, workers: Workers
+) -> None:
+    """Its values have more fields than were known: the definition is read anew, and none of them is lost."""
+    world, generation = standin.world, description(time_uuid(FIRST_MS))
+    world.run("CREATE TYPE IF NOT EXISTS shop.grows (a int)")
+    ddl = DDL.partition("CREATE TABLE")[2].replace("x frozen<ut>", "x frozen<grows>")
+    log = LiveLog(world, defined(f"CREATE TYPE shop.grows (a int); CREATE TABLE{ddl}"), {FIRST_MS: generation}).make()
+    ingest(cluster, Clock(us_of(FIRST_MS)), "shop", "t", workers)
+    world.run("ALTER TYPE shop.grows ADD b text")
+    head = f"0x{generation.streams[0].tobytes().hex()}, {earliest(Microseconds(us_of(FIRST_MS) + 1))}, 0, 2, 7"
+    world.run(
+        'INSERT INTO shop.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", p, x) '
+        f"VALUES ({head}, {{a: 1, b: 'two'}})"
+    )
+    told: list[str] = []
+    ingest(cluster, Clock(), "shop", "t", workers, tell=told.append)
+    lake = Lake(cluster.open_home().lake)
+    schema = schema_of(lake, "shop", "t")
+    (row,) = table_rows(schema, lake.read(log_table(schema)))
+    assert (row["x"], told) == ((1, "two"), [])
+    assert schema != log.schema

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime
+from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us, from_datetime
 from cdc_platform.cluster.cells import OtherColumns, log_rows
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.again import LATE, read_again
@@ -215,14 +215,18 @@ class FromCluster:
             TooManyRows: they do not fit into memory; `longest_us` is shorter from now on.
             OtherColumns: the table was altered, and its definition is not understood.
         """
+        doubtful = True
         for place in range(_LEARNS):
             made = self._plan(source, window)
             try:
-                return made, self._read(self._asking(), made, window)
+                return made, self._read(made, window, doubtful)
             except OtherColumns:
                 if place == _LEARNS - 1:
                     raise
+                known = self.schema
                 self._learn()
+                # A value that is none of its column's type may be one of a newer type, and if not it is none at all.
+                doubtful = self.schema != known
         raise AssertionError("unreachable: the last try raises")
 
     def _asking(self) -> Asking:
@@ -237,12 +241,12 @@ class FromCluster:
         page_rows = self._live.connection.page_rows
         return plan(window, by_token(period.streams().streams), held, share, page_rows, self._way)
 
-    def _read(self, asking: Asking, made: Plan, window: Window) -> pa.Table:
-        """All rows of a window, sorted, in this process."""
+    def _read(self, made: Plan, window: Window, doubtful: bool) -> pa.Table:
+        """All rows of a window, sorted; where it is `doubtful` a value that is none of its type is another table's."""
         found: list[pa.Table] = []
         unreadable: Counter[str] = Counter()
         count = 0
-        for done, pages in enumerate(asking.answers(made.conditions), 1):
+        for done, pages in enumerate(self._asking().answers(made.conditions), 1):
             self._requests += len(pages)
             part = log_rows(self.schema, pages)
             unreadable.update(part.unreadable)
@@ -255,6 +259,8 @@ class FromCluster:
                 raise TooManyRows
         if self._longest is not None:
             self._longest = Microseconds(self._longest * 2)
+        if doubtful and unreadable:
+            raise OtherColumns(f"{', '.join(unreadable)} of {self.schema.full_name} have values of another type")
         for name, several in unreadable.items():
             self.tell(f"{several} values of {self.schema.full_name}.{name} are none of its type, and come as null")
         if not found:
@@ -310,7 +316,7 @@ class FromCluster:
             self.tell(
                 f"rows of {self.schema.full_name} written from {format_us(window.after_us)} to"
                 f" {format_us(Microseconds(min(gone, window.until_us)))} may be gone: they live for"
-                f" {lives.least_us // 1_000_000} s, and this window is read later than that"
+                f" {lives.least_us // SECOND_US} s, and this window is read later than that"
             )
 
 
