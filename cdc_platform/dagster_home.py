@@ -1,6 +1,6 @@
 """DAGSTER_HOME of a home: where Dagster keeps its runs and events, with the project's instance settings in it.
 
-Knows two files at the project's root. Imports no Dagster.
+The settings come along in the package, be it a clone or installed from a wheel. Imports no Dagster.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.home import Home, owners_alone
 
-_ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = Path(__file__).resolve().parent.parent
+"""The folder that holds the project's packages: a clone, or where a wheel was installed."""
+_FILES = Path(__file__).resolve().parent / "data" / "dagster"
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
 """Stops the clock of Dagster's processes at a time, as `--clock` does for a command."""
 INSTANCE_FILE = "dagster.yaml"
 
 
 def project_file(name: str) -> Path:
-    """A file at the project's root.
+    """A file for Dagster that comes with the package; in a clone it is a link to the one at the project's root.
 
     Raises:
-        EnvironmentProblem: it is not there: the package was installed without the project around it.
+        EnvironmentProblem: it is not there: the installation is not whole.
     """
-    path = _ROOT / name
+    path = _FILES / name
     if not path.is_file():
-        raise EnvironmentProblem(f"{path} is missing; run from a clone of the project, installed with make .venv")
+        raise EnvironmentProblem(f"{path} is missing; install the program again")
     return path
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,18 @@ def owners_alone(folder: Path) -> Path:
     return folder
 
 
+def location(path: str | Path | None = None) -> Path:
+    """Where the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform` is, or would be."""
+    return Path(path or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
+
+
+def unmake(home: Home) -> None:
+    """Take a home away that was made for nothing: one that holds anything of a lake, or of somebody else, stays."""
+    strange = [each.name for each in home.path.iterdir() if each.name not in ("platform.json", "lake", ".lake.turns")]
+    if not strange and not any(path.is_file() for path in home.lake.rglob("*")):
+        shutil.rmtree(home.path)
+
+
 def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     """Open (and make, unless told otherwise) the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`.
 
@@ -60,7 +73,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
         EnvironmentProblem: the home cannot be made or written to, or a newer version wrote it.
         InputError: its path has a character that Spark and Delta do not take as it stands.
     """
-    root = Path(path or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
+    root = location(path)
     marker = root / "platform.json"
     mend = f"choose another with --home or {VARIABLE}"
     unfit = sorted(_NOT_IN_PATHS.intersection(str(root)))

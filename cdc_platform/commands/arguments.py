@@ -7,7 +7,7 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.clock import Microseconds, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.clock import Microseconds, format_us, parse_time_ms, parse_time_us, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.limits import MAX_CDC_TTL
 
@@ -20,6 +20,13 @@ MAX_NAME = 48
 
 _TABLE = re.compile(r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+LATEST, OPERATING = "latest", "operating"
+# The first group of a UUID at least begins otherwise than a year and a month.
+_BEGIN_OF_UUID = re.compile(
+    r"(?=.{4,35}$)(?!\d{4}-\d{2}(-|$))[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.I
+)
+_BEGIN_OF_TIME = re.compile(r"\d{4}-\d{2}(-\d{2}(T\d{2}(:\d{2}(:\d{2}(\.\d{0,2})?)?)?)?)?", re.I)
+_SINCE_EPOCH = re.compile(r"([+-]?\d{1,30})(s|ms|us)?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
 
@@ -49,15 +56,24 @@ class _ClockTime(Checked):
 
 
 class _WriteTimestamp(Checked):
-    """A write's timestamp: a time with a zone, or µs since 1970 as CQL's USING TIMESTAMP has it; as µs."""
+    """A write's timestamp: a time with a zone, or a number since 1970, of which it is said how it was read; as µs.
+
+    A number is µs, as CQL's USING TIMESTAMP has it, unless it has as many digits as the seconds or milliseconds of our
+    time; with a unit behind it (`1769860800s`, `5ms`, `7us`) it is what that says.
+    """
 
     name = "time"
 
     def read(self, text: str) -> int:
-        if not _INTEGER.fullmatch(text):
+        found = _SINCE_EPOCH.fullmatch(text)
+        if found is None:
             return parse_time_us(text)
-        us = Microseconds(text)
+        digits, unit = found.groups()
+        unit = unit or {9: "s", 10: "s", 12: "ms", 13: "ms"}.get(len(digits.lstrip("+-")), "us")
+        us = Microseconds(int(digits) * {"s": 1_000_000, "ms": 1_000, "us": 1}[unit])
         to_datetime(us)
+        if unit != "us":
+            click.echo(f"{text} is read as {format_us(us)}", err=True)
         return us
 
 
@@ -71,15 +87,27 @@ class _GenerationTime(Checked):
 
 
 class _Generation(Checked):
-    """A generation's UUID (lower-case text) or its time (ms since 1970)."""
+    """A generation's UUID (lower-case text), its time (ms since 1970), or what stands for one of them (text).
+
+    That is `latest`, `operating`, or the begin of a UUID or a time, four characters at least, see `Session.named`.
+    """
 
     name = "generation"
 
     def read(self, text: str) -> str | int:
         if _UUID.fullmatch(text):
             return str(UUID(text))
+        if text.lower() in (LATEST, OPERATING):
+            return text.lower()
+        if _BEGIN_OF_UUID.fullmatch(text):
+            return text.lower()
         if not text[:4].isdigit() or "-" not in text:
-            raise InputError(f"{text!r} is neither a generation's UUID nor its time, as in 2026-01-31T12:00:00.000Z")
+            raise InputError(
+                f"{text!r} is neither a generation's UUID nor its time, as in 2026-01-31T12:00:00.000Z, nor the begin "
+                f"of one, nor {LATEST} or {OPERATING}"
+            )
+        if _BEGIN_OF_TIME.fullmatch(text):
+            return text.upper()
         return parse_time_ms(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -86,13 +87,13 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
 
     # Before there is a home: a clock that no generation can start after would leave an event that nobody can finish.
     _assert_room(session.clock)
-    lake = Lake(session.open_home(create=True).lake)
-    if not run:
-        return _queued(inbox.queue(lake, session.clock, request))
-    # From before it is queued: the sensor of an `up` beside this would make the join as well.
-    with busy(lake, MAKING):
-        event = inbox.queue(lake, session.clock, request, to_run_now=True)
-        return _queued(event) | _run(session, lake, event.generation_id, "bootstrap --run")
+    with ExitStack() as making:
+        with session.making_home() as home:
+            lake = Lake(home.lake)
+            if run:  # From before it is queued: the sensor of an `up` beside this would make the join as well.
+                making.enter_context(busy(lake, MAKING))
+            event = inbox.queue(lake, session.clock, request, to_run_now=run)
+        return _queued(event) | (_run(session, lake, event.generation_id, "bootstrap --run") if run else {})
 
 
 def _queued(event: BootstrapEvent) -> dict[str, object]:

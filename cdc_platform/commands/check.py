@@ -42,6 +42,7 @@ def check(
     """
     from cdc_platform.records.judgements import EVERYTHING, Judging
 
+    generation = None if generation is None else session.named(generation)
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     judging = Judging.begin(session.lake(), session.clock, "cdc-platform check", name or EVERYTHING)
     judgements = _judged(session, generation, name, deep=deep)

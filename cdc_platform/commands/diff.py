@@ -36,7 +36,9 @@ def diff(session: Session, old: str | Milliseconds, new: str | Milliseconds, as_
 
     lake = session.lake()
     timeline = Timeline.read(lake)
-    (before, old_streams), (after, new_streams) = (_described(lake, timeline, name) for name in (old, new))
+    (before, old_streams), (after, new_streams) = (
+        _described(lake, timeline, name) for name in map(session.named, (old, new))
+    )
     change = compare(old_streams, new_streams)
     result = {
         "old": _named(before, old_streams),

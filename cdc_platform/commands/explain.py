@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 @click.option(
     "--key", "keys", type=KEY, multiple=True, help="Partition key in hex; several are its components in order."
 )
+@click.option(
+    "--pk", "typed", multiple=True, metavar="VALUE", help="Partition key as CQL has it; goes with --table. As --key."
+)
 @click.option("--token", type=TOKEN, help="The token instead of a key.")
 @click.option("--table", type=TABLE_NAME, help="The table: a tablet-based one has streams of its own.")
 @click.option(
-    "--at", type=WRITE_TIMESTAMP, help="The write's timestamp: a time, or µs since 1970. [default: the clock]"
+    "--at",
+    type=WRITE_TIMESTAMP,
+    help="The write's timestamp: a time, or s, ms or µs since 1970. [default: the clock]",
 )
 @click.option(
-    "--policy", type=click.Choice(["strict", "recent-past"]), help="Which writes are accepted. [default: the home's]"
+    "--policy",
+    type=click.Choice(["strict", "recent-past", "both"]),
+    help="Whose answer counts; the other stands beside it. both, the default: the home's counts.",
 )
 @json_option
 @pass_session
@@ -36,6 +43,7 @@ def explain(
     ctx: click.Context,
     session: Session,
     keys: tuple[bytes, ...],
+    typed: tuple[str, ...],
     token: int | None,
     table: tuple[str, str] | None,
     at: Microseconds | None,
@@ -44,18 +52,25 @@ def explain(
 ) -> None:
     """Explain where a write goes: token, generation, range, owner, shard, stream; and whether it is accepted now.
 
-    The exit code is 1 when the write is refused.
+    Beside what the generation was made for stands where the ring as it is puts the base row and the stream: the two
+    differ when shards or tokens have changed since. The exit code is 1 when the write is refused.
 
     \b
     Example:
       cdc-platform explain --key 0x00000001 --at 2026-01-31T12:00:00Z
+      cdc-platform explain --pk alice --table shop.customers --at 1769860800
       cdc-platform explain --token -4442228696663692417 --policy recent-past --json
       cdc-platform explain --token 42 --table shop.orders
     """
-    if bool(keys) == (token is not None):
-        raise click.UsageError("name either --key, once for every component, or --token")
+    if sum((bool(keys), bool(typed), token is not None)) != 1:
+        raise click.UsageError("name either --key or --pk, once for every component, or --token")
+    if typed and table is None:
+        raise click.UsageError("--pk needs --table KS.T, whose types the key has")
     home = session.open_home()
+    if typed and table is not None:
+        keys = (_typed(session, table, typed),)
     at_token = _token_of(keys) if token is None else token
+    policy = None if policy == "both" else policy
     source = _source(home, table)
     if policy is not None and not source.in_generations:
         raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
@@ -84,6 +99,14 @@ def _source(home: Home, table: tuple[str, str] | None) -> StreamSource:
     return source
 
 
+def _typed(session: Session, table: tuple[str, str], texts: tuple[str, ...]) -> bytes:
+    from cdc_platform.cql.literals import Moment
+    from cdc_platform.cql.typed_keys import typed_key
+    from cdc_platform.log.ddl import schema_of
+
+    return typed_key(schema_of(session.lake(), *table), texts, Moment(session.clock.now_us()))
+
+
 def _token_of(components: tuple[bytes, ...]) -> int:
     from cdc_platform.ring import composite_key, tokens_of_keys
 
@@ -94,7 +117,13 @@ def _token_of(components: tuple[bytes, ...]) -> int:
 def _show(facts: dict[str, Any]) -> None:
     lines: list[tuple[str, object]] = []
     for name, value in facts.items():
-        if name == "generation":
+        if name in ("row_lies", "stream_lies"):
+            if value is not None and facts["colocated"] is False:
+                lines.append((name.replace("_", " "), f"shard {value['shard']} of {value['owner']}"))
+        elif name == "other_policies":
+            for other, said in value.items():
+                lines.append((f"by {other}", f"{said['verdict']}  {said['reason']}"))
+        elif name == "generation":
             shown = value or {"id": None, "time": None}
             lines += [("generation", shown["time"]), ("generation_id", shown["id"])]
         else:

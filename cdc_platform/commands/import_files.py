@@ -48,8 +48,8 @@ def import_files(
     from cdc_platform.sources.importing import import_sources, read_sources
 
     sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node))
-    lake = Lake(session.open_home(create=True).lake)
-    report = import_sources(lake, session.clock, sources)
+    with session.making_home() as home:
+        report = import_sources(Lake(home.lake), session.clock, sources)
     for warning in report.warnings:
         warn(warning)
     if as_json:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
+_STDIN = Path("-")
 
 
 @click.command()
@@ -34,7 +35,7 @@ def log(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Run the CQL statements of FILE: definitions and writes, each with the rows that it leaves in the CDC log.
+    """Run the CQL statements of FILE, or with - of standard input: definitions and writes, each with its log rows.
 
     It is a rehearsal against the generations and the kept tables of this home: nothing is written, and no JVM is
     started. With --keep it is for good: unless a statement is wrong, the tables and the rows of their logs are written.
@@ -52,10 +53,10 @@ def log(
       cdc-platform --clock 2026-01-31T12:00:00Z log statements.cql --json
       cdc-platform log statements.cql --keep
     """
-    from cdc_platform.sources.json_files import read_text
-
-    text = read_text(file)
-    given = None if values is None else read_text(values)
+    if file == values == _STDIN:
+        raise click.UsageError("standard input is one file: name FILE or --values")
+    text = _text_of(file)
+    given = None if values is None else _text_of(values)
     home = session.open_home()
     from cdc_platform.lake.lake import Lake
     from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
@@ -72,7 +73,17 @@ def log(
         write_json({"statements": statements, "tables": _tables(result), "summary": result.summary})
     elif result.wrong is None:
         _show(result)
-    _finish(ctx, result)
+    _finish(ctx, result, _name(file))
+
+
+def _text_of(file: Path) -> str:
+    from cdc_platform.sources.json_files import read_standard_input, read_text
+
+    return read_standard_input() if file == _STDIN else read_text(file)
+
+
+def _name(file: Path) -> str:
+    return "standard input" if file == _STDIN else str(file)
 
 
 def _facts(outcome: Outcome) -> dict[str, object]:
@@ -112,11 +123,11 @@ def _tables(result: Result) -> dict[str, object]:
     }
 
 
-def _finish(ctx: click.Context, result: Result) -> None:
+def _finish(ctx: click.Context, result: Result, name: str) -> None:
     """The exit code, with one line about the first statement that asks for it."""
     if result.wrong is not None and result.wrong.error is not None:
         number, line = result.outcomes.index(result.wrong) + 1, result.wrong.statement.line
-        raise InputError(f"statement {number} (line {line}): {result.wrong.error}")
+        raise InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
     if result.refused is not None or result.passed_over is not None:
         ctx.exit(1)
 

@@ -6,10 +6,8 @@ obey instead of showing it, a control character or an escape, goes out escaped.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -32,11 +30,8 @@ from cdc_platform.clock import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from cdc_platform.trial import Trial
 
-_PAGE_WIDTH = 2000
 _DURATION_UNITS = (
     ("d", DAY_US),
     ("h", HOUR_US),
@@ -162,31 +157,23 @@ def write_json_list(entries: Iterable[str]) -> None:
 
 def write_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table for people. A column whose name begins with `>` is aligned to the right. None shows as a dash."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from cdc_platform.commands.layout import page_width, table_lines
 
-    heading = Text(escaped(title)) if title else None
-    table = Table(title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        side = "right" if name.startswith(">") else "left"
-        table.add_column(Text(escaped(name.removeprefix(">"))), justify=side, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(shown(value)) for value in row))
-    _print(table)
+    names = [f">{escaped(name[1:])}" if name.startswith(">") else escaped(name) for name in columns]
+    cells = [[shown(value) for value in row] for row in rows]
+    if title:
+        click.echo(click.style(escaped(title), bold=True))
+    for line in table_lines(names, cells, page_width()):
+        click.echo(line)
 
 
 def write_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values, one a line."""
-    from rich.table import Table
-    from rich.text import Text
+    from cdc_platform.commands.layout import fact_lines, page_width
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
-    for name, value in facts:
-        grid.add_row(escaped(name), Text(shown(value)))
-    _print(grid)
+    told = [(escaped(name), shown(value)) for name, value in facts]
+    for name, part in fact_lines(told, page_width()):
+        click.echo(f"{click.style(name, bold=True)}  {part}".rstrip())
 
 
 def shown(value: object) -> str:
@@ -209,19 +196,6 @@ def time_of(ms: Milliseconds | None) -> str | None:
 def warn(text: str) -> None:
     """A remark that is not part of the result, on standard error."""
     click.echo(f"warning: {escaped(text)}", err=True)
-
-
-def _print(renderable: RenderableType) -> None:
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        Console(highlight=False).print(renderable)
-        return
-    # In a file or a pipe lines are as long as they need to be: nobody can widen that window.
-    page = Console(file=io.StringIO(), highlight=False, width=_PAGE_WIDTH)
-    with page.capture() as capture:
-        page.print(renderable)
-    click.echo("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
 
 
 def write_trials(trials: Sequence[Trial]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Mapping
@@ -111,9 +112,13 @@ class Program(click.Group):
         except PlatformError as error:
             _trace(ctx)
             raise Failure(str(error), error.exit_code) from error
+        except KeyboardInterrupt:
+            raise Failure("interrupted", INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise
+                # Who reads has what it wants.
+                _write_to_nobody()
+                raise click.exceptions.Exit(DONE) from None
             _trace(ctx)
             if is_full(error):
                 raise Failure(str(no_space(error.filename or "the device")), WRONG_REQUEST) from error
@@ -137,7 +142,18 @@ class Program(click.Group):
         except click.ClickException as error:
             click.echo(f"error: {escaped(_line(error))}", err=True)
             sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _write_to_nobody()
         sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _write_to_nobody() -> None:
+    """Let what is left to be written go nowhere, so that the end of the process does not fail over it."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nobody, sys.stdout.fileno())
 
 
 def _line(error: click.ClickException) -> str:
@@ -179,5 +195,7 @@ def program(ctx: click.Context, home: str | None, clock: Microseconds | None, ve
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Remark("%(levelname)s %(name)s: %(message)s"))
+    # py4j tells of an interrupt with a page of its stack.
+    logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
     ctx.obj = Session(home, Clock(clock), alone=ctx.obj is WHOLE_PROCESS)

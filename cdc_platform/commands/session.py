@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Milliseconds
 
 if TYPE_CHECKING:
     from cdc_platform.home import Home
@@ -48,6 +50,44 @@ class Session:
         from cdc_platform.lake.lake import Lake
 
         return Lake(self.open_home(create=create).lake)
+
+    @contextmanager
+    def making_home(self) -> Iterator[Home]:
+        """The home, made if it is not there; where the block is refused, what was made for it is gone again.
+
+        Raises:
+            EnvironmentProblem: as `open_home`.
+        """
+        from cdc_platform.errors import PlatformError
+        from cdc_platform.home import location, unmake
+
+        was_there = location(self.home).exists()
+        home = self.open_home(create=True)
+        try:
+            yield home
+        except PlatformError:
+            if not was_there:
+                unmake(home)
+            raise
+
+    def named(self, name: str | Milliseconds) -> str | Milliseconds:
+        """The generation that a name stands for, by its UUID or, without one, its time (ms); see `GENERATION`.
+
+        A name that is whole already is left as it is, whether or not there is such a generation.
+
+        Raises:
+            NotFound: `latest` or `operating` of none, or a begin of no name or of several.
+        """
+        if not isinstance(name, str) or len(name) == _UUID_LENGTH:
+            return name
+        from cdc_platform.timeline import Timeline
+
+        timeline = Timeline.read(self.lake())
+        found = timeline.called(name, self.clock.now_us())
+        return found.id or found.time_ms
+
+
+_UUID_LENGTH = 36
 
 
 def _keep_pandas_out() -> None:

@@ -39,7 +39,7 @@ def streams(session: Session, generation: str | Milliseconds, as_json: bool) -> 
     from cdc_platform.timeline import Timeline
 
     lake = session.lake()
-    time_ms = Timeline.read(lake).find_published(generation).time_ms
+    time_ms = Timeline.read(lake).find_published(session.named(generation)).time_ms
     rows = descriptions.published_rows(lake, time_ms)
     if as_json:
         write_json_list(_as_json(rows))

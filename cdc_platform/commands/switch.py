@@ -47,7 +47,7 @@ def show(session: Session, generation: str | Milliseconds | None, as_json: bool)
 
     lake = session.lake()
     if generation is not None:
-        _write(switches.find(lake, generation), as_json)
+        _write(switches.find(lake, session.named(generation)), as_json)
         return
     listed = switches.switches(lake)[::-1]
     if as_json:
@@ -87,7 +87,7 @@ def ack(session: Session, generation: str | Milliseconds, node: object, as_json:
     from cdc_platform.records import switches
 
     home, lake = session.open_home(), session.lake()
-    generation_id = switches.find(lake, generation).generation_id
+    generation_id = switches.find(lake, session.named(generation)).generation_id
     done = register.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
     _write(done, as_json)
 
@@ -112,7 +112,7 @@ def commit(session: Session, generation: str | Milliseconds, as_json: bool) -> N
     from cdc_platform.records import switches
 
     home, lake = session.open_home(), session.lake()
-    generation_id = switches.find(lake, generation).generation_id
+    generation_id = switches.find(lake, session.named(generation)).generation_id
     done = register.commit(lake, session.clock, home.settings, generation_id, BY)
     introduce(Joining(lake, session.clock, home.settings, generation_id, workers(), "switch commit"))
     _write(done, as_json)
@@ -133,7 +133,7 @@ def abort(session: Session, generation: str | Milliseconds, as_json: bool) -> No
     from cdc_platform.records import switches
 
     lake = session.lake()
-    generation_id = switches.find(lake, generation).generation_id
+    generation_id = switches.find(lake, session.named(generation)).generation_id
     _write(register.abort(lake, session.clock, generation_id, BY), as_json)
 
 

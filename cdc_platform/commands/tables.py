@@ -86,13 +86,34 @@ def add(session: Session, table: _Name, ttl: int, created_at: Milliseconds | Non
     Example:
       cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
     """
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.records import cdc_tables
 
-    lake = session.lake(create=True)
-    _write(
-        cdc_tables.add(lake, session.clock, *table, ttl_seconds=ttl, created_at_ms=created_at),
-        as_json,
-    )
+    with session.making_home() as home:
+        added = cdc_tables.add(Lake(home.lake), session.clock, *table, ttl_seconds=ttl, created_at_ms=created_at)
+    _write(added, as_json)
+
+
+@tables.command()
+@json_option
+@pass_session
+def none(session: Session, as_json: bool) -> None:
+    """Say that no table has a CDC log, so that expiry and growth stop asking. One that is added later has one.
+
+    \b
+    Example:
+      cdc-platform tables none
+    """
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.records import no_tables
+
+    with session.making_home() as home:
+        no_tables.tell_none(Lake(home.lake))
+    told = {"tables": 0}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts(told.items())
 
 
 @tables.command()

@@ -140,16 +140,24 @@ def commit_once(
         EnvironmentProblem: as `commit`.
     """
     with lake.taken(table) as opened:
-        return _commit_once(opened, lake, table, draft, transaction, append=append)
+        numbers = {} if transaction is None else dict([transaction]) | dict(beside or {})
+        return _commit_once(opened, lake, table, draft, transaction, numbers, append=append)
 
 
 def _commit_once(
-    opened: DeltaTable, lake: Lake, table: Table, draft: Draft, transaction: tuple[str, int] | None, *, append: bool
+    opened: DeltaTable,
+    lake: Lake,
+    table: Table,
+    draft: Draft,
+    transaction: tuple[str, int] | None,
+    numbers: Mapping[str, int],
+    *,
+    append: bool,
 ) -> bool:
     seen = None if transaction is None else opened.transaction_version(transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False
-    if append and not draft.files and not beside:
+    if append and not draft.files and len(numbers) < 2:
         return False
     placed, added = _placed(lake, table, draft), draft.digests
     if append:
@@ -167,7 +175,7 @@ def _commit_once(
             commit_properties=properties,
         ),
         digests=after,
-        numbers=None if transaction is None else {**dict([transaction]), **(beside or {})},
+        numbers=numbers,
     )
     return True
 

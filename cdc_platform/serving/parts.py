@@ -19,7 +19,7 @@ from typing import Any
 
 from cdc_platform import drafts, lease
 from cdc_platform.clock import Clock, format_us
-from cdc_platform.dagster_home import CLOCK_VARIABLE, dagster_home, project_file
+from cdc_platform.dagster_home import CLOCK_VARIABLE, PACKAGES, dagster_home
 from cdc_platform.home import VARIABLE, Home, owners_alone
 from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.session import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE
@@ -107,8 +107,7 @@ class Parts:
         )
 
     def _code_arguments(self) -> list[str]:
-        root = project_file("workspace.yaml").parent
-        named = ["-m", "cdc_platform.definitions", "-a", "defs", "-d", str(root), "--location-name", LOCATION]
+        named = ["-m", "cdc_platform.definitions", "-a", "defs", "-d", str(PACKAGES), "--location-name", LOCATION]
         # A failure to load is told in the UI, and by `_serves`.
         return ["--socket", str(self._socket), *named, "--lazy-load-user-code"]
 

@@ -13,7 +13,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.log import gaps
-from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.records import cdc_tables, consumers, no_tables
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
 from cdc_platform.timeline import StreamSources, Timeline
@@ -82,9 +82,11 @@ def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
     if due:
         said = f"{told['to_mark']} generations have expired and are not marked, {told['to_remove']} may be removed"
         matters.append(Matter("expiry-due", said, "cdc-platform expire"))
-    if plan and not cdc_tables.changes(lake):
+    if plan and not no_tables.are_told(lake):
         said = "nobody has said which tables have a CDC log, so no generation ever expires"
-        matters.append(Matter("no-tables", said, "cdc-platform tables add KS.T --ttl SECONDS"))
+        matters.append(
+            Matter("no-tables", said, "cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none")
+        )
     return told, matters
 
 

@@ -65,7 +65,8 @@ def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
             said = " ".join(str(error).split())
             sections[name], found = None, [Matter("table-unreadable", f"{name}: {said}", "cdc-platform check")]
         matters += found
-    if sections["ring"] and not sections["ring"]["nodes"] and not (sections["generations"] or {}).get("known"):
+    known = [(sections[name] or {}).get(what) for name, what in (("ring", "nodes"), ("generations", "known"))]
+    if known == [0, 0] and sections["inbox"] == []:
         said = "no node is in the ring and no generation is known"
         do = "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
         matters = [each for each in matters if each.wrong] + [Matter("empty-home", said, do)]

@@ -5,7 +5,8 @@ It finds the rows that the rules of `generations` need, one row of streams and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from cdc_platform.clock import Microseconds, format_ms, format_us, ms_to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shard_orders
+from cdc_platform.generations.stream_ids import decode
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -22,7 +24,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.records import descriptions, generation_data, ring
-from cdc_platform.ring import shard_of
+from cdc_platform.ring import Ring, shard_of
 from cdc_platform.timeline.generation import Generation
 
 
@@ -40,8 +42,24 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Lies:
+    """Where the ring as it stands puts a token: on which node, and on which of its shards."""
+
+    owner: str
+    shard: int
+
+    def facts(self) -> dict[str, Any]:
+        """It in plain values."""
+        return {"owner": self.owner, "shard": self.shard}
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp."""
+    """The answer for one token and one write timestamp. Times in µs; `generation` operates at the write's timestamp.
+
+    `row_lies` and `stream_lies`: where the base row and the log row are by the ring as it stands, None where that is
+    not known; `others`: what the other policies say, by name, as verdict and reason.
+    """
 
     token: int
     at_us: Microseconds
@@ -51,6 +69,16 @@ class Explanation:
     place: Place | None
     verdict: Verdict
     reason: str
+    row_lies: Lies | None = None
+    stream_lies: Lies | None = None
+    others: Mapping[str, tuple[Verdict, str]] = field(default_factory=dict)
+
+    @property
+    def colocated(self) -> bool | None:
+        """Whether the log row is on the shard of the base row; None where either is not known."""
+        if self.row_lies is None or self.stream_lies is None:
+            return None
+        return self.row_lies == self.stream_lies
 
     @property
     def accepted(self) -> bool:
@@ -69,13 +97,35 @@ class Explanation:
             "owner": place and place.owner,
             "shard": place and place.shard,
             "stream_id": place and place.stream_id,
+            "row_lies": self.row_lies and self.row_lies.facts(),
+            "stream_lies": self.stream_lies and self.stream_lies.facts(),
+            "colocated": self.colocated,
             "accepted": self.accepted,
             "reason": self.reason,
             "verdict": str(self.verdict),
             "policy": self.policy,
+            "other_policies": {
+                name: {"accepted": verdict is Verdict.OK, "verdict": str(verdict), "reason": reason}
+                for name, (verdict, reason) in self.others.items()
+            },
             "at": format_us(self.at_us),
             "now": format_us(self.now_us),
         }
+
+
+def lies(now: Ring, token: int) -> Lies | None:
+    """Where a ring puts a token; None where it has no node."""
+    if not now.nodes:
+        return None
+    node = now.owner_of(token)
+    return Lies(str(node.host_id), int(shard_of(token, node.shard_count, node.ignore_msb)))
+
+
+def lies_of(now: Ring, place: Place | None) -> Lies | None:
+    """Where a ring puts the stream of a place; None where the stream is not known."""
+    if place is None or place.stream_id is None:
+        return None
+    return lies(now, int(decode(np.frombuffer(place.stream_id, dtype=np.uint8).reshape(1, 16)).tokens[0]))
 
 
 def try_place(lake: Lake, generation: Generation | None, token: int) -> tuple[Place | None, str | None]:

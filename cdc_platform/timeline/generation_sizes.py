@@ -11,7 +11,7 @@ from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import GENERATIONS, STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.records import generation_data
 from cdc_platform.timeline.timeline import Timeline
 
@@ -39,6 +39,13 @@ def generation_sizes(lake: Lake) -> list[GenerationSize]:
         for known in Timeline.read(lake).known
         if known.time_ms in ledger or known.published or known.has_data
     ]
+
+
+def node_counts(lake: Lake) -> dict[str, int]:
+    """How many nodes own the ranges of each generation that was described here, by its UUID."""
+    rows = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "owner"])
+    counted = rows.group_by("generation_id").aggregate([("owner", "count_distinct")])
+    return dict(zip(counted["generation_id"].to_pylist(), counted["owner_count_distinct"].to_pylist(), strict=True))
 
 
 def _counted(lake: Lake, time_ms: Milliseconds) -> tuple[int, int]:

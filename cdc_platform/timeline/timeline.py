@@ -112,6 +112,24 @@ class Timeline:
         shown = name if isinstance(name, str) else format_ms(name)
         raise NotFound(f"no generation {shown} is known; list them with: cdc-platform generations")
 
+    def called(self, name: str, now_us: Microseconds) -> Generation:
+        """The generation that people call so: `latest`, `operating` (at `now_us`), or by the begin of its UUID or time.
+
+        Raises:
+            NotFound: there is none, or several begin so.
+        """
+        if name in ("latest", "operating"):
+            found = self.newest if name == "latest" else self.operating(now_us)
+            if found is None:
+                raise NotFound(f"no generation is {name}; list them with: cdc-platform generations")
+            return found
+        several = [each for each in self.known if (each.id or "").startswith(name)]
+        several = several or [each for each in self.known if format_ms(each.time_ms).startswith(name)]
+        if len(several) != 1:
+            which = ", ".join(each.name for each in several[:5]) or "none"
+            raise NotFound(f"{len(several)} generations begin with {name!r} ({which}); name one of them in full")
+        return several[0]
+
     def find_published(self, name: str | Milliseconds) -> Generation:
         """The generation of this name, which readers have been shown.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +26,11 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.records import descriptions, generation_data
+from cdc_platform.records import descriptions, generation_data, ring
 from cdc_platform.ring import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s
 from cdc_platform.settings import Settings
-from cdc_platform.timeline.explain import Explanation, place_of, try_place
+from cdc_platform.timeline.explain import Explanation, lies, lies_of, place_of, try_place
 from cdc_platform.timeline.generation import Generation
 from cdc_platform.timeline.periods import (
     KnownStreams,
@@ -79,7 +80,7 @@ class VnodeStreams:
     def explain(
         self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None
     ) -> Explanation:
-        """See `StreamSource`. Of the description it reads one row of streams alone.
+        """See `StreamSource`. Of the description it reads one row of streams alone. Every policy is asked.
 
         The generation and its stream are named for a refused write as well, where one operated at its timestamp.
         """
@@ -87,10 +88,17 @@ class VnodeStreams:
         row = self.timeline.index_at(at_us)
         generation = self.timeline.generations[row] if row >= 0 else None
         place, missing = try_place(self.lake, generation, token)
-        decision = self._decide(at_us, now_us, policy, row, place is not None)
-        details = (decision.reason, missing, place.note if place else None)
-        reason = "; ".join(detail for detail in details if detail)
-        return Explanation(token, at_us, now_us, policy, generation, place, decision.verdict, reason)
+        verdicts: dict[str, tuple[Verdict, str]] = {}
+        for name in get_args(Policy):
+            decision = self._decide(at_us, now_us, name, row, place is not None)
+            details = (decision.reason, missing, place.note if place else None)
+            verdicts[name] = decision.verdict, "; ".join(detail for detail in details if detail)
+        now = ring.current_ring(self.lake)
+        verdict, reason = verdicts.pop(policy)
+        row_lies, stream_lies = lies(now, token), lies_of(now, place)
+        return Explanation(
+            token, at_us, now_us, policy, generation, place, verdict, reason, row_lies, stream_lies, verdicts
+        )
 
     def finder(self) -> StreamsOf:
         """See `StreamSource`. Null where no generation operated yet, and where the one that did was removed since."""

@@ -37,10 +37,13 @@ def hexed(streams: object) -> list[str]:
 
 
 def test_generations_are_listed_newest_first(cli: Cli) -> None:
-    """Each with its ID, its time, whether it has expired and whether it operates at the clock."""
+    """Each with its ID, its time, whether it has expired and whether it operates at the clock; its state and size."""
+    made = generation()
+    more = {"state": "published", "published": True, "nodes": None}
+    more |= {"num_ranges": len(made), "num_streams": len(made.streams)}
     assert cli("--clock", BETWEEN, "generations", "--json").json == [
-        {"id": OTHER_ID, "time": iso_time(LATER_MS), "expired": None, "operating": False},
-        {"id": ID, "time": iso_time(TIME_MS), "expired": None, "operating": True},
+        {"id": OTHER_ID, "time": iso_time(LATER_MS), "expired": None, "operating": False, **more},
+        {"id": ID, "time": iso_time(TIME_MS), "expired": None, "operating": True, **more},
     ]
 
 

@@ -63,7 +63,9 @@ def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> Non
     assert set(answer) == {"event_id", "generation_id", "time", "num_ranges", "num_streams"}
     assert (answer["time"], answer["num_ranges"], answer["num_streams"]) == ("2026-01-31T12:01:05.000Z", 3, 9)
     listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").json
-    assert listed == [{"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}]
+    made = {"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}
+    made |= {"state": "published", "published": True, "nodes": 1, "num_ranges": 3, "num_streams": 9}
+    assert listed == [made]
     assert [row["host_id"] for row in run("--home", home, "ring", "--json").json] == [NODE["host_id"]]
     assert len(run("--home", home, "streams", answer["time"], "--json").json) == 3
 

@@ -16,7 +16,7 @@ from cdc_platform.generations.expiry import NEVER, Margins, expires_at_us
 from cdc_platform.generations.sizes import rows_bytes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.expiry import purge_plan
-from cdc_platform.records import cdc_tables
+from cdc_platform.records import no_tables
 from cdc_platform.records.ring import current_ring
 from cdc_platform.settings import Settings
 from cdc_platform.timeline.generation_sizes import generation_sizes
@@ -85,7 +85,7 @@ def _shapes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[n
 
 def _removed(lake: Lake, settings: Settings, times: np.ndarray, counts: np.ndarray, moments: np.ndarray) -> np.ndarray:
     """Streams (int64[m]) of the generations that may be removed by each moment."""
-    if not cdc_tables.changes(lake):
+    if not no_tables.are_told(lake):
         return np.zeros(len(moments), dtype=np.int64)
     margins = Margins.of(settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms))
     logs = list(purge_plan.table_histories(lake).values())

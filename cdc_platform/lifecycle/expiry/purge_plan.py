@@ -42,7 +42,7 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import cdc_local, cdc_tables, consumers
+from cdc_platform.records import cdc_local, cdc_tables, consumers, no_tables
 from cdc_platform.records.ring import LEFT, host_ids
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Generation, StreamSources, Timeline
@@ -172,7 +172,7 @@ class _Holds:
         margins = Margins.of(
             settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
         )
-        self.tables_known = bool(cdc_tables.changes(lake))
+        self.tables_known = no_tables.are_told(lake)
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_Hold] = []
         for name, history in table_histories(lake).items():
@@ -194,7 +194,11 @@ class _Holds:
     def on(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
         """What keeps the generation at `index` now: names, and why."""
         if not self.tables_known:
-            yield UNKNOWN_TABLES, "no CDC-enabled table was ever told of; do so with: cdc-platform tables add"
+            yield (
+                UNKNOWN_TABLES,
+                "no CDC-enabled table was ever told of; do so with: cdc-platform tables add, or that there is none: "
+                "cdc-platform tables none",
+            )
         held = [hold for hold in self.tables if hold.until_us[index] > now_us]
         for hold in held:
             yield hold.name, hold.says(index)
