@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
+from support.processes.chromium import chromium
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
 
@@ -29,15 +29,6 @@ expect.set_options(timeout=60 * SECOND)
 
 pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
 CONFIG = f"""\
 ops:
@@ -73,14 +64,8 @@ _RUN_ENDED = """async ([query, partition, patience]) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The Chromium of this machine."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium on the PATH; install one (Debian: apt-get install chromium) to test the UI")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=FLAGS, headless=True)
-        yield chromium
-        chromium.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
