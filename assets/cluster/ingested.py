@@ -19,6 +19,7 @@ from dagster import (
 )
 
 from assets.declared import Sources, table_asset
+from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
@@ -34,6 +35,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import FROM_CLUSTER
 from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
@@ -94,8 +96,8 @@ def ingested_log(
         "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": few_rows(columns, windows),
     }
-    version = lake.version(log_table(schema_of(lake, keyspace, table)))
-    return materialized(version, rows=done.rows, watch=watch, sources=_NO_SOURCES, told=told)
+    content = held(lake, Part(log_table(schema_of(lake, keyspace, table)), {}))
+    return materialized(lake, content, rows=done.rows, watch=watch, sources=_NO_SOURCES, told=told)
 
 
 ingest_log = define_asset_job(

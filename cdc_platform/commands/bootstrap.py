@@ -101,7 +101,7 @@ def _queued(event: BootstrapEvent) -> dict[str, object]:
 
 
 def _list(session: Session, as_json: bool) -> None:
-    from cdc_platform.lifecycle.join.progress import progress
+    from cdc_platform.records.join_progress import progress
     from cdc_platform.status.of_work import facts_of
 
     rows = [facts_of(each) for each in progress(session.lake())]

@@ -9,8 +9,8 @@ from cdc_platform.generations.switch import Switch
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import VERDICTS
 from cdc_platform.lake.versions import versions
-from cdc_platform.lifecycle.join.progress import AFTER_TIMESTAMP, Progress, progress
 from cdc_platform.records import judgements, switches
+from cdc_platform.records.join_progress import AFTER_TIMESTAMP, Progress, progress
 from cdc_platform.records.judgements import EVERYTHING
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter

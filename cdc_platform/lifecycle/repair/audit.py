@@ -9,8 +9,8 @@ from cdc_platform.clock import format_ms
 from cdc_platform.generations.damage import Condition
 from cdc_platform.invariants.findings import GENERATIONS_RETRIEVABLE, STREAMS_FIT_THE_RING, Finding
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.join.progress import Reached, progress
 from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.records.join_progress import Reached, progress
 from cdc_platform.records.ring import NORMAL, statuses
 from cdc_platform.timeline import State, Timeline
 
