@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import MILLISECOND_US
-from cdc_platform.cluster.raw import Cells, RawPage
+from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.cql.timeuuid import ticks_of
 from cdc_platform.cql.types import GREGORIAN, CqlType, Scalar
@@ -67,7 +68,8 @@ def log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: bool = Fal
     arrays: dict[str, pa.Array] = {}
     beside: dict[int, dict[str, str]] = {}
     for each, name in stored_columns(schema):
-        cells = [cell for page in pages for cell in page.columns[page.names.index(each.name)]]
+        parts = [page.columns[page.names.index(each.name)] for page in pages]
+        cells = pa.array(parts[0] if len(parts) == 1 else list(chain.from_iterable(parts)), pa.binary())
         column = _converted(each.type, cells)
         arrays[name] = column.values
         for row, text in column.beside.items():
@@ -84,8 +86,8 @@ def log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: bool = Fal
     return found
 
 
-def _converted(kind: CqlType, cells: Cells) -> _Column:
-    if all(cell is None for cell in cells):
+def _converted(kind: CqlType, cells: pa.BinaryArray) -> _Column:
+    if cells.null_count == len(cells):
         return _Column(pa.nulls(len(cells), arrow_type(stored_type(kind))))
     if isinstance(kind, Scalar) and kind.name in _AT_ONCE:
         column = _AT_ONCE[kind.name](cells)
@@ -94,10 +96,10 @@ def _converted(kind: CqlType, cells: Cells) -> _Column:
     return _one_by_one(kind, cells)
 
 
-def _one_by_one(kind: CqlType, cells: Cells) -> _Column:
+def _one_by_one(kind: CqlType, cells: pa.BinaryArray) -> _Column:
     kept, wide, beside, unreadable = stored_type(kind), may_be_far(kind), dict[int, str](), 0
     values: list[Any] = []
-    for row, cell in enumerate(cells):
+    for row, cell in enumerate(cells.to_pylist()):
         value = None
         if cell is not None:
             try:
@@ -110,18 +112,23 @@ def _one_by_one(kind: CqlType, cells: Cells) -> _Column:
     return _Column(pa.array(values, arrow_type(kept)), beside, unreadable)
 
 
-def _fixed(cells: Cells, width: int) -> tuple[np.ndarray, np.ndarray] | None:
+def _fixed(cells: pa.BinaryArray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Cells of one width as uint8[n, width], with where they are null (bool[n]); None where one has another width."""
-    if {len(cell) for cell in cells if cell is not None} != {width}:
+    _, offsets, data = cells.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[: len(cells) + 1]
+    missing = np.asarray(cells.is_null()) if cells.null_count else np.zeros(len(cells), bool)
+    if (np.diff(bounds)[~missing] != width).any():
         return None
-    blank = bytes(width)
-    joined = b"".join([blank if cell is None else cell for cell in cells])
-    missing = np.fromiter((cell is None for cell in cells), bool, len(cells))
-    return np.frombuffer(joined, np.uint8).reshape(-1, width), missing
+    given = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]].reshape(-1, width)
+    if not cells.null_count:
+        return given, missing
+    out = np.zeros((len(cells), width), np.uint8)
+    out[~missing] = given
+    return out, missing
 
 
-def _numbers(dtype: str) -> Callable[[Cells], _Column | None]:
-    def column(cells: Cells) -> _Column | None:
+def _numbers(dtype: str) -> Callable[[pa.BinaryArray], _Column | None]:
+    def column(cells: pa.BinaryArray) -> _Column | None:
         found = _fixed(cells, np.dtype(dtype).itemsize)
         if found is None:
             return None
@@ -131,12 +138,12 @@ def _numbers(dtype: str) -> Callable[[Cells], _Column | None]:
     return column
 
 
-def _booleans(cells: Cells) -> _Column | None:
+def _booleans(cells: pa.BinaryArray) -> _Column | None:
     found = _fixed(cells, 1)
     return None if found is None else _Column(pa.array(found[0][:, 0] != 0, mask=found[1]))
 
 
-def _timestamps(cells: Cells) -> _Column | None:
+def _timestamps(cells: pa.BinaryArray) -> _Column | None:
     found = _fixed(cells, 8)
     if found is None:
         return None
@@ -146,7 +153,7 @@ def _timestamps(cells: Cells) -> _Column | None:
     return _Column(pa.array(us, mask=found[1]).cast(TIMESTAMP), {row: str(ms[row]) for row in far.tolist()})
 
 
-def _dates(cells: Cells) -> _Column | None:
+def _dates(cells: pa.BinaryArray) -> _Column | None:
     found = _fixed(cells, 4)
     if found is None:
         return None
@@ -156,7 +163,7 @@ def _dates(cells: Cells) -> _Column | None:
     return _Column(pa.array(near, mask=found[1]).cast(pa.date32()), {row: str(days[row]) for row in far.tolist()})
 
 
-def _uuids(cells: Cells) -> _Column | None:
+def _uuids(cells: pa.BinaryArray) -> _Column | None:
     found = _fixed(cells, 16)
     if found is None:
         return None
@@ -164,14 +171,14 @@ def _uuids(cells: Cells) -> _Column | None:
     return _Column(texts.take(pa.array(np.arange(len(texts)), mask=found[1])) if found[1].any() else texts)
 
 
-def _texts(cells: Cells) -> _Column | None:
+def _texts(cells: pa.BinaryArray) -> _Column | None:
     try:
-        return _Column(pa.array(cells, pa.binary()).cast(pa.string()))
+        return _Column(cells.cast(pa.string()))
     except pa.ArrowInvalid:
         return None
 
 
-def _written_at(cells: Cells) -> pa.Array:
+def _written_at(cells: pa.BinaryArray) -> pa.Array:
     """The time in each timeuuid (16 bytes)."""
     found = _fixed(cells, 16)
     if found is None:
@@ -180,10 +187,10 @@ def _written_at(cells: Cells) -> pa.Array:
     return pa.array((ticks_of(high).astype(np.int64) - GREGORIAN) // 10).cast(TIMESTAMP)
 
 
-_AT_ONCE: Mapping[str, Callable[[Cells], _Column | None]] = {
+_AT_ONCE: Mapping[str, Callable[[pa.BinaryArray], _Column | None]] = {
     "ascii": _texts,
     "bigint": _numbers(">i8"),
-    "blob": lambda cells: _Column(pa.array(cells, pa.binary())),
+    "blob": _Column,
     "boolean": _booleans,
     "counter": _numbers(">i8"),
     "date": _dates,

@@ -6,16 +6,15 @@ left to who knows the table.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cassandra.cluster import ResponseFuture
-from cassandra.protocol import ProtocolHandler, ResultMessage, read_int
+from cassandra.cqltypes import BytesType
+from cassandra.protocol import ProtocolHandler, ResultMessage
 
-_LENGTH = struct.Struct(">i")
-Cells = list[bytes | None]
+Cells = Sequence[bytes | None]
 
 
 @dataclass(frozen=True)
@@ -27,24 +26,13 @@ class RawPage:
     rows: int
 
 
-class _RawResult(ResultMessage):
-    """A result whose rows stay bytes."""
+class _RawResult(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+    """A result whose rows stay bytes: the driver, in C where it has that, is told that all columns are blobs."""
 
-    def recv_results_rows(
-        self,
-        f: Any,
-        protocol_version: Any,
-        user_type_map: Any,
-        result_metadata: Any,
-        column_encryption_policy: Any,
-    ) -> None:
-        """Read the head of the page as the driver does, and cut the rest into cells."""
-        self.recv_results_metadata(f, user_type_map)
-        columns = self.column_metadata or result_metadata
-        rows = read_int(f)
-        self.column_names = [column[2] for column in columns]
-        self.column_types = [column[3] for column in columns]
-        self.parsed_rows = [RawPage(tuple(self.column_names), _cells(f.read(), rows, len(columns)), rows)]
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        """Read the head of a page as the driver does, and take every type for a blob's."""
+        super().recv_results_metadata(f, user_type_map)
+        self.column_metadata = [(*column[:3], BytesType) for column in self.column_metadata or ()]
 
 
 class RawProtocol(ProtocolHandler):
@@ -56,9 +44,10 @@ class RawProtocol(ProtocolHandler):
     }
 
 
-def raw_rows(_: Sequence[str], pages: list[RawPage]) -> list[RawPage]:
+def raw_rows(names: Sequence[str], rows: Sequence[tuple[bytes | None, ...]]) -> list[RawPage]:
     """What an execution profile has as its row factory, where answers stay bytes."""
-    return pages
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    return [RawPage(tuple(names), columns, len(rows))]
 
 
 def pages_of(future: ResponseFuture) -> Iterator[RawPage]:
@@ -68,19 +57,3 @@ def pages_of(future: ResponseFuture) -> Iterator[RawPage]:
     while answer.has_more_pages:
         answer.fetch_next_page()
         yield from answer.current_rows
-
-
-def _cells(body: bytes, rows: int, width: int) -> list[Cells]:
-    columns: list[Cells] = [[] for _ in range(width)]
-    put = [column.append for column in columns]
-    unpack, at = _LENGTH.unpack_from, 0
-    for _ in range(rows):
-        for append in put:
-            (length,) = unpack(body, at)
-            at += 4
-            if length < 0:
-                append(None)
-            else:
-                append(body[at : at + length])
-                at += length
-    return columns

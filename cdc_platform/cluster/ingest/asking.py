@@ -53,7 +53,8 @@ class Asking:
 
         def batches(number: int) -> Batches:
             for pages in self.answers(parts[number]):
-                yield from log_rows(self.schema, pages, exact=True).rows.to_batches()
+                if any(page.rows for page in pages):
+                    yield from log_rows(self.schema, pages, exact=True).rows.to_batches()
 
         return TaskRows(len(parts), batches)
 

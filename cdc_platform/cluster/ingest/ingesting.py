@@ -189,7 +189,7 @@ class FromCluster:
         """As `Copier`; where the table was altered meanwhile, the window is read anew."""
         begun = time.monotonic()
         self._requests = 0
-        self._tell_what_is_gone(window)
+        gone = self._what_is_gone(window)
         if window.passed:
             made, count = None, self.append(empty_rows(self.schema), marks, expected)
         elif self._workers.work_here(self._asking().tasks((planned := self._plan(source, window)).conditions)):
@@ -198,7 +198,10 @@ class FromCluster:
         else:
             made, count = planned, self._append_in_tasks(planned, marks, expected)
         if count is not None:
+            self.begins_anew = False
             self.note(window, made, count, begun)
+            for line in gone:
+                self.tell(line)
         return count
 
     def note(self, window: Window, made: Plan | None, rows: int, begun: float, late: int | None = None) -> None:
@@ -248,9 +251,11 @@ class FromCluster:
         count = 0
         for done, pages in enumerate(self._asking().answers(made.conditions), 1):
             self._requests += len(pages)
+            if not any(page.rows for page in pages):
+                continue
             part = log_rows(self.schema, pages)
             unreadable.update(part.unreadable)
-            found += [part.rows] if part.rows.num_rows else []
+            found.append(part.rows)
             count += part.rows.num_rows
             if count > ROWS_AT_ONCE and window.until_us - window.after_us > AT_ONCE:
                 expected = count * len(made.conditions) // done
@@ -300,24 +305,25 @@ class FromCluster:
         look(self._live, self._cluster, self.clock, unsettled=True)
         self.schema = _definition(self.lake, self.schema.keyspace, self.schema.name)
 
-    def _tell_what_is_gone(self, window: Window) -> None:
-        """Tell of rows that may have lived and died unread: a gap is never silent."""
-        lives = Lifetimes.of(self.lake, self.schema)
-        gone = lives.gone_us(self.clock.now_us())
+    def _what_is_gone(self, window: Window) -> list[str]:
+        """What is told of rows that may have lived and died unread: a gap is never silent."""
         if self.begins_anew:
-            self.begins_anew = False
-            return
+            return []
+        lives, name = Lifetimes.of(self.lake, self.schema), self.schema.full_name
+        gone = lives.gone_us(self.clock.now_us())
+        told = []
         if window.after_us < lives.created_us <= window.until_us:
-            self.tell(
-                f"the log of {self.schema.full_name} was made anew at {format_us(lives.created_us)}: what was written"
-                f" to the one before after {format_us(window.after_us)} went with it unread"
+            told.append(
+                f"the log of {name} was made anew at {format_us(lives.created_us)}: what was written to the one before"
+                f" after {format_us(window.after_us)} went with it unread"
             )
         if gone is not None and window.after_us < gone:
-            self.tell(
-                f"rows of {self.schema.full_name} written from {format_us(window.after_us)} to"
+            told.append(
+                f"rows of {name} written from {format_us(window.after_us)} to"
                 f" {format_us(Microseconds(min(gone, window.until_us)))} may be gone: they live for"
                 f" {lives.least_us // SECOND_US} s, and this window is read later than that"
             )
+        return told
 
 
 def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
