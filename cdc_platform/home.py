@@ -26,7 +26,7 @@ _NOT_IN_PATHS = frozenset("[]{}%#?*\\")
 
 @dataclass(frozen=True)
 class Home:
-    """A home that exists, is writable and has a layout that this version knows. Made by `open_home`."""
+    """A home that exists, can be read and has a layout that this version knows. Made by `open_home`."""
 
     path: Path
 
@@ -69,8 +69,11 @@ def unmake(home: Home) -> None:
 def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
     """Open (and make, unless told otherwise) the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform`.
 
+    One that is not to be made need not be writable: it can be looked at, and what writes to it says that it cannot.
+
     Raises:
-        EnvironmentProblem: the home cannot be made or written to, or a newer version wrote it.
+        EnvironmentProblem: the home cannot be made, or written to (or read, if it is not to be made), or a newer
+            version wrote it.
         InputError: its path has a character that Spark and Delta do not take as it stands.
     """
     root = location(path)
@@ -83,11 +86,13 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
         if not root.exists() and not create:
             raise EnvironmentProblem(f"home {root} does not exist; {mend}")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(root, os.W_OK | os.X_OK):
-            raise EnvironmentProblem(f"home {root} is not writable; change its permissions or {mend}")
-        if not marker.exists():
+        writable = os.access(root, os.W_OK | os.X_OK)
+        if not writable and (create or not os.access(root, os.R_OK | os.X_OK)):
+            what = "writable" if create else "readable"
+            raise EnvironmentProblem(f"home {root} is not {what}; change its permissions or {mend}")
+        if writable and not marker.exists():
             drafts.write(marker, json.dumps({"layout": LAYOUT}) + "\n")
-        layout = json.loads(marker.read_text(encoding="utf-8"))["layout"]
+        layout = json.loads(marker.read_text(encoding="utf-8"))["layout"] if writable or marker.exists() else LAYOUT
     except OSError as error:
         if is_full(error):
             raise no_space(root) from None

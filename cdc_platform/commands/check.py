@@ -58,6 +58,7 @@ def check(
                     "violations": line.violations,
                     "sample": line.sample,
                     "passed": line.passed,
+                    "page": _page_of(line.invariant),
                 }
                 for line in judgements
             ]
@@ -68,6 +69,13 @@ def check(
         write_table(f"Invariants of {'all generations' if name is None else name}", columns, rows)
     if not all(line.passed for line in judgements):
         ctx.exit(1)
+
+
+def _page_of(invariant: str) -> str | None:
+    """The page of the docs that explains an invariant, whose name is its code."""
+    from cdc_platform.invariants.findings import FAMILIES
+
+    return next((family.page for family in FAMILIES if invariant in family.invariants), None)
 
 
 def _keep(judging: Judging, judgements: list[Judgement]) -> None:

@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "log": ("log", "CQL statements, their log rows, and the tables rebuilt from those."),
     "consume": ("consume", "Copy what is new in a table's CDC log, each row once."),
     "sql": ("sql", "A query over every table, under ScyllaDB's own names."),
+    "bundle": ("bundle", "Pack status, findings, versions and ends of logs into one file."),
     "completion": ("completion", "Print a shell's completion script."),
 }
 """Commands by name: the module in cdc_platform.commands that has the function `<module>`, and what help says."""

@@ -122,6 +122,40 @@ def test_a_reader_that_leaves_is_no_defect(three: Path, command: list[str]) -> N
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
+def test_a_home_of_somebody_else_can_be_looked_at(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As a user who may read it and not write: every look answers as its owner's does, and nothing is written."""
+    home = home_of(tmp_path_factory.mktemp("foreign"), "three")
+    assert run("--home", home, "ring").exit_code == 0
+    for folder in (home, *home.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    for path in home.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # The interpreter may be root's alone: all that is loaded is loaded before.
+    code = (
+        "import contextlib, io, os, sys\n"
+        "import cdc_platform.lifecycle.tablets.changes, cdc_platform.lake.turns\n"
+        "from cdc_platform.commands.program import program\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    program.main([*sys.argv[1:5], 'tables'])\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    program.main(sys.argv[1:5] + (['status'] if sys.argv[5] == 'tables' else sys.argv[5:]))\n"
+        "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+        "program.main(sys.argv[1:])"
+    )
+    tried = {("generations", "--json"): 0, ("status", "--json"): 0, ("tables", "drop", "ks.t"): 2}
+    for command, exit_code in tried.items():
+        words = ["--home", str(home), "--clock", format_ms(THIRD_MS), *command]
+        theirs = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert theirs.returncode == exit_code, theirs.stderr
+        if not exit_code:
+            assert theirs.stdout == run(*words).stdout
+        else:
+            assert theirs.stderr.startswith("error: ")
+            assert theirs.stderr.count("\n") == 1
+
+
 def test_the_clock_rules_every_age(three: Path) -> None:
     """`status` at two times of a stopped clock tells the same home at two ages."""
     for at_ms, operating in ((FIRST_MS, FIRST_MS), (THIRD_MS, THIRD_MS)):

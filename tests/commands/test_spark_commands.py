@@ -76,8 +76,9 @@ def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None
     result = run("--home", home, "check", answer["generation_id"], "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.json
-    assert all(set(line) == {"invariant", "population", "violations", "sample", "passed"} for line in lines)
+    assert all(set(line) == {"invariant", "population", "violations", "sample", "passed", "page"} for line in lines)
     assert len(lines) == 10
+    assert {line["page"] for line in lines} == {"docs/generations.md"}
     assert all(line["passed"] and line["population"] > 0 and line["violations"] == 0 for line in lines)
 
 

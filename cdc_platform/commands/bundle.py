@@ -1,0 +1,119 @@
+"""`cdc-platform bundle`: what whoever is asked next has to see, in one file: status, findings, versions, logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import re
+import tarfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_platform import __version__
+from cdc_platform.commands.output import json_option, plain, write_facts, write_json
+from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.home import Home
+
+_END_BYTES = 256 * 1024
+"""So much of the end of each log goes in."""
+_LOGS = ("logs/*.log", "dagster/logs/*.log")
+_PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "numpy", "duckdb", "scylla-driver")
+# What is behind a word that announces a secret, the user in a URL, and long runs of what only tokens are made of.
+_SECRETS = re.compile(
+    r"(?i)((?:token|passw(?:or)?d|passphrase|secret|cookie|authorization|api[_-]?key)\w*[\"']?\s*[=:]\s*(?:bearer\s+)?[\"']?)"
+    r"[^\s\"'&,;]+|(?<=://)[^/\s@]+(?=@)|(\bbearer\s+)\S+"
+)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@json_option
+@pass_session
+def bundle(session: Session, file: Path, as_json: bool) -> None:
+    """Pack status, findings, versions, settings and the ends of logs into FILE, a .tar.gz, for whoever is asked next.
+
+    No rows of tables go in, no credentials and no tokens: what stands behind such a word in a log is blotted out. Look
+    into it before you pass it on.
+
+    \b
+    Example:
+      cdc-platform bundle incident.tar.gz
+    """
+    home = session.open_home()
+    if file.exists():
+        raise InputError(f"{file} is there already; name another file")
+    parts = _parts(session, home)
+    with tarfile.open(file, "x:gz") as packed:
+        for name, text in parts.items():
+            content = text.encode()
+            entry = tarfile.TarInfo(f"{file.name.partition('.')[0]}/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // 1_000, 0o600
+            packed.addfile(entry, io.BytesIO(content))
+    file.chmod(0o600)
+    told = {"file": str(file), "bytes": file.stat().st_size, "holds": list(parts)}
+    if as_json:
+        write_json(told)
+    else:
+        write_facts([*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)])
+
+
+def _parts(session: Session, home: Home) -> dict[str, str]:
+    """The texts that go in, by name."""
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.versions import versions
+    from cdc_platform.records import judgements
+    from cdc_platform.status import overview
+
+    lake = Lake(home.lake)
+    found: dict[str, object] = {
+        "status.json": overview(lake, session.clock, home.settings).facts(),
+        "findings.json": [vars(each) for each in judgements.kept(lake)],
+        "versions.json": {
+            "program": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "tables": versions(lake),
+        },
+        "settings.json": home.settings.model_dump(),
+    }
+    texts = {name: json.dumps(_blotted(plain(part)), indent=2, ensure_ascii=False) for name, part in found.items()}
+    for pattern in _LOGS:
+        for log in sorted(home.path.glob(pattern)):
+            texts[f"logs/{log.name}"] = blotted(_end_of(log))
+    return texts
+
+
+def blotted(text: str) -> str:
+    """A text without what stands behind words that announce a secret."""
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
+
+
+def _blotted(document: Any) -> Any:
+    """A document whose texts are `blotted`."""
+    if isinstance(document, dict):
+        return {name: _blotted(value) for name, value in document.items()}
+    if isinstance(document, list):
+        return [_blotted(value) for value in document]
+    return blotted(document) if isinstance(document, str) else document
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as opened:
+        size = opened.seek(0, io.SEEK_END)
+        opened.seek(max(size - _END_BYTES, 0))
+        return opened.read().decode("utf-8", errors="replace")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
