@@ -1,0 +1,145 @@
+"""All tables of the home as they lie there: how large each is, whether files, rows and commits are the platform's own.
+
+It stands beside the rooms, none of which knows all tables; logs and sinks are among them. No Spark.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import pyarrow as pa
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetExecutionContext,
+    AssetSelection,
+    DagsterInstance,
+    DefaultScheduleStatus,
+    Definitions,
+    MaterializeResult,
+    RunRequest,
+    ScheduleEvaluationContext,
+    SkipReason,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+    schedule,
+)
+from pyarrow import ArrowException
+
+from assets.checks import check_results, check_specs
+from assets.declared import Sources, pool, table_asset
+from assets.failures import in_one_line
+from assets.runs import unless_under_way
+from assets.told import Stopwatch, few_rows, materialized
+from cdc_platform.errors import PlatformError
+from cdc_platform.invariants.findings import FOLLOWING, STORED, Finding
+from cdc_platform.invariants.following import audit_following
+from cdc_platform.invariants.stored import audit_stored, not_judged
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.snapshots import stored_names
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.verification import Verified, verify
+from resources.home import HomeResource
+
+AUDIT_JOB = "audit_tables"
+DAILY = "30 3 * * *"
+_NO_SOURCES: Sources = {}
+HOME_TABLES = Table(
+    "platform",
+    "tables",
+    pa.schema([]),
+    keys=(),
+    comment="Every table that lies in the home",
+)
+"""Stands for all of them."""
+
+
+@table_asset(
+    HOME_TABLES,
+    group="tables",
+    spark=False,
+    description="Materialise it to see the version, rows and bytes of each. Its checks look at files, rows and commits "
+    "of all tables, and hold those that follow from others against them: every day, and in `cdc-platform check`.",
+)
+def home_tables(context: AssetExecutionContext, home: HomeResource) -> MaterializeResult:
+    """List the tables; what cannot be opened is left to the checks."""
+    watch, lake = Stopwatch(), home.lake()
+    lines = list(_sizes(lake))
+    context.log.info(f"{len(lines)} tables.")
+    told = {
+        "bytes": sum(line[3] for line in lines),
+        "tables": few_rows(("table", "version", "rows", "bytes"), sorted(lines, key=lambda line: -line[3])),
+    }
+    return materialized(None, rows=len(lines), watch=watch, sources=_NO_SOURCES, told=told)
+
+
+def _sizes(lake: Lake) -> Iterator[tuple[str, int, int, int]]:
+    for keyspace, name in stored_names(lake):
+        table = Table(keyspace, name, pa.schema([]), (), "")
+        try:
+            slices, version = lake.slices(table), lake.version(table)
+        except PlatformError:
+            continue
+        yield table.full_name, version or 0, sum(part.rows for part in slices), sum(part.bytes for part in slices)
+
+
+@multi_asset_check(
+    can_subset=True,
+    name="audit_stored_tables",
+    specs=check_specs(HOME_TABLES, [*STORED.invariants, *FOLLOWING.invariants]),
+    pool=pool(HOME_TABLES),
+)
+def audit_home_tables(context: AssetCheckExecutionContext, home: HomeResource) -> Iterator[AssetCheckResult]:
+    """Judge all tables as `cdc-platform check` does; large slices are left to `check --deep`."""
+    asked, lake = context.selected_asset_check_keys, home.lake()
+    with in_one_line():
+        found = verify(lake)
+        following = judged_following(lake, found)
+    yield from check_results(HOME_TABLES, asked, audit_stored(found), STORED)
+    yield from check_results(HOME_TABLES, asked, following, FOLLOWING)
+
+
+def judged_following(lake: Lake, found: list[Verified]) -> list[Finding]:
+    """The audit of what follows from other tables; not judged where one that it reads is damaged."""
+    damaged = {each.name for each in found if each.damage}
+    try:
+        return audit_following(lake)
+    except (PlatformError, ArrowException, OSError, ValueError) as error:
+        if not damaged:
+            raise
+        return not_judged(FOLLOWING, damaged, str(error))
+
+
+audit_tables = define_asset_job(
+    AUDIT_JOB,
+    selection=AssetSelection.assets(home_tables),
+    description="Lists all tables of the home and judges their files, rows and commits. It writes nothing.",
+    executor_def=in_process_executor,
+)
+
+
+def scheduled_audit(lake: Lake, instance: DagsterInstance, moment: datetime) -> RunRequest | SkipReason:
+    """What the schedule asks for at `moment`: a run, if the home has tables and none is under way."""
+    if not stored_names(lake):
+        return SkipReason("there are no tables yet")
+    return unless_under_way(instance, AUDIT_JOB, moment)
+
+
+@schedule(
+    name="daily_audit_of_tables",
+    job_name=AUDIT_JOB,
+    cron_schedule=DAILY,
+    default_status=DefaultScheduleStatus.RUNNING,
+    description="Every day: whether files, rows and commits of all tables are the platform's own.",
+)
+def daily_audit_of_tables(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
+    """`scheduled_audit` on this home and this instance."""
+    return scheduled_audit(home.lake(), context.instance, context.scheduled_execution_time)
+
+
+DEFINED = Definitions(
+    assets=[home_tables],
+    asset_checks=[audit_home_tables],
+    jobs=[audit_tables],
+    schedules=[daily_audit_of_tables],
+)
