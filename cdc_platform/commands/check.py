@@ -10,8 +10,9 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.output import json_option, warn, write_json, write_table
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.invariants.findings import Family, Finding
@@ -21,25 +22,44 @@ if TYPE_CHECKING:
 
     Audit = tuple[Family, Callable[[], list[Finding] | None]]
 
+_LONGEST_VERSION = 18
+
 
 @click.command()
 @click.argument("generation", type=GENERATION, required=False)
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
+@click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
+@click.option("--because", metavar="TEXT", help="Why it is accepted: is kept, and shown from then on.")
 @json_option
 @pass_session
 @click.pass_context
 def check(
-    ctx: click.Context, session: Session, generation: str | Milliseconds | None, deep: bool, as_json: bool
+    ctx: click.Context,
+    session: Session,
+    generation: str | Milliseconds | None,
+    deep: bool,
+    accept: str | None,
+    because: str | None,
+    as_json: bool,
 ) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
     The exit code is 1 when one does not hold, or when there was nothing to check. What was judged is kept, for status.
 
+    A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
+    table's log, with who and when, and shown by check from then on. Its rows are taken as they are now.
+
     \b
     Example:
       cdc-platform check
       cdc-platform check 2026-01-31T12:00:00.000Z --json
+      cdc-platform check --accept platform.nodes@7 --because "rack was renamed by hand, ticket 4711"
     """
+    if accept is not None or because is not None:
+        if generation is not None or deep or accept is None:
+            raise InputError("--accept TABLE@VERSION and --because TEXT stand together, and without anything to judge")
+        _accept(session, accept, because or "", as_json)
+        return
     from cdc_platform.records.judgements import EVERYTHING, Judging
 
     generation = None if generation is None else session.named(generation)
@@ -87,6 +107,26 @@ def _keep(judging: Judging, judgements: list[Judgement]) -> None:
         keep(judging, judgements, all_of_them=judging.asked_of == EVERYTHING)
     except (PlatformError, OSError) as error:
         warn(f"what was judged is not kept, so status will not know of it: {error}")
+
+
+def _accept(session: Session, accepted: str, because: str, as_json: bool) -> None:
+    from cdc_platform.lake.acceptance import accept
+
+    table, _, version = accepted.rpartition("@")
+    if not table or not (version.isascii() and version.isdigit() and len(version) <= _LONGEST_VERSION):
+        raise InputError(f"--accept {accepted!r}: it is written TABLE@VERSION, as in platform.nodes@7")
+    done = accept(session.lake(), table, int(version), because)
+    facts = {
+        "table": done.table,
+        "version": done.version,
+        "said_in_version": done.said_in,
+        "accepted": "now" if done.is_new else "before",
+        "slices": list(done.slices),
+    }
+    if as_json:
+        write_json(facts)
+    else:
+        write_facts(facts.items())
 
 
 def _tell_gaps(session: Session) -> None:

@@ -16,13 +16,15 @@ _SHOWN = 3
 
 def audit_stored(found: Sequence[Verified]) -> list[Finding]:
     """What is wrong with the tables, in words; no line where nothing of its kind is there to be judged."""
+    foreign = (each.foreign for each in found)
     left, unknown = sum(each.left for each in found), sum(each.unknown for each in found)
     apart = [f"{left} large slices were not read, --deep reads them"] * bool(left)
     apart += [f"{unknown} slices are from before commits had digests"] * bool(unknown)
+    taken = [said for each in found for said in each.accepted]
     lines = [
         Finding(FILES_WHOLE, sum(each.files for each in found), *_told(each.damage for each in found)),
         Finding(ROWS_AS_COMMITTED, sum(each.slices for each in found), *_told((each.strange for each in found), apart)),
-        Finding(COMMITS_KNOWN, sum(each.commits for each in found), *_told(each.foreign for each in found)),
+        Finding(COMMITS_KNOWN, sum(each.commits for each in found), *_told(foreign, always=taken)),
     ]
     return [line for line in lines if line.population or line.violations]
 
@@ -33,7 +35,15 @@ def not_judged(family: Family, damaged: Collection[str], why: str = "") -> list[
     return [Finding(name, 0, 0, said) for name in family.invariants]
 
 
-def _told(complaints: Iterable[Sequence[str]], apart: Sequence[str] = ()) -> tuple[int, str]:
+def _told(
+    complaints: Iterable[Sequence[str]], apart: Sequence[str] = (), *, always: Sequence[str] = ()
+) -> tuple[int, str]:
+    """How many complaints, and the first in words; `apart` is said where there is none, `always` behind them."""
     every = [line for some in complaints for line in some]
-    more = [f"and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
-    return len(every), "; ".join([*every[:_SHOWN], *more] or apart)
+    said = _first(every) or list(apart)
+    return len(every), "; ".join([*said, *_first(always)])
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [*lines[:_SHOWN], *more]

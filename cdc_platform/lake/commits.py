@@ -43,13 +43,15 @@ def make(
     *,
     digests: Mapping[str, int] | None = None,
     numbers: Mapping[str, int] | None = None,
+    accepts: Mapping[int, str] | None = None,
 ) -> None:
     """Run what makes one commit, in an envelope, as the version after the opened one.
 
-    `digests` are those of the slices that it changes; `numbers` those of applications, which Delta keeps as well. A
-    failure is none where the commit is in the log all the same: a store may have done what it says it could not.
+    `digests` are those of the slices that it changes; `numbers` those of applications, which Delta keeps as well;
+    `accepts` are foreign commits. A failure is none where the commit is in the log all the same: a store may have done
+    what it says it could not.
     """
-    seal = envelope.sealed(digests, numbers)
+    seal = envelope.sealed(digests, numbers, accepts)
     read_version = opened.version()
     try:
         commit(properties_of(seal))

@@ -37,6 +37,7 @@ class Envelope:
     """One commit's: its random `id`, who made it, the numbers of consumers, and the digest of each slice it changed.
 
     `user` is the machine's, `program` the platform's version; `digests` are those after the commit, see `digests`.
+    `accepts` says of foreign commits, by version, why they are taken as they are.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Envelope:
     program: str
     numbers: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, int] = field(default_factory=dict)
+    accepts: Mapping[int, str] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, str]:
         """What goes into the commit."""
@@ -57,6 +59,7 @@ class Envelope:
             "program": self.program,
             "numbers": dict(self.numbers),
             "digests": {name: f"{digest:032x}" for name, digest in self.digests.items()},
+            "accepts": {str(version): because for version, because in self.accepts.items()},
         }
         return {KEY: json.dumps({name: value for name, value in said.items() if value})}
 
@@ -82,9 +85,14 @@ def speaking_for(speaker: Speaker) -> Iterator[None]:
         _block.set(before)
 
 
-def sealed(digests: Mapping[str, int] | None = None, numbers: Mapping[str, int] | None = None) -> Envelope:
+def sealed(
+    digests: Mapping[str, int] | None = None,
+    numbers: Mapping[str, int] | None = None,
+    accepts: Mapping[int, str] | None = None,
+) -> Envelope:
     """The envelope of the next commit: one that no other commit has."""
-    return Envelope(str(uuid.uuid4()), _block.get() or _process, _user(), __version__, numbers or {}, digests or {})
+    speaker = _block.get() or _process
+    return Envelope(str(uuid.uuid4()), speaker, _user(), __version__, numbers or {}, digests or {}, accepts or {})
 
 
 def opened(commit_info: Mapping[str, Any]) -> Envelope | None:
@@ -98,6 +106,7 @@ def opened(commit_info: Mapping[str, Any]) -> Envelope | None:
             str(said.get("program", "")),
             {str(name): int(number) for name, number in said.get("numbers", {}).items()},
             {str(name): int(digest, 16) for name, digest in said.get("digests", {}).items()},
+            {int(version): str(because) for version, because in said.get("accepts", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

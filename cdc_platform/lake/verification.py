@@ -13,9 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from cdc_platform.clock import format_ms
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.lake import commits, digests, files
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import LOG_FOLDER, DataFile
@@ -36,13 +37,15 @@ class Verified:
     """What is wrong with one table, in words, and how much was looked at.
 
     `damage`: files; `strange`: slices that hold other rows than their commits say; `foreign`: commits that are not the
-    platform's. `files`, `slices`, `commits` were judged; `left` slices were not read, `unknown` ones have no digest.
+    platform's; `accepted`: those of them that somebody has accepted, which is no complaint. `files`, `slices`,
+    `commits` were judged; `left` slices were not read, `unknown` ones have no digest.
     """
 
     name: str
     damage: list[str] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
     files: int = 0
     slices: int = 0
     commits: int = 0
@@ -71,12 +74,44 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
     return [look.found for look in looked]
 
 
+def foreign_commits(history: Sequence[Commit]) -> list[Commit]:
+    """The commits of a log (newest first) that changed a table and are not the platform's, since its first envelope."""
+    return [commit for commit in _known(history) if commit.envelope is None and commit.changes]
+
+
+def content(name: str, folder: str, version: int, slices: Collection[str]) -> dict[str, int]:
+    """The digests of slices of a table as its files are, in a version that has to be its newest.
+
+    Raises:
+        StateError: a file is damaged.
+        CommitFailedError: there is a newer version.
+    """
+    look = _Look(name, folder)
+    if look.version not in (version, None):
+        raise CommitFailedError(f"{name} has a version {look.version} by now")
+    found = {slice_: [look.digest_of(file) for file in look.slices.get(slice_, [])] for slice_ in slices}
+    if look.found.damage:
+        raise StateError(f"{look.found.damage[0]}; a damaged table cannot be accepted: bring its files back first")
+    return {slice_: sum(part or 0 for part in parts) % digests.MODULUS for slice_, parts in found.items()}
+
+
+def _known(history: Sequence[Commit]) -> Sequence[Commit]:
+    """The commits since the first that has an envelope, with it."""
+    known = [place for place, commit in enumerate(history) if commit.envelope is not None]
+    return history[: known[-1] + 1] if known else []
+
+
+def _at(commit: Commit) -> str:
+    return "at an unknown time" if commit.at_ms is None else f"at {format_ms(commit.at_ms)}"
+
+
 class _Look:
     """One table under examination: its log is read when it is made, its slices one by one."""
 
     def __init__(self, name: str, folder: str) -> None:
         self.found = Verified(name)
         self.slices: dict[str, list[DataFile]] = {}
+        self.version: int | None = None
         self._folder = folder
         self._digests: dict[str, int] = {}
         self._born_known = False
@@ -87,7 +122,7 @@ class _Look:
 
     def read(self, name: str) -> None:
         """Read a slice whole and compare it with its digest."""
-        parts = [self._digest_of(file) for file in self.slices[name]]
+        parts = [self.digest_of(file) for file in self.slices[name]]
         if None in parts:
             return
         held = sum(part or 0 for part in parts) % digests.MODULUS
@@ -134,6 +169,7 @@ class _Look:
         try:
             with translated("opening it"):
                 opened = DeltaTable(self._folder)
+                self.version = opened.version()
                 foreign = files.foreign_features(opened)
                 if foreign:
                     self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
@@ -143,18 +179,24 @@ class _Look:
             self._note_damage(f"its log cannot be read ({_line(error)})")
 
     def _judge_commits(self, history: Sequence[Commit]) -> None:
-        known = [place for place, commit in enumerate(history) if commit.envelope is not None]
-        since = history[: known[-1] + 1] if known else []
+        since = _known(history)
         self.found.commits = len(since)
         self._born_known = bool(since) and since[-1].version == 0
         for commit in since:
             if commit.envelope is not None:
                 self._digests = dict(commit.envelope.digests) | self._digests
-            elif commit.changes:
-                at = "at an unknown time" if commit.at_ms is None else f"at {format_ms(commit.at_ms)}"
-                self.found.foreign.append(
-                    f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} {at}"
-                )
+        accepted = {
+            version: f"accepted {_at(commit)} by {commit.envelope.user}: {because}"
+            for commit in since
+            if commit.envelope is not None
+            for version, because in commit.envelope.accepts.items()
+        }
+        for commit in foreign_commits(history):
+            said = f"{self.found.name} version {commit.version}: {commit.operation} by {commit.engine} {_at(commit)}"
+            if commit.version in accepted:
+                self.found.accepted.append(f"{said}, {accepted[commit.version]}")
+            else:
+                self.found.foreign.append(said)
 
     def _list_slices(self, opened: DeltaTable) -> None:
         keyspace, _, name = self.found.name.partition(".")
@@ -165,7 +207,7 @@ class _Look:
         for file in files.data_files(opened, table, self._folder):
             self.slices.setdefault(digests.slice_name(partition_by, file.partition), []).append(file)
 
-    def _digest_of(self, file: DataFile) -> int | None:
+    def digest_of(self, file: DataFile) -> int | None:
         """The sum of a file's rows; None where it is damaged, which is noted."""
         self.found.files += 1
         if not self._is_there(file):
