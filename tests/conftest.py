@@ -43,7 +43,7 @@ LONG = {
     "tour": ("test_readme.py",),
     "demo": ("test_demo.py",),
     "commands": ("test_spark_commands.py",),
-    "processes": ("test_races.py", "test_every_kill.py"),
+    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
     "server": ("test_connect.py", "test_every_kill_of_joins.py"),
     "kills": ("test_kills.py",),
     "repair": ("test_repair_run.py",),

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import run
 from support.files.export_files import ID, NODES, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
 from support.homes.contents import contents
 from support.homes.expiring import DAY_MS, TIMES_MS, add_table, import_generations, iso
 from support.nodes import node_text
-from support.processes.nursery import Ended, Nursery
-from support.processes.orders import some_order_explains
+from support.processes.nursery import Nursery
+from support.processes.racing import EIGHT, Command, do, explained, race
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms
@@ -28,41 +26,6 @@ from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import cdc_tables, consumers, inbox, switches, tablet_sets
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
-
-AT = "2026-01-01T00:00:00Z"
-EIGHT = range(8)
-Command = tuple[str, ...]
-State = Any
-
-
-def race(nursery: Nursery, home: Path, commands: list[Command], clock: str = AT) -> list[Ended]:
-    """Let the commands begin at once on a home; every one is taken, or refused in one line."""
-    ended = nursery.race([["--home", home, "--clock", clock, *command] for command in commands])
-    for each in ended:
-        assert each.exit_code in (0, 2), each
-        lines = [line for line in each.stderr.splitlines() if not line.startswith("warning: ")]
-        assert len(lines) == (each.exit_code == 2), each
-        assert "moment" not in each.stderr, "nobody is refused for being late alone"
-    return ended
-
-
-def explained(
-    rule: Callable[[State, Command], tuple[State, bool]],
-    before: Hashable,
-    commands: list[Command],
-    ended: list[Ended],
-    after: Hashable,
-) -> bool:
-    """Whether some order of the commands gives what they were told, and what is there now."""
-    told = [(command, each.exit_code == 0) for command, each in zip(commands, ended, strict=True)]
-    return some_order_explains(rule, before, told, after)
-
-
-def do(home: Path, *command: str, clock: str = AT) -> None:
-    """A command before the race."""
-    answer = run("--home", home, "--clock", clock, *command)
-    assert answer.exit_code == 0, answer.stderr
-
 
 JOINS: dict[str, list[dict[str, Any]]] = {
     "one token": [{"host": 1 + number, "tokens": [7, 100 + number]} for number in EIGHT],
