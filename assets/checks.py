@@ -13,6 +13,7 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckKey,
     AssetCheckResult,
+    AssetCheckSeverity,
     AssetCheckSpec,
     DagsterEvent,
     DagsterEventType,
@@ -32,6 +33,9 @@ from cdc_platform.records.judgements import EVERYTHING, Judging, keep
 
 Found = Iterable[tuple[Family, Sequence[Finding]]]
 """What audits have found, by family."""
+
+VIOLATED_TAG = "cdc_platform/violated"
+"""On a run: the checks that found a violation."""
 
 
 def check_specs(
@@ -64,7 +68,8 @@ def judged(
 ) -> Iterator[AssetCheckResult]:
     """Judge what an audit finds of each partition that a check is asked for; None: of everything, without partitions.
 
-    A run of several partitions reports each result by itself.
+    A run of several partitions reports each result by itself. What stops nothing is seen on the run, see
+    `seen_on_the_run`.
     """
     partitioned = context.has_partition_key or context.has_partition_key_range
     partitions: list[str | None] = [*context.partition_keys] if partitioned else [None]
@@ -74,6 +79,8 @@ def judged(
             found = list(audit(partition))
         for family, findings in found:
             results = check_results(table, context, look, findings, family)
+            if not family.blocking:
+                results = seen_on_the_run(context, results)
             if partition is None or len(partitions) == 1:
                 yield from results
             else:
@@ -108,6 +115,19 @@ def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator
     """What was judged of a table, as results."""
     for line in judgements:
         yield _result(table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample)
+
+
+def seen_on_the_run(
+    context: AssetCheckExecutionContext, results: Iterable[AssetCheckResult]
+) -> Iterator[AssetCheckResult]:
+    """The same results; a violation that stops no step is a tag of the run, so that it is seen in the list of runs."""
+    violated = []
+    for result in results:
+        if not result.passed and result.severity is AssetCheckSeverity.ERROR:
+            violated.append(result.check_name or "a check")
+        yield result
+    if violated:
+        context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(violated)})
 
 
 def report_results(

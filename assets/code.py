@@ -8,6 +8,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+OF_JOINS = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
+"""What computes a generation and its rows."""
+
 
 @cache
 def code_version(*modules: str) -> str:

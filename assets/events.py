@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dagster import (
@@ -125,7 +126,7 @@ def told_of(content: Content, change: Change | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "digest": content.version,
         "table": content.part.table.full_name,
-        "dagster/uri": MetadataValue.url(content.uri),
+        "dagster/uri": MetadataValue.url(Path(content.uri).as_uri()),
     }
     if change is None:
         return told | {"delta_version": MetadataValue.int(-1), "written_by": "unknown"}

@@ -11,6 +11,7 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetExecutionContext,
+    AssetObservation,
     AssetSelection,
     DagsterInstance,
     DefaultScheduleStatus,
@@ -32,8 +33,9 @@ from dagster import (
 )
 
 from assets.checks import check_specs, judged
+from assets.code import code_version
 from assets.declared import Sources, key, pool, table_asset
-from assets.events import held
+from assets.events import Asked, event, held, written
 from assets.failures import RETRIES, in_one_line
 from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows, materialized, picture
@@ -41,7 +43,7 @@ from cdc_platform.clock import DAY_MS, Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.invariants.findings import EXPIRY
 from cdc_platform.lake.lake import RETENTION, Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, Table
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, UNORDERED_RANGES, Table
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
 from cdc_platform.lifecycle.expiry.audit import audit_expiry
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
@@ -51,6 +53,7 @@ from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
+_CODE = ("cdc_platform.lifecycle.expiry", "cdc_platform.generations.expiry")
 PLAN_JOB = "plan_expiry"
 EXPIRE_JOB = "expire"
 HOURLY = "0 * * * *"
@@ -72,7 +75,7 @@ SOURCES: Sources = {
     spark=False,
     deps=[key(GENERATION_TIMESTAMPS)],
     sources=SOURCES,
-    code=("cdc_platform.lifecycle.expiry", "cdc_platform.generations.expiry"),
+    code=_CODE,
     description="Materialising it marks in `cdc_generation_timestamps` what has expired and shows the purge plan, with "
     "what keeps each generation, and how the tables would grow. It removes nothing: that is the job `expire`.",
 )
@@ -179,7 +182,13 @@ def begin_removals(context: OpExecutionContext, home: HomeResource, clock: Clock
     with in_one_line():
         lake, now = home.lake(), clock.clock()
         begun = removal.begin_removals(lake, now, purge_plan.plan(lake, now, home.settings()))
+        content = held(lake, Part(REMOVED_GENERATIONS, {}))
     rows = [(format_ms(each.time_ms), each.id or "", each.rows, each.bytes) for each in begun]
+    if begun:
+        told = Asked(key(REMOVED_GENERATIONS), [key(GENERATION_TIMESTAMPS)], code_version(*_CODE))
+        change = written(lake, content.part)
+        made = event(context.instance, told, None, content, change, shared=told.parents)
+        context.log_event(made)
     context.add_output_metadata({"begun": len(begun), "generations": few_rows(("time", "id", "rows", "bytes"), rows)})
 
 
@@ -192,6 +201,9 @@ def _removal(table: Table) -> OpDefinition:
             rows = removal.remove_from(lake, table, removal.begun(lake, clock.clock(), home.settings()))
             files = lake.vacuum(table)
         context.add_output_metadata({"rows": rows, "vacuumed_files": files})
+        if rows and table is not UNORDERED_RANGES:  # which is no asset
+            told = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
+            context.log_event(AssetObservation(key(table), metadata=told, description="Rows of generations are gone."))
 
     make: Callable[[Callable[..., None]], OpDefinition] = op(
         name=f"remove_from_{table.name}",

@@ -4,7 +4,7 @@ No Spark: a generation of the first format is one cell. The steps are `lifecycle
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from dagster import (
@@ -32,8 +32,8 @@ from dagster import (
 from pydantic import Field
 
 from assets.checks import check_specs, judged
-from assets.code import code_version
-from assets.declared import Sources, key, pool, table_asset
+from assets.code import OF_JOINS, code_version
+from assets.declared import Sources, column_lineage, key, pool, table_asset
 from assets.events import Asked, event, held, written
 from assets.failures import in_one_line
 from assets.partitions import NAME, keys
@@ -50,7 +50,10 @@ from cdc_platform.lake.tables import (
     NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
+    Table,
 )
+from cdc_platform.lifecycle.join.formats import V2
+from cdc_platform.lifecycle.join.step import step_of
 from cdc_platform.lifecycle.upgrade import rewrite as procedure
 from cdc_platform.lifecycle.upgrade.audit import audit_rewrite
 from cdc_platform.records import generation_data
@@ -64,6 +67,15 @@ HOURLY = "0 * * * *"
 
 _STATE_TAG = "cdc_platform/rewrite_state"
 _NO_SOURCES: Sources = {}
+_REWRITTEN: Mapping[Table, Sources] = {
+    STREAMS_DESCRIPTIONS_V2: {
+        "time": [(STREAMS_DESCRIPTIONS, "time")],
+        "range_end": [(GENERATION_DESCRIPTIONS, "description")],
+        "streams": [(GENERATION_DESCRIPTIONS, "description")],
+    },
+    GENERATION_TIMESTAMPS: {"time": [(STREAMS_DESCRIPTIONS, "time")]},
+}
+"""Where what a rewrite publishes comes from; a join publishes other rows of the same tables."""
 _CODE = ("cdc_platform.lifecycle.upgrade", "cdc_platform.generations.rewrite_selection")
 
 
@@ -144,7 +156,8 @@ def _tell_rewritten(context: AssetExecutionContext, lake: Lake, times: Sequence[
     for time_ms, partition in partitions.items():
         for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS):
             part = Part(table, {"time": ms_to_datetime(time_ms)})
-            told = Asked(key(table), (), code_version(*_CODE))
+            inputs = [key(each) for each in step_of(V2, table).relies_on]
+            told = Asked(key(table), inputs, code_version(*OF_JOINS), column_lineage(_REWRITTEN[table]))
             context.log_event(event(context.instance, told, partition, held(lake, part), written(lake, part)))
 
 

@@ -21,6 +21,7 @@ from dagster import (
 )
 
 from assets.checks import check_results, check_specs, judgement_results, judging, report_results
+from assets.code import OF_JOINS
 from assets.declared import key, pool, table_asset
 from assets.events import told_apart, written
 from assets.failures import in_one_line
@@ -52,7 +53,7 @@ def _asset(step: Step, shown: Shown) -> AssetsDefinition:
         partitions=GENERATIONS,
         description=shown.description,
         sources=shown.sources,
-        code=CODE,
+        code=OF_JOINS,
     )
     def materialise(
         context: AssetExecutionContext, spark: SparkResource, home: HomeResource, clock: ClockResource
@@ -138,8 +139,6 @@ def _joining(
     )
 
 
-CODE = ("cdc_platform.ring", "cdc_platform.generations", "cdc_platform.lifecycle.join")
-"""What computes a generation and its rows."""
 ASSETS = [_asset(step, SHOWN[step.table]) for step in V2]
 CHECKS = [_checks(step, step.audit) for step in V2 if step.audit is not None]
 

@@ -18,9 +18,12 @@ from dagster import (
     build_schedule_context,
     build_sensor_context,
 )
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
 from support.homes.v1_tables import HOUR_MS, START_MS, nodes, old_cluster, times
 from support.worlds.rehearsal import QUIET, Rehearsal
 
+from assets.declared import key
 from assets.runs import MOST_ATTEMPTS
 from assets.upgrade import (
     REWRITE_JOB,
@@ -91,6 +94,17 @@ def test_a_run_rewrites_tells_and_judges(rehearsal: Rehearsal) -> None:
     published = {(each.asset_key.path[-1], each.partition) for each in others}
     tables = ("cdc_streams_descriptions_v2", "cdc_generation_timestamps")
     assert published == {(table, format_ms(Milliseconds(time_ms))) for table in tables for time_ms in times(3)[1:]}
+    for time_ms in times(3)[1:]:
+        resolver = CachingStaleStatusResolver(
+            rehearsal.instance,
+            defs.get_repository_def().asset_graph,
+            LoadingContextForTest(rehearsal.instance),
+        )
+        partition = format_ms(Milliseconds(time_ms))
+        assert resolver.get_status(key(GENERATION_TIMESTAMPS), partition) is StaleStatus.FRESH
+        assert resolver.get_stale_causes(key(GENERATION_TIMESTAMPS), partition) == []
+    tags = rehearsal.instance.get_runs()[0].tags
+    assert tags["cdc_platform/violated"] == "live_generations_rewritten"
     told = own.metadata
     assert (told["rewritten"].value, told["missing"].value, told["marked"].value) == (2, 1, 3)
     table = told["decisions"]
