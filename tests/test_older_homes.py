@@ -267,6 +267,10 @@ def test_a_consumer_goes_on(cluster: Path) -> None:
 
 def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hour that was left out is copied by the job, and its consumer stands behind the one that was there."""
+    from dagster import DagsterInstance
+
+    from assets.reconcile.reconciling import add_hours
+    from cdc_platform.clock import Clock, parse_time_us
     from cdc_platform.definitions import defs
     from cdc_platform.home import VARIABLE
 
@@ -284,7 +288,10 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert position() == "2026-11-01T10:59:59.999999Z"
     job = defs.resolve_job_def("consume_hours")
-    assert job.execute_in_process(run_config=config, partition_key="2026-11-01-11:00").success
+    with DagsterInstance.ephemeral() as instance:
+        add_hours(Lake(cluster / "lake"), Clock(parse_time_us(NOW)), instance)
+        assert "2026-11-01-11:00" in instance.get_dynamic_partitions("cdc_hour")
+        assert job.execute_in_process(run_config=config, instance=instance, partition_key="2026-11-01-11:00").success
     assert position() == "2026-11-01T12:59:59.999999Z"
 
 

@@ -4,8 +4,9 @@ from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, S
 
 from assets.declared import table_spec
 from assets.reconcile.held import versions
-from assets.reconcile.reconciling import reconcile
+from assets.reconcile.reconciling import add_hours, reconcile
 from cdc_platform.lake.tables import CDC_TABLES, GENERATIONS
+from resources.clock import ClockResource
 from resources.home import HomeResource
 
 
@@ -17,9 +18,10 @@ from resources.home import HomeResource
     "the commit, its writer and the digest, and check results. Takes away the partitions of generations that were "
     "withdrawn or removed. Starts no run and no JVM; a home that Dagster never saw is told over some ticks.",
 )
-def catalogue(context: SensorEvaluationContext, home: HomeResource) -> SkipReason:
+def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SkipReason:
     """`reconcile` on this home and this instance. The cursor only says at which state nothing was left to tell."""
     lake = home.lake()
+    add_hours(lake, clock.clock(), context.instance)
     state = versions(lake)
     if context.cursor == state:
         return SkipReason("nothing has been written since all was told")

@@ -17,12 +17,14 @@ from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from assets.declared import key
 from assets.events import LINEAGE, Asked, Due, event, version_of, written
-from assets.partitions import CDC_LOGS, GENERATIONS, HOURS, TABLET_TABLES, keys
+from assets.partitions import CDC_LOGS, GENERATIONS, HOURS, TABLET_TABLES, hour_partition, keys
 from assets.reconcile import held
 from assets.reconcile.held import Held
 from assets.reconcile.verdicts import missing_results
+from cdc_platform.clock import Clock
 from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
+from cdc_platform.log.reading import hourly
 from cdc_platform.timeline.parts import Contents, Names, all_names
 
 MOST_EVENTS = 200
@@ -30,6 +32,8 @@ MOST_EVENTS = 200
 MOST_SECONDS = 20.0
 """A tick that has taken so long leaves the rest to the next one."""
 MOST_PARTITIONS = 1000
+MOST_HOURS = 24
+"""Hours that can be copied and are not which have a partition: as many as a tick of their schedule asks for."""
 
 
 @dataclass
@@ -75,6 +79,13 @@ def reconcile(lake: Lake, instance: DagsterInstance, graph: BaseAssetGraph, *, m
             instance.report_runless_asset_event(result)
             told.results += 1
     return told
+
+
+def add_hours(lake: Lake, clock: Clock, instance: DagsterInstance) -> None:
+    """Add the partitions of the first hours of logs that can be copied by now: time makes them, no commit does."""
+    due = [hour_partition(hour_us) for hour_us in hourly.due_hours(lake, clock, MOST_HOURS)]
+    if due:
+        instance.add_dynamic_partitions(_name(HOURS), due)
 
 
 def _in_turn(names: Sequence[Names], others: Sequence[Held], contents: Contents) -> Iterator[Sequence[Held]]:

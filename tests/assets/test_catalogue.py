@@ -38,6 +38,7 @@ from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.records import inbox
 from cdc_platform.settings import Settings
+from resources.clock import ClockResource
 from resources.home import HomeResource
 
 GRAPH = defs.get_repository_def().asset_graph
@@ -213,7 +214,7 @@ def test_the_sensor_sleeps_while_nothing_is_written(rehearsal: Rehearsal) -> Non
     join_by_command(rehearsal, 1)
 
     def tick(cursor: str | None) -> tuple[str, str | None]:
-        resources = {"home": HomeResource()}
+        resources = {"home": HomeResource(), "clock": ClockResource(stopped_at=NOON)}
         with build_sensor_context(
             instance=rehearsal.instance, cursor=cursor, resources=resources, repository_def=defs.get_repository_def()
         ) as context:
