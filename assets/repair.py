@@ -31,7 +31,7 @@ from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
 from cdc_platform.lifecycle.repair import checkup as repairing
-from cdc_platform.lifecycle.repair.audit import audit_fit
+from cdc_platform.lifecycle.repair.audit import audit_fit, misfits
 from cdc_platform.records import inbox
 from cdc_platform.records.judgements import Judging, keep
 from resources.clock import ClockResource
@@ -89,7 +89,7 @@ def streams_fit_the_ring(home: HomeResource, clock: ClockResource) -> AssetCheck
         checkup = repairing.check(look.lake)
         findings = audit_fit(look.lake)
         keep(look, judge(findings, FIT.due(findings)))
-    amiss = [*checkup.reasons, *checkup.warnings]
+    amiss = misfits(checkup)
     return AssetCheckResult(
         passed=not amiss,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,

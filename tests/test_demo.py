@@ -35,6 +35,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.records import descriptions, inbox, tablet_sets
 from cdc_platform.timeline import Timeline
+from cdc_platform.timeline.keys import Keys
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +95,9 @@ def test_dagster_shows_the_runs(home: Path) -> None:
         assert {run.status for run in runs} == {DagsterRunStatus.SUCCESS}
         joined = {run.tags["dagster/partition"] for run in runs if "dagster/partition" in run.tags}
         partitions = set(instance.get_dynamic_partitions("generation"))
-    assert joined == partitions == {generation.id for generation in Timeline.read(Lake(open_home(home).lake)).known}
+    lake = Lake(open_home(home).lake)
+    names = Keys.read(lake)
+    assert joined == partitions == {names.of(generation.id) for generation in Timeline.read(lake).known}
 
 
 @pytest.mark.spark

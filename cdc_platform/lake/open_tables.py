@@ -35,7 +35,9 @@ class Opened(DeltaTable):
         if version != self.version():
             sizes = pa.table(self.get_add_actions())["size_bytes"].to_pylist()
             small = len(sizes) <= _FEW_FILES and sum(sizes) <= _FEW_BYTES
-            rows = _queried(self, pa.schema(self.schema()), ()) if small else None
+            # A null where none may be is found by who asks for its column.
+            as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+            rows = _queried(self, as_it_is, ()) if small else None
             self._few = (self.version(), rows)
         return rows
 

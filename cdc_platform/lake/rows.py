@@ -60,7 +60,7 @@ def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
 
 def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:
     """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
-    schema = pa.schema([table.schema.field(name) for name in columns])
+    schema = pa.schema([table.schema.field(name).with_nullable(True) for name in columns])
     stored = [name for name in columns if name not in table.partition_by]
     parts = [schema.empty_table()]
     for file in held:

@@ -278,7 +278,7 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
         ("introduced", 0, False, "yes"),
         ("committed", 0, False, "yes"),
         ("removed", 0, False, "yes"),
-        ("only_v1", 0, False, "yes"),
+        ("only_v1", 0, True, "yes"),
         ("timestamp_only", 0, None, "cannot tell"),
         ("named_by_node", 1, None, "yes"),
     ],

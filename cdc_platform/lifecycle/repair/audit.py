@@ -6,7 +6,7 @@ What is asked is what `repair` asks, by the same rules, so that both give one an
 from __future__ import annotations
 
 from cdc_platform.clock import format_ms
-from cdc_platform.generations.damage import Condition
+from cdc_platform.generations.damage import Condition, Damage
 from cdc_platform.invariants.findings import GENERATIONS_RETRIEVABLE, STREAMS_FIT_THE_RING, Finding
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.repair import checkup
@@ -39,10 +39,17 @@ def audit_fit(lake: Lake) -> list[Finding]:
     found = [Finding(GENERATIONS_RETRIEVABLE, len(timeline.known), len(unread), sample)]
     if judged is None or lacking:
         return found
-    amiss = [*judged.reasons, *judged.warnings]
+    amiss = misfits(judged)
     sample = "; ".join(f"{each.condition.value}: {each.detail}" for each in amiss)
     nodes = sum(status == NORMAL for status in statuses(lake).values())
     return [*found, Finding(STREAMS_FIT_THE_RING, nodes, len(amiss), sample)]
+
+
+def misfits(found: checkup.Checkup) -> list[Damage]:
+    """What is amiss with the newest generation itself. The first format is a reason for a new one, and no misfit: its
+    streams lie where they have to.
+    """
+    return [each for each in (*found.reasons, *found.warnings) if each.condition is not Condition.V1_FORMAT]
 
 
 def _judged(lake: Lake) -> checkup.Checkup | None:
