@@ -34,6 +34,7 @@ from dagster._core.definitions.data_version import (
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 from cdc_platform import __version__
+from cdc_platform.clock import ms_to_datetime
 from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.provenance import Change, last_change
@@ -133,7 +134,7 @@ def told_of(content: Content, change: Change | None) -> dict[str, Any]:
     commit, said = change.commit, change.commit.envelope
     told["delta_version"] = MetadataValue.int(commit.version)
     if commit.at_ms is not None:
-        told["committed_at"] = MetadataValue.timestamp(commit.at_ms / 1000)
+        told["committed_at"] = MetadataValue.timestamp(ms_to_datetime(commit.at_ms))
     if said is None:
         return told | {"written_by": f"unknown, by {commit.engine}"}
     told |= {"commit": said.id, "program": said.program}

@@ -25,6 +25,7 @@ COUNTS = {
     "reader.ROWS_AT_ONCE": "rows that a window reads at once",
     "session._EVERY_NODE": "nodes that one answer can hold",
     "removal._AT_ONCE": "range ends in one predicate",
+    "reconciling.MOST_PARTITIONS": "partitions that a tick adds",
     "inbox.MOST_NEW_PARTITIONS": "partitions that one evaluation adds",
     "settings.rewrite_attempts": "attempts",
     "rehearsal._UNITS": "bytes of a unit on an axis",

@@ -7,7 +7,16 @@ from uuid import UUID
 
 import click
 
-from cdc_platform.clock import Microseconds, format_us, parse_time_ms, parse_time_us, to_datetime
+from cdc_platform.clock import (
+    MILLISECOND_US,
+    ONE_US,
+    SECOND_US,
+    Microseconds,
+    format_us,
+    parse_time_ms,
+    parse_time_us,
+    to_datetime,
+)
 from cdc_platform.errors import InputError
 from cdc_platform.limits import MAX_CDC_TTL
 
@@ -70,7 +79,7 @@ class _WriteTimestamp(Checked):
             return parse_time_us(text)
         digits, unit = found.groups()
         unit = unit or {9: "s", 10: "s", 12: "ms", 13: "ms"}.get(len(digits.lstrip("+-")), "us")
-        us = Microseconds(int(digits) * {"s": 1_000_000, "ms": 1_000, "us": 1}[unit])
+        us = Microseconds(int(digits) * {"s": SECOND_US, "ms": MILLISECOND_US, "us": ONE_US}[unit])
         to_datetime(us)
         if unit != "us":
             click.echo(f"{text} is read as {format_us(us)}", err=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform import __version__
+from cdc_platform.clock import SECOND_MS
 from cdc_platform.commands.output import json_option, plain, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -54,7 +55,7 @@ def bundle(session: Session, file: Path, as_json: bool) -> None:
         for name, text in parts.items():
             content = text.encode()
             entry = tarfile.TarInfo(f"{file.name.partition('.')[0]}/{name}")
-            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // 1_000, 0o600
+            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // SECOND_MS, 0o600
             packed.addfile(entry, io.BytesIO(content))
     file.chmod(0o600)
     told = {"file": str(file), "bytes": file.stat().st_size, "holds": list(parts)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc_platform.clock import HOUR_SECONDS
 from cdc_platform.commands.output import escaped, json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 
@@ -21,7 +22,7 @@ _ROUND_SECONDS = 5.0
 @click.command()
 @click.option(
     "--watch",
-    type=click.FloatRange(0.1, 3600),
+    type=click.FloatRange(0.1, HOUR_SECONDS),
     is_flag=False,
     flag_value=_ROUND_SECONDS,
     metavar="[SECONDS]",

@@ -35,11 +35,17 @@ class Opened(DeltaTable):
         if version != self.version():
             sizes = pa.table(self.get_add_actions())["size_bytes"].to_pylist()
             small = len(sizes) <= _FEW_FILES and sum(sizes) <= _FEW_BYTES
-            # A null where none may be is found by who asks for its column.
-            as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
-            rows = _queried(self, as_it_is, ()) if small else None
+            rows = self._whole() if small else None
             self._few = (self.version(), rows)
         return rows
+
+    def _whole(self) -> pa.Table | None:
+        """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
+        as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+        try:
+            return _queried(self, as_it_is, ())
+        except Exception:  # noqa: BLE001 deltalake hands on what others raise, of any class
+            return None
 
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
