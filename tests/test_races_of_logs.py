@@ -41,7 +41,7 @@ def test_rows_are_consumed_once(nursery: Nursery, tmp_path: Path) -> None:
     due = run("--home", alone, "--clock", late, "consume", "ks.t", "--name", "audit", "--json").json
     ended = race(nursery, home, [("consume", "ks.t", "--name", "audit", "--json")] * 8, late)
     assert any(each.exit_code == 0 for each in ended), ended
-    assert all("another process reads ks.t as audit" in each.stderr for each in ended if each.exit_code)
+    assert all("another process reads" in each.stderr for each in ended if each.exit_code)
     counted = [json.loads(each.stdout)["rows"] for each in ended if each.exit_code == 0]
     assert 0 < sum(counted) <= due["rows"]
     do(home, "consume", "ks.t", "--name", "audit", clock=late)  # windows of one that was refused meanwhile

@@ -90,9 +90,7 @@ def follow(
         except TooManyRows:
             continue
         if rows is None:
-            raise ConflictError(
-                f"another process reads {schema.full_name} as {consumer.name}; stop one, or give each its name"
-            )
+            raise _read_by_another(consumer)
         failpoints.reached(failpoints.AFTER_SINK)
         consumer = _moved(lake, clock, consumer, window)
         count += rows
@@ -141,6 +139,8 @@ def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consu
         return consumer
     until = lake.transaction(sink, _position_of(consumer.name))
     if until is None or number != consumer.window_number + 1:
+        if consumers.find(lake, *consumer.key).window_number != consumer.window_number:
+            raise _read_by_another(consumer)  # who has brought the windows in since the consumer was looked up
         raise StateError(
             f"{sink.full_name} has windows that consumer {consumer.full_name} never read; it was forgotten:"
             " remove the table, or read under another name"
@@ -148,6 +148,11 @@ def _caught_up(lake: Lake, clock: Clock, schema: TableSchema, sink: Table, consu
     sets = stream_sets(lake, schema, clock.now_us())
     begun = max(each for each in (*sets.seen, *sets.removed) if each <= until)
     return _moved(lake, clock, consumer, Window(number, begun, consumer.position_us, Microseconds(until)))
+
+
+def _read_by_another(consumer: Consumer) -> ConflictError:
+    table = f"{consumer.keyspace_name}.{consumer.table_name}"
+    return ConflictError(f"another process reads {table} as {consumer.name}; stop one, or give each its name")
 
 
 def _moved(lake: Lake, clock: Clock, consumer: Consumer, window: Window) -> Consumer:

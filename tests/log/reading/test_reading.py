@@ -163,6 +163,24 @@ def test_of_two_consumers_of_one_name_one_stops(home: Path, monkeypatch: pytest.
     assert times_of(lake, sink_table(table, "audit")) == READABLE
 
 
+def test_windows_of_another_process_are_not_taken_for_those_of_one_forgotten(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looked a consumer up before another brought several windows in is told so, and not to remove them."""
+    lake, look_up = Lake(home / "lake"), reader.registered
+
+    def overtaken(*arguments: Any) -> consumers.Consumer:
+        mine = look_up(*arguments)
+        monkeypatch.undo()
+        consume(Lake(home / "lake"), Clock(NOW_US), schema(lake), "audit")
+        return mine
+
+    monkeypatch.setattr(reader, "registered", overtaken)
+    with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
+        consume(lake, Clock(NOW_US), schema(lake), "audit")
+    assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 0
+
+
 def test_a_generation_is_read_once_its_streams_are_all_there(home: Path) -> None:
     """A timestamp without its streams rows makes the reader wait, and say so; what lies before it is read."""
     lake = Lake(home / "lake")
