@@ -10,12 +10,13 @@ import click
 from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.output import json_option, time_of, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.errors import NotFound
+from cdc_platform.errors import InputError, NotFound
 
 if TYPE_CHECKING:
     from cdc_platform.lake.commits import Commit
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.tables import Table
+    from cdc_platform.timeline.keys import Keys
 
 _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
 
@@ -28,12 +29,13 @@ _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
 def history(session: Session, generation: str | None, run: str | None, as_json: bool) -> None:
     """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
 
-    GENERATION is a UUID, a time, or the name of its partition in Dagster; one that was withdrawn or removed has its
-    history still. --run RUN_ID goes the other way: from a run to its commits. What is told goes back as far as Delta
-    keeps its log and its files.
+    GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
+    withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. What is told
+    goes back as far as Delta keeps its log and its files.
 
     \b
     Example:
+      cdc-platform history latest
       cdc-platform history 12_10.0.0.4_5f0c3c5e
       cdc-platform history --run 2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11 --json
     """
@@ -43,7 +45,7 @@ def history(session: Session, generation: str | None, run: str | None, as_json: 
     if run is not None:
         title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=_order)
     else:
-        title, told = _of_generation(lake, generation or "")
+        title, told = _of_generation(session, lake, generation or "")
     if as_json:
         write_json(told)
         return
@@ -51,12 +53,12 @@ def history(session: Session, generation: str | None, run: str | None, as_json: 
     write_table(title, _COLUMNS, rows)
 
 
-def _of_generation(lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
+def _of_generation(session: Session, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
     from cdc_platform.lake import provenance
     from cdc_platform.timeline import keys, parts
 
     known = keys.Keys.read(lake)
-    names = parts.names_of(lake, known, _named(known, name))
+    names = parts.names_of(lake, known, _named(session, known, name))
     told = [
         _row(part.table, change.commit, change.written, change.removed)
         for part in names.parts()
@@ -66,8 +68,12 @@ def _of_generation(lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
     return f"Generation {shown}", sorted(told, key=_order)
 
 
-def _named(known: Any, name: str) -> str | Milliseconds:
-    return known.generation(name.lower() if name.count("-") == 4 else name)
+def _named(session: Session, known: Keys, name: str) -> str | Milliseconds:
+    """The generation of a partition, which may be withdrawn or removed, or by a name that every command takes."""
+    try:
+        return known.generation(name.lower() if name.count("-") == 4 else name)
+    except InputError:
+        return session.named(name)
 
 
 def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
