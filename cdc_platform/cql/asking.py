@@ -30,7 +30,7 @@ def rows_written(
                 " out of WHERE"
             )
         return [()]
-    if selection.slices or (selection.is_whole and schema.clustering_key):
+    if selection.ranges or (selection.is_whole and schema.clustering_key):
         names = ", ".join(column.name for column in schema.clustering_key)
         raise InputError(f"{what} of columns names whole rows of {schema.full_name}; give {names} with = or IN")
     return selection.rows
@@ -63,7 +63,7 @@ def ask_of(schema: TableSchema, write: s.Write, moment: Moment) -> tuple[tuple[K
         write.condition,
         keys[0] if keys else (),
         names_rows,
-        None if selection.slices or (selection.is_whole and schema.clustering_key) else frozenset(keys),
+        None if selection.ranges or (selection.is_whole and schema.clustering_key) else frozenset(keys),
         _needs_elements(schema, write),
     )
     return selection.partitions, asked

@@ -164,7 +164,7 @@ class Binder:
             elif selection.rows:
                 yield replace(mutation, row_tombstones=dict.fromkeys(selection.rows, writing.timestamp))
             else:
-                ranges = [RangeTombstone(part.start, part.end, writing.timestamp) for part in selection.slices]
+                ranges = [RangeTombstone(part.start, part.end, writing.timestamp) for part in selection.ranges]
                 yield replace(mutation, range_tombstones=ranges)
 
     def _delete_columns(self, schema: TableSchema, body: s.Delete, writing: Writing) -> Iterator[Mutation]:

@@ -22,7 +22,7 @@ MOST_KEYS = 10_000
 
 
 @dataclass(frozen=True)
-class Slice:
+class ClusteringRange:
     """A range of rows in clustering order; None on a side where nothing bounds it."""
 
     start: Bound | None
@@ -31,14 +31,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Selection:
-    """The partitions that a WHERE names, and of each the rows, or the slices; all of it where both are empty.
+    """The partitions that a WHERE names, and of each the rows, or the ranges; all of it where both are empty.
 
     `is_whole` says that the clustering columns are not restricted at all.
     """
 
     partitions: tuple[Key, ...]
     rows: tuple[Key, ...] = ()
-    slices: tuple[Slice, ...] = ()
+    ranges: tuple[ClusteringRange, ...] = ()
     is_whole: bool = False
 
 
@@ -102,17 +102,17 @@ Bounds = Mapping[str, tuple[tuple[Column, ...], Key, bool]]
 """Bounds of columns that are compared together, by side (`start` is the lower one): columns, values, inclusive."""
 
 
-def _slice(prefix: Key, sides: Mapping[str, Bound], *, descending: bool) -> Slice:
-    """The slice between bounds of values, of which the lower one is the end where the columns descend."""
+def _range(prefix: Key, sides: Mapping[str, Bound], *, descending: bool) -> ClusteringRange:
+    """The range between bounds of values, of which the lower one is the end where the columns descend."""
     whole = Bound(prefix, True) if prefix else None
     low, high = sides.get("start", whole), sides.get("end", whole)
-    return Slice(high, low) if descending else Slice(low, high)
+    return ClusteringRange(high, low) if descending else ClusteringRange(low, high)
 
 
-def mixed_slices(prefix: Key, bounds: Bounds) -> list[Slice]:
-    """The slices between bounds of columns of which some ascend and some descend.
+def mixed_ranges(prefix: Key, bounds: Bounds) -> list[ClusteringRange]:
+    """The ranges between bounds of columns of which some ascend and some descend.
 
-    (a, b) > (1, 2) is a > 1, and b > 2 where a = 1: each is one slice, whatever way its last column goes.
+    (a, b) > (1, 2) is a > 1, and b > 2 where a = 1: each is one range, whatever way its last column goes.
     """
     pieces: list[_Piece] = [_Piece((), ())]
     for side, (columns, values, inclusive) in bounds.items():
@@ -123,7 +123,7 @@ def mixed_slices(prefix: Key, bounds: Bounds) -> list[Slice]:
             for place in range(len(columns))
         ]
         pieces = [both for one in pieces for other in of_side if (both := one.within(other)) is not None]
-    return [piece.slice(prefix) for piece in pieces]
+    return [piece.range(prefix) for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class _Piece:
                 return False
         return True
 
-    def slice(self, prefix: Key) -> Slice:
+    def range(self, prefix: Key) -> ClusteringRange:
         """The rows of the piece behind a prefix."""
         behind = (*prefix, *self.values)
         sides = {side: Bound((*behind, limit), inclusive) for side, (limit, inclusive) in self.limits.items()}
-        return _slice(behind, sides, descending=self.columns[-1].descending)
+        return _range(behind, sides, descending=self.columns[-1].descending)
 
 
 @dataclass
@@ -209,12 +209,14 @@ class _Given:
             )
         chosen = _product(self.choices[column.name] for column in keys[:prefix])
         if self.bounds:
-            return Selection(partitions, slices=tuple(part for key in chosen for part in self._slices(key)))
+            return Selection(partitions, ranges=tuple(part for key in chosen for part in self._ranges(key)))
         if prefix == len(keys):
             return Selection(partitions, rows=chosen, is_whole=not keys)
         if prefix == 0:
             return Selection(partitions, is_whole=True)
-        return Selection(partitions, slices=tuple(Slice(Bound(key, True), Bound(key, True)) for key in chosen))
+        return Selection(
+            partitions, ranges=tuple(ClusteringRange(Bound(key, True), Bound(key, True)) for key in chosen)
+        )
 
     def _of_together(self, partitions: tuple[Key, ...]) -> Selection:
         assert self.together is not None
@@ -273,16 +275,16 @@ class _Given:
         if column.name in self.choices:
             raise InputError(f"column {column.name} is given more than once; give it one = or one IN")
 
-    def _slices(self, prefix: Key) -> list[Slice]:
+    def _ranges(self, prefix: Key) -> list[ClusteringRange]:
         """The rows behind a prefix that the bounds leave, in clustering order."""
         directions = set()
         for columns, _, _ in self.bounds.values():
             self._check_place(columns, len(prefix))
             directions |= {column.descending for column in columns}
         if len(directions) > 1:
-            return mixed_slices(prefix, self.bounds)
+            return mixed_ranges(prefix, self.bounds)
         sides = {side: Bound((*prefix, *values), inclusive) for side, (_, values, inclusive) in self.bounds.items()}
-        return [_slice(prefix, sides, descending=directions == {True})]
+        return [_range(prefix, sides, descending=directions == {True})]
 
     def _check_place(self, columns: Sequence[Column], place: int) -> None:
         expected = self.schema.clustering_key[place : place + len(columns)]
