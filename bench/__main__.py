@@ -29,6 +29,7 @@ ROWS: dict[str, str] = {
     "audit-alone": "bench.life:audit_alone",
     "small-join": "bench.small:small_join",
     "one-task": "bench.small:one_task",
+    "look-ups": "bench.look_ups:look_ups",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",
