@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from cdc_platform.commands.program import WHOLE_PROCESS, program
+from cdc_platform.commands.program import program
 
 
 def main() -> NoReturn:
     """Run the command that the process was started with and leave with its exit code."""
-    program.main(obj=WHOLE_PROCESS)
+    program.main()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd  # noqa: F401 pyarrow imports it with its first array: better as the location loads than in a tick
 from dagster import (
     AssetExecutionContext,
     Config,

@@ -26,8 +26,6 @@ from cdc_platform.errors import PlatformError, is_full, no_space
 from cdc_platform.lake.envelope import Speaker, speaking_for
 
 NAME = "cdc-platform"
-WHOLE_PROCESS = object()
-"""What the program is handed as `obj` by who runs nothing else in the process."""
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -199,4 +197,4 @@ def program(ctx: click.Context, home: str | None, clock: Microseconds | None, ve
     # py4j tells of an interrupt with a page of its stack.
     logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
-    ctx.obj = Session(home, Clock(clock), alone=ctx.obj is WHOLE_PROCESS)
+    ctx.obj = Session(home, Clock(clock))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
 import click
@@ -20,14 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """The options before the command. `home` None means the environment's or the default one.
-
-    `alone` says that the process is the program's own, with nobody's code in it but the platform's.
-    """
+    """The options before the command. `home` None means the environment's or the default one."""
 
     home: str | None
     clock: Clock
-    alone: bool = False
 
     def open_home(self, *, create: bool = False) -> Home:
         """The home; commands that only look do not make one.
@@ -37,8 +31,6 @@ class Session:
         """
         from cdc_platform.home import open_home
 
-        if self.alone:
-            _keep_pandas_out()
         return open_home(self.home, create=create)
 
     def lake(self, *, create: bool = False) -> Lake:
@@ -88,33 +80,6 @@ class Session:
 
 
 _UUID_LENGTH = 36
-
-
-def _keep_pandas_out() -> None:
-    """Let pyarrow, which looks for pandas at the first array that it makes, go without it for good.
-
-    The import takes as long as all else that a look-up imports, for what no command does: to make arrays of pandas'
-    objects, or such objects of arrays. Whoever imports pandas itself still has it.
-    """
-    if "pandas" in sys.modules:
-        return
-    without = _WithoutPandas()
-    sys.meta_path.insert(0, without)
-    try:
-        import pyarrow as pa
-
-        pa.array([], pa.int64()).to_numpy()  # Python looks for it in the one way, C++ in the other
-    finally:
-        sys.meta_path.remove(without)
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Finds that there is no pandas."""
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """None, so that others look; for pandas an error."""
-        if fullname == "pandas":
-            raise ModuleNotFoundError(fullname)
 
 
 pass_session = click.make_pass_decorator(Session)

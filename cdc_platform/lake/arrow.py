@@ -5,7 +5,9 @@ It knows layouts of buffers and nothing of what the values mean.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,34 @@ _DIGITS = [place for place in range(36) if place not in _HYPHENS]
 
 compute: Any = _compute
 """pyarrow's compute functions, which it makes at import, so that no type checker sees them."""
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Finds that there is no pandas."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """None, so that others look; for pandas an error."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname)
+
+
+def _keep_pandas_out() -> None:
+    """Let pyarrow, which looks for pandas at the first array that it makes, find that there is none.
+
+    The import takes as long as all else that a look-up imports, to see whether values are pandas' own. Who imports
+    pandas has it, and pyarrow finds it when it is asked for a frame.
+    """
+    if "pandas" in sys.modules:
+        return
+    without = _WithoutPandas()
+    sys.meta_path.insert(0, without)
+    try:
+        pa.array([], pa.int64()).to_numpy()  # Python looks for it in the one way, C++ in the other
+    finally:
+        sys.meta_path.remove(without)
+
+
+_keep_pandas_out()
 
 
 def stream_lists(counts: np.ndarray, streams: np.ndarray) -> pa.ListArray:

@@ -5,14 +5,10 @@ It knows Delta's log, files and time travel. Nothing is read but the log until t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import and_
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -97,7 +93,6 @@ class Snapshot:
 
 def stored_names(lake: Lake) -> list[tuple[str, str]]:
     """(keyspace, name) of every table that has files in the lake, declared or not, by name."""
-    _datasets()  # before the first value goes to pyarrow
     found = (log.parent for log in lake.root.glob(f"*/*/{_LOG}"))
     return sorted((path.parent.name, path.name) for path in found if not path.name.startswith("."))
 
@@ -152,7 +147,6 @@ def of_time(lake: Lake, table: Table, at_us: Microseconds) -> Snapshot | None:
 
 
 def _opened(lake: Lake, table: Table) -> DeltaTable | None:
-    _datasets()  # before the first value goes to pyarrow
     with translated(f"opening {table.full_name}"):
         try:
             return DeltaTable(lake.path(table))
@@ -220,31 +214,7 @@ def _bounded() -> type[Any]:
 
 @cache
 def _datasets() -> Any:
-    """pyarrow's datasets, loaded without pandas: pyarrow would load it to see whether a first value is one of its own.
+    """pyarrow's datasets, which take longer to load than most of what is asked without them."""
+    import pyarrow.dataset
 
-    That costs a process that never meets pandas more than most queries; pyarrow finds it when it is asked for it.
-    """
-    with _absent("pandas"):
-        import pyarrow.dataset
-
-        return pyarrow.dataset
-
-
-@contextmanager
-def _absent(module: str) -> Iterator[None]:
-    """Let a module that is not loaded yet be one that is not installed."""
-
-    class Absent:
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> None:
-            if name == module:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    if module in sys.modules:
-        yield
-        return
-    sys.meta_path.insert(0, Absent)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(Absent)
+    return pyarrow.dataset

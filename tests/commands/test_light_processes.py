@@ -40,7 +40,7 @@ finally:
     ids=" ".join,
 )
 def test_a_look_imports_nothing_heavy(seeded_home: Path, command: tuple[str, ...]) -> None:
-    """pyarrow looks for pandas at its first array, by itself: the program's own process lets it find none."""
+    """pyarrow looks for pandas at its first array, by itself, and is let find none."""
     program = [sys.executable, "-c", _PROGRAM % (HEAVY,), "--home", str(seeded_home), *command]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode in (0, 1), ran.stderr
