@@ -37,9 +37,9 @@ from cdc_platform.invariants.findings import FOLLOWING, STORED, Finding
 from cdc_platform.invariants.following import audit_following
 from cdc_platform.invariants.stored import audit_stored, not_judged
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.snapshots import stored_names
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.verification import Verified, verify
+from cdc_platform.lake.versions import stored_names
 from resources.clock import ClockResource
 from resources.home import HomeResource
 

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake import commits, digests, files, verification
 from cdc_platform.lake.commits import Commit
-from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
-from cdc_platform.lake.snapshots import stored_names
+from cdc_platform.lake.conflicts import until_first
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.translate import translated
+from cdc_platform.lake.versions import stored_names
 
 MOST_SAID = 500
 """Characters of a reason."""
@@ -57,16 +55,7 @@ def accept(lake: Lake, name: str, version: int, because: str) -> Accepted:
     table = Table(keyspace, short, pa.schema([]), (), "")
     if (keyspace, short) not in stored_names(lake):
         raise NotFound(f"there is no table {name} in this home; check shows the tables that have foreign commits")
-    with translated(f"accepting version {version} of {name}"):
-        for attempt in Retrying(
-            retry=retry_if_exception_type(CommitFailedError),
-            stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
-            wait=wait_random_exponential(multiplier=0.02, max=1),
-            reraise=True,
-        ):
-            with attempt:
-                return _accept(lake, table, version, because)
-    raise AssertionError("unreachable: the last attempt raises")
+    return until_first(f"accepting version {version} of {name}", lambda: _accept(lake, table, version, because))
 
 
 def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:

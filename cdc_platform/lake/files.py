@@ -83,6 +83,11 @@ def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[
     ]
 
 
+def sizes(opened: DeltaTable) -> list[int]:
+    """The bytes of each file."""
+    return pa.table(opened.get_add_actions())["size_bytes"].to_pylist()
+
+
 def slices_of(files: Sequence[DataFile]) -> list[Slice]:
     """What each slice of a table holds, in the order in which the files name them first."""
     found: dict[tuple[Any, ...], Slice] = {}

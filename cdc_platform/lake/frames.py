@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deltalake.exceptions import CommitFailedError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
-
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError
 from cdc_platform.lake import slices
-from cdc_platform.lake.lake import ATTEMPTS, PATIENCE_SECONDS, Lake
+from cdc_platform.lake.conflicts import until_first
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -73,7 +71,7 @@ def replace_slice(
     with translated(what):
         draft = slices.write_draft(workers, lake, table, rows, where, what)
     try:
-        return _retried(what, lambda: slices.commit(lake, table, draft, where), (CommitFailedError,))
+        return _committed(what, lambda: slices.commit(lake, table, draft, where))
     finally:
         slices.discard(draft.folder)
 
@@ -132,10 +130,8 @@ def _put(
     with translated(what):
         draft = slices.write_draft(workers, lake, table, rows, {}, what)
     try:
-        return _retried(
-            what,
-            lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside),
-            (CommitFailedError,),
+        return _committed(
+            what, lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside)
         )
     finally:
         slices.discard(draft.folder)
@@ -149,17 +145,9 @@ def _check_partition(table: Table, where: Mapping[str, Any]) -> None:
         _literal(value)
 
 
-def _retried(what: str, write: Callable[[], _Result], conflicts: tuple[type[Exception], ...]) -> _Result:
-    with translated(what):
-        for attempt in Retrying(
-            retry=retry_if_exception_type(conflicts),
-            stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
-            wait=wait_random_exponential(multiplier=0.1, max=2),
-            reraise=True,
-        ):
-            with attempt:
-                return write()
-    raise AssertionError("unreachable: the last attempt raises")
+def _committed(what: str, commit: Callable[[], _Result]) -> _Result:
+    """Commit files that tasks have written, with longer waits than those of small writes, which take milliseconds."""
+    return until_first(what, commit, first_wait=0.1, longest_wait=2)
 
 
 def _literal(value: Any) -> str:

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
+from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import commits, creation, files, merging, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
+from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
@@ -29,8 +29,6 @@ from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 
-ATTEMPTS = 40
-PATIENCE_SECONDS = 60
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
 _Result = TypeVar("_Result")
@@ -376,19 +374,18 @@ class Lake:
 
         `size`: the bytes of the rows that it writes, where they are more than a few.
         """
-        assert_room(self.root, size, f"writing {table.full_name}")
-        with translated(f"writing {table.full_name}"):
-            for attempt in Retrying(
-                retry=retry_if_exception_type(CommitFailedError),
-                stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
-                wait=wait_random_exponential(multiplier=0.02, max=1),
-                reraise=True,
-            ):
-                with attempt, self._opened.taken(self.path(table)) as opened:
-                    result = change(opened)
+        what = f"writing {table.full_name}"
+        assert_room(self.root, size, what)
+
+        def write() -> _Result:
+            with self.taken(table) as opened:
+                before = opened.version()
+                result = change(opened)
+                if opened.version() != before:
                     upkeep.gather(opened, table)
-                    return result
-        raise AssertionError("unreachable: the last attempt raises")
+                return result
+
+        return until_first(what, write)
 
 
 def _is_append_only(table: Table) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from cdc_platform.lake import commits
+from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
 
 _Mark = tuple[int, int] | None
@@ -33,7 +33,7 @@ class Opened(DeltaTable):
         """All rows in the columns that the table has; None where there are more than a few."""
         version, rows = self._few
         if version != self.version():
-            sizes = pa.table(self.get_add_actions())["size_bytes"].to_pylist()
+            sizes = files.sizes(self)
             small = len(sizes) <= _FEW_FILES and sum(sizes) <= _FEW_BYTES
             rows = self._whole() if small else None
             self._few = (self.version(), rows)

@@ -25,7 +25,6 @@ from cdc_platform.lake.translate import translated
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset, Expression
 
-_LOG = "_delta_log"
 # Of what is not here (deletion vectors, column mapping) a file alone does not tell the rows that a table has.
 _READABLE = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 # A scan has this many files open, and batches read ahead in each: by default they are 4 and 16 batches of 131,072
@@ -89,12 +88,6 @@ class Snapshot:
             for name, value in values.items()
         ]
         return reduce(and_, each) if each else None
-
-
-def stored_names(lake: Lake) -> list[tuple[str, str]]:
-    """(keyspace, name) of every table that has files in the lake, declared or not, by name."""
-    found = (log.parent for log in lake.root.glob(f"*/*/{_LOG}"))
-    return sorted((path.parent.name, path.name) for path in found if not path.name.startswith("."))
 
 
 def newest(lake: Lake, table: Table) -> Snapshot | None:

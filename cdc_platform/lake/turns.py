@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TextIO, TypeVar
 
 from cdc_platform.errors import ConflictError, EnvironmentProblem
@@ -51,12 +52,12 @@ def turn(lake: Lake, name: str) -> Iterator[None]:
         ConflictError: somebody else has had it for ten minutes.
         EnvironmentProblem: the lock cannot be made.
     """
-    place = lake.root.with_name(f".{lake.root.name}.turns") / name
+    place = _place(lake, name)
     held: set[str] = _mine.__dict__.setdefault("held", set())
     if str(place) in held:
         yield
         return
-    with _opened(lake, name) as lock:
+    with _opened(place) as lock:
         _take(lock, name)
         held.add(str(place))
         try:
@@ -72,7 +73,7 @@ def busy(lake: Lake, name: str) -> Iterator[None]:
     Raises:
         EnvironmentProblem: the lock cannot be made.
     """
-    with _opened(lake, name) as lock:
+    with _opened(_place(lake, name)) as lock:
         with suppress(OSError):  # without locks nobody can see it
             fcntl.flock(lock, fcntl.LOCK_SH)
         yield
@@ -80,9 +81,10 @@ def busy(lake: Lake, name: str) -> Iterator[None]:
 
 def is_busy(lake: Lake, name: str) -> bool:
     """Whether somebody, in any process of this machine, is busy with this now; who was killed is not."""
-    if not (lake.root.with_name(f".{lake.root.name}.turns") / name).exists():
+    place = _place(lake, name)
+    if not place.exists():
         return False
-    with _opened(lake, name) as lock:
+    with _opened(place) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -110,8 +112,12 @@ def in_turn(
     return taking
 
 
-def _opened(lake: Lake, name: str) -> TextIO:
-    place = lake.root.with_name(f".{lake.root.name}.turns") / name
+def _place(lake: Lake, name: str) -> Path:
+    """The file that is locked, beside the lake."""
+    return lake.root.with_name(f".{lake.root.name}.turns") / name
+
+
+def _opened(place: Path) -> TextIO:
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place.open("a+", encoding="utf-8")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from cdc_platform.lake import commits, envelope
+from cdc_platform.lake import commits, envelope, files
 from cdc_platform.lake.tables import Table
 
 # Each file costs the one who writes, reads or opens the table half a millisecond, gathering them forty once.
@@ -25,7 +24,7 @@ def gather(opened: DeltaTable, table: Table) -> None:
     """
     if table.partition_by or not opened.version() or opened.version() % _EVERY_COMMITS:
         return
-    sizes = pa.table(opened.get_add_actions())["size_bytes"].to_pylist()
+    sizes = files.sizes(opened)
     if len(sizes) < _FEWEST_FILES or sum(sizes) > _MOST_BYTES:
         return
     try:

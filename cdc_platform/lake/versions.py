@@ -1,4 +1,4 @@
-"""The newest version of every table that lies in a lake, declared or not, by the names of Delta's own files alone."""
+"""The tables that lie in a lake, declared or not, and their newest versions, by the names of Delta's files alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ def versions(lake: Lake) -> dict[str, int]:
     return {name: newest for name, folder in folders(lake.root) if (newest := _newest(folder)) is not None}
 
 
+def stored_names(lake: Lake) -> list[tuple[str, str]]:
+    """(keyspace, name) of every table that has a log in the lake, declared or not, by name."""
+    return [(path.parent.name, path.name) for path in _paths(lake.root) if (path / LOG_FOLDER).exists()]
+
+
 def folders(root: Path) -> Iterator[tuple[str, str]]:
     """The tables of a lake and what looks like one: names and folders, in the order of the names."""
+    return ((f"{path.parent.name}.{path.name}", str(path)) for path in _paths(root))
+
+
+def _paths(root: Path) -> Iterator[Path]:
     for keyspace in sorted(path for path in root.glob("*") if path.is_dir()):
-        for folder in sorted(path for path in keyspace.iterdir() if path.is_dir() and path.name[0] != "."):
-            yield f"{keyspace.name}.{folder.name}", str(folder)
+        yield from sorted(path for path in keyspace.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def _newest(folder: str) -> int | None:

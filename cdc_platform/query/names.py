@@ -19,6 +19,7 @@ from cdc_platform.lake import snapshots
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.snapshots import Snapshot
 from cdc_platform.lake.tables import TABLES, Table
+from cdc_platform.lake.versions import stored_names
 from cdc_platform.log.log_table import log_table
 
 
@@ -64,7 +65,7 @@ class Names:
     def __post_init__(self) -> None:
         declared = [*TABLES.values()]
         known = {table.full_name for table in declared}
-        others = [name for name in snapshots.stored_names(self.lake) if ".".join(name) not in known]
+        others = [name for name in stored_names(self.lake) if ".".join(name) not in known]
         self.tables = [*declared, *(_undeclared(*name) for name in others)]
 
     def find(self, reference: Reference) -> Table | None:

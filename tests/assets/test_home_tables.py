@@ -18,8 +18,8 @@ from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
 from cdc_platform.invariants.findings import FOLLOWING, STORED
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.snapshots import stored_names
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, NODES, TABLES
+from cdc_platform.lake.versions import stored_names
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,7 @@ def test_who_really_lost_is_told_so(filled: Lake, monkeypatch: pytest.MonkeyPatc
         write_deltalake(table, *given, **named)
 
     monkeypatch.setattr(merging, "write_deltalake", overtaken)
-    monkeypatch.setattr("cdc_platform.lake.lake.ATTEMPTS", 3)
+    monkeypatch.setattr("cdc_platform.lake.conflicts.ATTEMPTS", 3)
     with pytest.raises(ConflictError, match="other writers came first"):
         filled.append_once(CONSUMERS, consumer(1), {"reader": 1}, None)
     assert filled.read(CONSUMERS).num_rows == 1

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from cdc_platform import drafts
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, StateError
-from cdc_platform.lake import frames, slices, volume
+from cdc_platform.lake import conflicts, frames, slices, volume
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import schema_model, spark_schema
 from cdc_platform.lake.tables import (
@@ -352,7 +352,7 @@ def test_without_the_retry_the_same_race_is_a_conflict(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: the race is real, and its loser hears of it in one line."""
-    monkeypatch.setattr(frames, "ATTEMPTS", 1)
+    monkeypatch.setattr(conflicts, "ATTEMPTS", 1)
     table = STREAMS_DESCRIPTIONS_V2
     overtake(
         monkeypatch, lambda: frames.replace_slice(Workers(lambda: spark), lake, table, streams(spark, TIME, 3), SLICE)

@@ -16,7 +16,7 @@ import pytest
 from support.nodes import node_fields
 
 from cdc_platform.errors import ConflictError, InputError, StateError
-from cdc_platform.lake import lake as lake_module
+from cdc_platform.lake import conflicts
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.merging import Merged, merge
 from cdc_platform.lake.tables import (
@@ -241,7 +241,7 @@ def test_a_table_of_another_version_is_not_written(lake: Lake) -> None:
 
 def test_the_bound_on_retries_ends_in_a_conflict(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that always comes second stops after the bound and says so."""
-    monkeypatch.setattr(lake_module, "ATTEMPTS", 3)
+    monkeypatch.setattr(conflicts, "ATTEMPTS", 3)
     lake.ensure(GENERATION_TIMESTAMPS)
     tries: list[int] = []
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from deltalake.table import TableOptimizer
 
 from cdc_platform.errors import InputError, StateError
@@ -151,6 +152,17 @@ def test_small_files_are_put_together_now_and_then(lake: Lake) -> None:
     assert not any(commit.changes for commit in gathered)
     [found] = verify(lake, deep=True)
     assert (found.damage, found.strange, found.foreign) == ([], [], [])
+
+
+def test_a_write_that_changes_nothing_puts_no_files_together(lake: Lake) -> None:
+    """At whatever version a table is, and however many small files others have left in it, it stays at that version."""
+    lake.ensure(GENERATION_TIMESTAMPS)
+    rows = stamps(*[None] * 33)
+    while (number := lake.version(GENERATION_TIMESTAMPS) or 0) < 32:
+        write_deltalake(lake.path(GENERATION_TIMESTAMPS), rows.slice(number, 1), mode="append")
+    assert lake.merge(GENERATION_TIMESTAMPS, rows.slice(31, 1), update=True).version == 32
+    assert lake.version(GENERATION_TIMESTAMPS) == 32
+    assert len(lake.files(GENERATION_TIMESTAMPS, ())) > 16
 
 
 def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

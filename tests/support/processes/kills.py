@@ -24,7 +24,7 @@ from support.processes.nursery import Ended, Nursery
 
 from cdc_platform import drafts
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.snapshots import stored_names
+from cdc_platform.lake.versions import stored_names
 
 SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
 KILLS = os.environ.get("CDC_PLATFORM_KILLS")
