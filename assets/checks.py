@@ -15,6 +15,7 @@ from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
     AssetCheckSpec,
+    AssetExecutionContext,
     DagsterEvent,
     DagsterEventType,
     PartitionsDefinition,
@@ -89,7 +90,12 @@ def judged(
 
 def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> Judging:
     """Begin the look of a check at a partition, or at everything, before anything is read; see `check_results`."""
-    return Judging.begin(lake, clock, f"Dagster's run {context.run.run_id}", partition or EVERYTHING)
+    return Judging.begin(lake, clock, door_of(context), partition or EVERYTHING)
+
+
+def door_of(context: AssetCheckExecutionContext | AssetExecutionContext) -> str:
+    """By which door a step judges, as verdicts and judgements keep it."""
+    return f"Dagster's run {context.run.run_id}"
 
 
 def check_results(
@@ -120,14 +126,20 @@ def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator
 def seen_on_the_run(
     context: AssetCheckExecutionContext, results: Iterable[AssetCheckResult]
 ) -> Iterator[AssetCheckResult]:
-    """The same results; a violation that stops no step is a tag of the run, so that it is seen in the list of runs."""
+    """The same results; a violation that stops no step is a tag of the run, so that it is seen in the list of runs.
+
+    What other checks and partitions of the run have there stays.
+    """
     violated = []
     for result in results:
         if not result.passed and result.severity is AssetCheckSeverity.ERROR:
             violated.append(result.check_name or "a check")
         yield result
     if violated:
-        context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(violated)})
+        run = context.instance.get_run_by_id(context.run.run_id)
+        said = "" if run is None else run.tags.get(VIOLATED_TAG, "")
+        names = dict.fromkeys([*filter(None, said.split(", ")), *violated])
+        context.instance.add_run_tags(context.run.run_id, {VIOLATED_TAG: ", ".join(names)})
 
 
 def report_results(

@@ -10,6 +10,7 @@ import base64
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from dagster import (
@@ -48,7 +49,7 @@ def materialized(
     *,
     rows: int,
     watch: Stopwatch,
-    sources: Sources,
+    sources: Sources = MappingProxyType({}),
     told: Mapping[str, Any] | None = None,
 ) -> MaterializeResult:
     """The result of a step that left this content, for which it speaks of `rows` rows."""

@@ -66,7 +66,6 @@ REWRITE_JOB = "rewrite"
 HOURLY = "0 * * * *"
 
 _STATE_TAG = "cdc_platform/rewrite_state"
-_NO_SOURCES: Sources = {}
 _REWRITTEN: Mapping[Table, Sources] = {
     STREAMS_DESCRIPTIONS_V2: {
         "time": [(STREAMS_DESCRIPTIONS, "time")],
@@ -104,7 +103,7 @@ def cdc_generation_descriptions(home: HomeResource) -> MaterializeResult:
         times = generation_data.described_times(lake).tolist()
     told = {"generations": few_rows(("time",), ((format_ms(time_ms),) for time_ms in reversed(times)))}
     content = held(lake, Part(GENERATION_DESCRIPTIONS, {}))
-    return materialized(lake, content, rows=len(times), watch=watch, sources=_NO_SOURCES, told=told)
+    return materialized(lake, content, rows=len(times), watch=watch, told=told)
 
 
 @table_asset(
@@ -145,7 +144,7 @@ def cdc_streams_descriptions(
     if not config.dry_run:
         _tell_rewritten(context, lake, [each.time_ms for each in done.decisions if each.action == "rewrite"])
     content = held(lake, Part(STREAMS_DESCRIPTIONS, {}))
-    return materialized(lake, content, rows=len(done.decisions), watch=watch, sources=_NO_SOURCES, told=told)
+    return materialized(lake, content, rows=len(done.decisions), watch=watch, told=told)
 
 
 def _tell_rewritten(context: AssetExecutionContext, lake: Lake, times: Sequence[Milliseconds]) -> None:

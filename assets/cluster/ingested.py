@@ -18,7 +18,7 @@ from dagster import (
     schedule,
 )
 
-from assets.declared import Sources, table_asset
+from assets.declared import table_asset
 from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import MAX_RETRIES_TAG, partitions_under_way
@@ -44,7 +44,6 @@ INGESTED_NAME = "ingested_log"
 INGESTED_LOGS = DynamicPartitionsDefinition(name=INGESTED_NAME)
 """The logs of live clusters: one partition a table, its key `cluster/keyspace.table`."""
 INGEST_JOB = "ingest_log"
-_NO_SOURCES: Sources = {}
 INGESTED_LOG = Table(
     "platform",
     "ingested_log",
@@ -97,7 +96,7 @@ def ingested_log(
         "windows": few_rows(columns, windows),
     }
     content = held(lake, Part(log_table(schema_of(lake, keyspace, table)), {}))
-    return materialized(lake, content, rows=done.rows, watch=watch, sources=_NO_SOURCES, told=told)
+    return materialized(lake, content, rows=done.rows, watch=watch, told=told)
 
 
 ingest_log = define_asset_job(

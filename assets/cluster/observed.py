@@ -19,7 +19,7 @@ from dagster import (
     sensor,
 )
 
-from assets.declared import Sources, table_asset
+from assets.declared import table_asset
 from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import attempt
@@ -43,7 +43,6 @@ CLUSTERS = DynamicPartitionsDefinition(name=CLUSTERS_NAME)
 """The clusters that are known by name: one partition a cluster."""
 OBSERVE_JOB = "observe_cluster"
 MARK_TAG = "cdc_platform/cluster_mark"
-_NO_SOURCES: Sources = {}
 OBSERVED_CLUSTER = Table(
     "platform",
     "observed_cluster",
@@ -85,7 +84,7 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         "changes": few_rows(("what",), ((line,) for line in (*seen.tables_changed, *seen.incomplete))),
     }
     content = held(lake, Part(GENERATION_TIMESTAMPS, {}))
-    return materialized(lake, content, rows=seen.imported.rows_written, watch=watch, sources=_NO_SOURCES, told=told)
+    return materialized(lake, content, rows=seen.imported.rows_written, watch=watch, told=told)
 
 
 observe_cluster = define_asset_job(

@@ -20,7 +20,7 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.checks import check_results, check_specs, judgement_results, judging, report_results
+from assets.checks import check_results, check_specs, door_of, judgement_results, judging, report_results
 from assets.code import OF_JOINS
 from assets.declared import key, pool, table_asset
 from assets.events import told_apart, written
@@ -37,8 +37,6 @@ from cdc_platform.lifecycle.join.step import Audit, Joining, Step, insist, judge
 from resources.clock import ClockResource
 from resources.home import HomeResource
 from resources.spark import SparkResource
-
-RUN_DOOR = "Dagster's run"
 
 
 def _asset(step: Step, shown: Shown) -> AssetsDefinition:
@@ -135,7 +133,7 @@ def _joining(
         home.settings(),
         joined_generation(lake, partition),
         spark.workers(),
-        f"{RUN_DOOR} {context.run.run_id}",
+        door_of(context),
     )
 
 

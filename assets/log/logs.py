@@ -26,7 +26,7 @@ from dagster import (
 )
 
 from assets.checks import Found, check_specs, judged
-from assets.declared import Sources, pool, table_asset
+from assets.declared import pool, table_asset
 from assets.events import held, told_apart, written
 from assets.failures import in_one_line
 from assets.partitions import CDC_LOGS, LOGS_NAME, asked, table_name
@@ -48,7 +48,6 @@ from resources.home import HomeResource
 from resources.spark import SparkResource
 
 LOGS_JOB = "cdc_logs"
-_NO_SOURCES: Sources = {}
 CDC_LOG = Table(
     "platform",
     "cdc_log",
@@ -79,7 +78,7 @@ def cdc_log(context: AssetExecutionContext, home: HomeResource, spark: SparkReso
             part = Part(log_table(schema), {})
             content = replace(held(lake, part), rows=rows, told=told)
             if len(partitions) == 1:
-                return materialized(lake, content, rows=rows, watch=watch, sources=_NO_SOURCES, told=told)
+                return materialized(lake, content, rows=rows, watch=watch, told=told)
             made[partition] = content, written(lake, part)
     return told_apart(context, made, ())
 

@@ -43,7 +43,6 @@ from resources.home import HomeResource
 
 TABLETS_JOB = "tablets"
 _STREAM_INVARIANTS = tuple(name for name in TABLETS.invariants if name != TABLET_TIMESTAMP_COMPLETE)
-_NO_SOURCES: Sources = {}
 _SOURCES: Sources = {name: [(TABLET_LAYOUTS, name)] for name in ("keyspace_name", "table_name", "timestamp")}
 _STREAM_SOURCES: Sources = {
     **_SOURCES,
@@ -102,7 +101,7 @@ def tablet_layouts(
         )
         return len(known), {"changes": few_rows(("number", "kind", "timestamp", "tablets"), rows)}
 
-    return _made(context, lake, TABLET_LAYOUTS, decided, _NO_SOURCES)
+    return _made(context, lake, TABLET_LAYOUTS, decided, {})
 
 
 @table_asset(

@@ -54,6 +54,16 @@ class Member:
     is_up: bool
 
 
+def tries() -> Retrying:
+    """How a read that ran into a slow or dead node is tried again."""
+    return Retrying(
+        retry=retry_if_exception_type(Unreachable),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.1, max=2),
+        reraise=True,
+    )
+
+
 class LiveCluster:
     """A cluster that is connected to. Made by `connected`."""
 
@@ -116,13 +126,7 @@ class LiveCluster:
         )
         host = None if at is None else self._hosts[at]
         where_asked = self.name if at is None else f"{self.name}, node {at}"
-        again = Retrying(
-            retry=retry_if_exception_type(Unreachable),
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.1, max=2),
-            reraise=True,
-        )
-        return again(self._read, statement, tuple(values), host, where_asked, table)
+        return tries()(self._read, statement, tuple(values), host, where_asked, table)
 
     def ask_raw(self, table: str, statement: str, page_rows: int) -> Callable[[], Iterator[RawPage]]:
         """Send a SELECT on a table's rows, at LOCAL_QUORUM; what is answered with gives its pages, a try of each.

@@ -13,6 +13,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
+    from cdc_platform.home import Home
     from cdc_platform.lake.lake import Lake
     from cdc_platform.records.inbox import BootstrapEvent
     from cdc_platform.records.join_request import JoinRequest
@@ -93,7 +94,7 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
             if run:  # From before it is queued: the sensor of an `up` beside this would make the join as well.
                 making.enter_context(busy(lake, MAKING))
             event = inbox.queue(lake, session.clock, request, to_run_now=run)
-        return _queued(event) | (_run(session, lake, event.generation_id, "bootstrap --run") if run else {})
+        return _queued(event) | (_run(session, home, lake, event.generation_id, "bootstrap --run") if run else {})
 
 
 def _queued(event: BootstrapEvent) -> dict[str, object]:
@@ -116,21 +117,22 @@ def _list(session: Session, as_json: bool) -> None:
 
 
 def _finish(session: Session, event_id: str) -> dict[str, object]:
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.turns import MAKING, busy
     from cdc_platform.records import inbox
 
-    lake = session.lake()
+    home = session.open_home()
+    lake = Lake(home.lake)
     with busy(lake, MAKING):
         event = inbox.event(lake, event_id=event_id.lower())
-        return _queued(event) | _run(session, lake, event.generation_id, "bootstrap --finish")
+        return _queued(event) | _run(session, home, lake, event.generation_id, "bootstrap --finish")
 
 
-def _run(session: Session, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
+def _run(session: Session, home: Home, lake: Lake, generation_id: str, door: str) -> dict[str, object]:
     from cdc_platform.lake.session import workers
     from cdc_platform.lifecycle.join.joining import run_join
 
-    settings = session.open_home().settings
-    joined = run_join(workers(), lake, session.clock, settings, generation_id, door=door)
+    joined = run_join(workers(), lake, session.clock, home.settings, generation_id, door=door)
     return {
         "time": format_ms(joined.time_ms),
         "num_ranges": joined.num_ranges,

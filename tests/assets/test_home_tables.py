@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from support.homes.every_table import LOGS, every_table
 from support.worlds.rehearsal import QUIET
 
+from assets.checks import VIOLATED_TAG
 from assets.tables import AUDIT_JOB, scheduled_audit
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
@@ -35,9 +36,9 @@ def home(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shutil.copytree(packed, tmp_path / "home")
 
 
-def audited() -> ExecuteInProcessResult:
+def audited(instance: DagsterInstance | None = None) -> ExecuteInProcessResult:
     """A run of the job."""
-    return defs.resolve_job_def(AUDIT_JOB).execute_in_process(run_config=QUIET)
+    return defs.resolve_job_def(AUDIT_JOB).execute_in_process(run_config=QUIET, instance=instance)
 
 
 def failed(run: ExecuteInProcessResult) -> dict[str, str]:
@@ -66,9 +67,14 @@ def test_what_a_stranger_did_is_found(home: Path) -> None:
     time = max(lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
     literal = f"arrow_cast('{time.isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
     DeltaTable(lake.path(GENERATION_TIMESTAMPS)).delete(f"time = {literal}")
-    found = failed(audited())
+    with DagsterInstance.ephemeral() as instance:
+        run = audited(instance)
+        tagged = instance.get_run_by_id(run.run_id)
+        assert tagged is not None
+    found = failed(run)
     assert set(found) == {"rows_as_committed", "commits_known", "timestamps_follow_ledger"}
     assert all(GENERATION_TIMESTAMPS.full_name in said for said in found.values())
+    assert set(tagged.tags[VIOLATED_TAG].split(", ")) == set(found), "those of both families are seen on the run"
 
 
 def test_a_damaged_file_is_found(home: Path) -> None:

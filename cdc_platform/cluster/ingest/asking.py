@@ -13,14 +13,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc_platform.cluster.cells import log_rows
 from cdc_platform.cluster.connection import Connection
 from cdc_platform.cluster.ingest.planning import log_name, statement
 from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cluster.refusals import Unreachable
-from cdc_platform.cluster.session import ATTEMPTS, LiveCluster, connected
+from cdc_platform.cluster.session import LiveCluster, connected, tries
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.volume import Batches, TaskRows
 
@@ -76,14 +75,8 @@ class Asking:
 
     def _whole(self, live: LiveCluster, condition: str, first: Callable[[], Iterator[RawPage]]) -> list[RawPage]:
         """All pages of a request. What came of a try that failed is thrown away: a row must not come twice."""
-        attempts = Retrying(
-            retry=retry_if_exception_type(Unreachable),
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.1, max=2),
-            reraise=True,
-        )
         pages, rows = first, self.connection.page_rows
-        for attempt in attempts:
+        for attempt in tries():
             with attempt:
                 if attempt.retry_state.attempt_number > 1:
                     rows = max(1, rows // _SMALLER)

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,10 +88,21 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
         (again,) = nursery.race([_command(case, home)], environment=case.environment)
         told = f"killed before operation {number} of {count}: {died.operations[-1:]}\n{again.stderr}"
         assert _is_done(case, again, there == due), told
-        assert everything(home, case.without) == due, told
+        if differences := _differences(everything(home, case.without), due):
+            raise AssertionError("\n".join([told, *map(repr, differences)]))
         _assert_nobody_holds_a_draft(home)
         shutil.rmtree(home.parent)
     return len(chosen)
+
+
+def _differences(found: dict[str, list[str]], due: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+    """Every row that one of them lacks: table, which of them has it, row."""
+    return [
+        (table, whose, row)
+        for table in sorted(found.keys() | due.keys())
+        for whose, rows, others in (("found", found, due), ("due", due, found))
+        for row in (Counter(rows.get(table, ())) - Counter(others.get(table, ()))).elements()
+    ]
 
 
 def _is_done(case: Case, again: Ended, was_done: bool) -> bool:
