@@ -156,6 +156,7 @@ def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
 
 def show_picture(page: Page, number: int) -> None:
     """Open the n-th picture of a materialisation and see that the browser can draw it."""
+    expect(page.get_by_role("dialog")).to_have_count(0)  # one that was closed fades out
     page.get_by_text("[Show Markdown]").nth(number).click()
     picture = page.get_by_role("dialog").locator("img")
     expect(picture).to_be_visible()
