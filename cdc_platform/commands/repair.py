@@ -50,6 +50,7 @@ def repair(
     if dry_run and run:
         raise click.UsageError("--dry-run writes nothing and --run makes a generation; choose one")
     from cdc_platform.lake.turns import MAKING, busy
+    from cdc_platform.lifecycle.join import joining
     from cdc_platform.lifecycle.repair import checkup as repairing
 
     home = session.open_home()
@@ -61,6 +62,8 @@ def repair(
     with busy(lake, MAKING) if run else nullcontext():
         if not dry_run:
             event = repairing.ask(lake, session.clock, checkup, node)
+            if event is None and run and checkup.latest is not None:
+                event = joining.unjudged(lake, checkup.latest.time_ms)
             if event is not None:
                 result |= {"event_id": event.event_id, "generation_id": event.generation_id}
             if event is not None and run:

@@ -8,8 +8,10 @@ from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join import verdicts
 from cdc_platform.lifecycle.join.formats import steps_of
 from cdc_platform.lifecycle.join.step import Joining, insist, judged, step_of, take
+from cdc_platform.records import inbox, ledger
 from cdc_platform.settings import Settings
 
 
@@ -51,6 +53,19 @@ def run_join(
             insist(joining, step, judged(joining, step))
     described = made[TOPOLOGY_DESCRIPTIONS]
     return Joined(generation_id, made[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
+
+
+def unjudged(lake: Lake, time_ms: Milliseconds) -> inbox.BootstrapEvent | None:
+    """The event of the generation of that time (ms), if it is finished but for the verdict on its last step.
+
+    Its process died in between: every row is there, and no later step asks for the verdict. `run_join` gives it.
+    None for a generation that was judged, or that no event has made.
+    """
+    made = next((entry.generation_id for entry in ledger.entries(lake) if entry.time_ms == time_ms), None)
+    if made is None:
+        return None
+    last = [step for step in steps_of(lake, made) if step.audit is not None][-1]
+    return inbox.event(lake, generation_id=made) if verdicts.last(lake, made, last.name) is None else None
 
 
 def introduce(joining: Joining) -> int:

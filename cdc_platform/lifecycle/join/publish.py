@@ -72,6 +72,7 @@ def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
     # Without it `cdc_local` would name, for ever, the generation that each node once introduced.
     cdc_local.raise_at(lake, host_ids(lake), id_)
     _mark_published(lake, clock, generation_id)
+    failpoints.reached(failpoints.AFTER_PUBLISHED)
     return time_ms
 
 

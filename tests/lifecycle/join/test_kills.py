@@ -79,7 +79,7 @@ def test_a_killed_join_ends_where_it_would_have_ended(
     assert run(first, kill_at=point).returncode == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != undisturbed
     # Once the timestamp is chosen a later clock must not choose another.
-    later = "4" if point in (failpoints.AFTER_TIMESTAMP, failpoints.AFTER_STREAMS) else "3"
+    later = "3" if point in (failpoints.AFTER_DESCRIPTION, failpoints.AFTER_V2_INSERT) else "4"
     again = [*command(home, waiting / "node2.json", "--clock", f"2026-01-01T0{later}:00:00Z"), "--run"]
     done = run(again)
     assert done.returncode == 0, done.stderr

@@ -111,7 +111,7 @@ def test_after_a_repair_none_is_needed(repaired: Path) -> None:
     assert subprocess.run(again, capture_output=True, text=True, timeout=60, check=True).stdout == "5 5\n"
 
 
-@pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP])
+@pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP, failpoints.AFTER_PUBLISHED])
 def test_a_killed_repair_ends_where_it_would_have_ended(point: str, asked: Path, repaired: Path) -> None:
     """Killed at each named point and run again: the same bytes in every table, and the timestamp once chosen stays."""
     home = asked.with_name(point)
@@ -121,7 +121,7 @@ def test_a_killed_repair_ends_where_it_would_have_ended(point: str, asked: Path,
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
     # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
     # clock chooses no other timestamp.
-    done = run(command(home, LATER if point == failpoints.AFTER_TIMESTAMP else NOON))
+    done = run(command(home, NOON if point == failpoints.AFTER_V2_INSERT else LATER))
     assert done.returncode == 0, done.stderr
     assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
