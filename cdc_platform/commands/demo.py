@@ -103,7 +103,7 @@ def _refuse_other_content(lake: Lake, requests: Sequence[JoinRequest]) -> None:
     }
     ledger = lake.read(GENERATIONS, ["time"]).num_rows
     if others or lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows > ledger:
-        raise InputError(f"{lake.root.parent} holds another ring; give the demo a home of its own: --home DIR demo")
+        raise InputError(f"{lake.place.folder} holds another ring; give the demo a home of its own: --home DIR demo")
 
 
 def _run(
@@ -175,7 +175,7 @@ def _materialise(instance: DagsterInstance, home: Home, lake: Lake, event: Boots
     config: dict[str, Any] = {
         "loggers": _QUIET,
         "resources": {
-            "home": {"config": {"path": str(home.path)}},
+            "home": {"config": {"path": home.name}},
             "clock": {"config": {"stopped_at": format_us(at.now_us())}},
         },
     }

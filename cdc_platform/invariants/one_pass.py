@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
 from cdc_platform.lake.arrow import compute, fixed_bytes
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, file_batches
+from cdc_platform.places import size_of
 from cdc_platform.ring.tokens import Int64s, UInt8s, distinct
 
 _Holder = TypeVar("_Holder")
@@ -117,7 +117,7 @@ def shared_out(
 
     `weight` says how much work a byte of a holder's files is.
     """
-    work = [(Path(path).stat().st_size * weight(holder), holder, path) for holder, path in files]
+    work = [(size_of(path) * weight(holder), holder, path) for holder, path in files]
     shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(1 + sum(size for size, *_ in work) // _WORK_A_TASK)]
     loads = [(0, number) for number in range(len(shares))]
     # The largest first, each to who has the least so far.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from deltalake import DeltaTable
 
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake import commits, digests, files, verification
@@ -60,7 +59,7 @@ def accept(lake: Lake, name: str, version: int, because: str) -> Accepted:
 
 def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:
     folder, name = lake.path(table), table.full_name
-    opened = DeltaTable(folder)
+    opened = files.opened(folder)
     history = list(commits.newest_first(folder, opened.version()))
     said = {number: each.version for each in history if each.envelope for number in each.envelope.accepts}
     if version in said:
@@ -104,7 +103,7 @@ def _changed(folder: str, versions: Sequence[int]) -> set[str]:
 def _files(folder: str, version: int) -> dict[str, str]:
     """The files of a version, each with its slice."""
     try:
-        opened = DeltaTable(folder, version=version)
+        opened = files.opened(folder, version)
     except OSError as error:
         raise StateError(f"version {version} of {folder} cannot be read any more: {error}") from None
     names = tuple(opened.metadata().partition_columns)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -18,6 +17,7 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of
+from cdc_platform.places import Place, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
@@ -73,31 +73,50 @@ def newest_first(folder: str, newest: int) -> Iterator[Commit]:
         ValueError: an entry cannot be read; the error names its file.
     """
     for version in range(newest, -1, -1):
-        file = entry(folder, version)
-        if not file.exists():
+        try:
+            yield read(entry(folder, version), version)
+        except FileNotFoundError:
             return
-        yield read(file, version)
 
 
-def entry(folder: str, version: int) -> Path:
+def entry(folder: str, version: int) -> Place:
     """The file of a commit in Delta's log."""
-    return Path(folder, LOG_FOLDER, f"{version:020d}.json")
+    return place_of(folder) / f"{LOG_FOLDER}/{version:020d}.json"
 
 
-def read(file: Path, version: int) -> Commit:
+@dataclass(frozen=True)
+class Look:
+    """What Delta's log tells by names alone: the mark of a version's commit, None if it is gone; if others followed."""
+
+    mark: str | None
+    is_newest: bool
+
+
+def look(folder: str, version: int) -> Look:
+    """Look at the commit of a version, and for the next one; of a store both are asked for at once."""
+    at, after = entry(folder, version), entry(folder, version + 1)
+    if at.here is not None:
+        seen = at.seen()
+        return Look(None if seen is None else seen.mark, after.seen() is None)
+    # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
+    found = dict(at.folder.files(after=at.name.removesuffix(".json")))
+    return Look(found[at.name].mark if at.name in found else None, after.name not in found)
+
+
+def read(file: Place, version: int) -> Commit:
     """A commit as its file tells of it.
 
     Raises:
         ValueError: the file is no entry of a log; the error names it.
+        FileNotFoundError: there is no such file.
     """
     info: Mapping[str, Any] = {}
     changes = False
     try:
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                action = json.loads(line) if line.strip() else {}
-                info = action.get("commitInfo", info)
-                changes = changes or _is_change(action)
+        for line in file.read().decode().splitlines():
+            action = json.loads(line) if line.strip() else {}
+            info = action.get("commitInfo", info)
+            changes = changes or _is_change(action)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
     at, operation = info.get("timestamp"), info.get("operation")
@@ -137,12 +156,11 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
 def _stands(folder: str, after: int, identity: str) -> bool:
     """Whether a commit with this envelope is in the log behind a version."""
     version = after + 1
-    while (file := entry(folder, version)).exists():
+    while True:
         try:
-            said = read(file, version).envelope
-        except ValueError:  # half written by whoever writes it now
+            said = read(entry(folder, version), version).envelope
+        except (FileNotFoundError, ValueError):  # half written by whoever writes it now
             return False
         if said is not None and said.id == identity:
             return True
         version += 1
-    return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 from cdc_platform.errors import StateError
 from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
+from cdc_platform.places import options, place_of
 
 LOG_FOLDER = "_delta_log"
 """The folder of a table's commits, beside its data files."""
@@ -59,9 +59,19 @@ def plain_path(written: str) -> str:
     return unquote(written)
 
 
+def opened(folder: str, version: int | None = None) -> DeltaTable:
+    """A table at a version, its newest if none is named, as it is opened for one look.
+
+    Raises:
+        TableNotFoundError: there is none.
+    """
+    return DeltaTable(folder, version=version, storage_options=options(folder))
+
+
 def folder_of(opened: DeltaTable) -> str:
-    """The folder of an opened table."""
-    return url2pathname(urlsplit(opened.table_uri).path)
+    """The folder of an opened table: its path, or its address in a store."""
+    address = urlsplit(opened.table_uri)
+    return url2pathname(address.path) if address.scheme in ("", "file") else opened.table_uri.rstrip("/")
 
 
 def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:
@@ -108,7 +118,8 @@ def bounded_files(opened: DeltaTable, folder: str, name: str) -> list[BoundedFil
 
 
 def _paths(added: pa.Table, folder: str) -> list[str]:
-    return [str(Path(folder, plain_path(path))) for path in added["path"].to_pylist()]
+    place = place_of(folder)
+    return [str(place / plain_path(path)) for path in added["path"].to_pylist()]
 
 
 def _known(added: pa.Table, column: str) -> list[Any]:

@@ -73,7 +73,7 @@ def replace_slice(
     try:
         return _committed(what, lambda: slices.commit(lake, table, draft, where))
     finally:
-        slices.discard(draft.folder)
+        slices.discard(draft)
 
 
 def append(
@@ -134,7 +134,7 @@ def _put(
             what, lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside)
         )
     finally:
-        slices.discard(draft.folder)
+        slices.discard(draft)
 
 
 def _check_partition(table: Table, where: Mapping[str, Any]) -> None:

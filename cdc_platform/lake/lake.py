@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, creation, files, merging, upkeep
+from cdc_platform.lake import commits, contract, creation, files, merging, placing, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -28,6 +28,7 @@ from cdc_platform.lake.room import assert_room
 from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.places import Stored, is_address, options, place_of
 
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
@@ -35,22 +36,33 @@ _Result = TypeVar("_Result")
 
 
 class Lake:
-    """The Delta tables under one root, a folder of a local or shared file system."""
+    """The Delta tables under one root: a folder of a local or shared file system, or a prefix of an object store."""
 
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).expanduser().absolute()
+        self.place = place_of(root if is_address(str(root)) else Path(root).expanduser().absolute())
         self._opened = OpenTables()
 
+    @property
+    def root(self) -> Path:
+        """The folder of a lake that lies in one.
+
+        Raises:
+            StateError: it lies in a store.
+        """
+        if self.place.here is None:
+            raise StateError(f"{self.place} is no folder")
+        return self.place.here
+
     def __repr__(self) -> str:
-        return f"Lake({str(self.root)!r})"
+        return f"Lake({str(self.place)!r})"
 
     def path(self, table: Table) -> str:
         """Where the table's files are."""
-        return str(self.root / table.keyspace / table.name)
+        return str(self.place / f"{table.keyspace}/{table.name}")
 
     def exists(self, table: Table) -> bool:
         """Whether the table was ever created here."""
-        return DeltaTable.is_deltatable(self.path(table))
+        return DeltaTable.is_deltatable(self.path(table), options(self.path(table)))
 
     def version(self, table: Table) -> int | None:
         """The newest version of the table, None where it does not exist."""
@@ -65,9 +77,10 @@ class Lake:
         """
         existing = self._open(table)
         if existing is None:
-            assert_room(self.root, 0, f"creating {table.full_name}")
-            with translated(f"creating {table.full_name}"):
-                creation.create(table, Path(self.path(table)))
+            what = f"creating {table.full_name}"
+            self._assert_fit(0, what)
+            with translated(what):
+                placing.create(table, place_of(self.path(table)))
             existing = self._open(table)
         columns = [] if existing is None else [column.name for column in existing.schema().fields]
         if columns != table.schema.names:
@@ -114,7 +127,7 @@ class Lake:
         from pyarrow.dataset import ParquetReadOptions
 
         with translated(f"reading version {version} of {table.full_name}"):
-            opened = DeltaTable(self.path(table), version=version)
+            opened = files.opened(self.path(table), version)
             # Spark's timestamps would be read as nanoseconds, which end in 2262.
             options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
             return opened.to_pyarrow_dataset(parquet_read_options=options).to_table()
@@ -375,7 +388,7 @@ class Lake:
         `size`: the bytes of the rows that it writes, where they are more than a few.
         """
         what = f"writing {table.full_name}"
-        assert_room(self.root, size, what)
+        self._assert_fit(size, what)
 
         def write() -> _Result:
             with self.taken(table) as opened:
@@ -386,6 +399,13 @@ class Lake:
                 return result
 
         return until_first(what, write)
+
+    def _assert_fit(self, size: int, what: str) -> None:
+        """Hold that the place takes so many bytes, and lets one of two writers win."""
+        if isinstance(self.place, Stored):
+            contract.assert_kept(self.place, what)
+        elif self.place.here is not None:
+            assert_room(self.place.here, size, what)
 
 
 def _is_append_only(table: Table) -> bool:

@@ -18,8 +18,8 @@ from deltalake.exceptions import DeltaError
 
 from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
+from cdc_platform.places import options
 
-_Mark = tuple[int, int] | None
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, _FEW_FILES = 1 << 18, 64
 
@@ -63,6 +63,10 @@ def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -
     return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 
+def _opened(path: str) -> Opened:
+    return Opened(path, storage_options=options(path))
+
+
 class OpenTables:
     """The tables that a thread has open, by path; none travels to another thread or process."""
 
@@ -78,16 +82,18 @@ class OpenTables:
         Raises:
             TableNotFoundError: there is none.
         """
-        known: dict[str, tuple[Opened, _Mark]] = self._of_thread.__dict__
+        known: dict[str, tuple[Opened, str | None]] = self._of_thread.__dict__
         opened, mark = known.pop(path, (None, None))
-        if opened is None or mark is None or mark != _mark(path, opened.version()):
-            opened = Opened(path)
-        elif commits.entry(path, opened.version() + 1).exists():
+        look = None if opened is None or mark is None else commits.look(path, opened.version())
+        if opened is None or look is None or look.mark != mark:
+            opened, look = _opened(path), None
+        elif not look.is_newest:
+            look = None
             try:
                 opened.update_incremental()
             except DeltaError:
-                opened = Opened(path)  # what is wrong is said by opening it
-        known[path] = (opened, _mark(path, opened.version()))
+                opened = _opened(path)  # what is wrong is said by opening it
+        known[path] = (opened, (look or commits.look(path, opened.version())).mark)
         return opened
 
     @contextmanager
@@ -100,13 +106,4 @@ class OpenTables:
         opened = self.newest(path)
         del self._of_thread.__dict__[path]
         yield opened
-        self._of_thread.__dict__[path] = (opened, _mark(path, opened.version()))
-
-
-def _mark(path: str, version: int) -> _Mark:
-    """What tells the commit of a version from that of another table which was put into its place; None: it is gone."""
-    try:
-        stat = commits.entry(path, version).stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
+        self._of_thread.__dict__[path] = (opened, commits.look(path, opened.version()).mark)

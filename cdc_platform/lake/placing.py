@@ -7,6 +7,7 @@ another time. Here it has its zone; those from before stand beside it, and name 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -24,6 +25,7 @@ from cdc_platform.lake import creation
 from cdc_platform.lake.commits import Properties
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
 from cdc_platform.lake.tables import Table
+from cdc_platform.places import Place, Stored, place_of
 
 Action = dict[str, Any]
 """A file as Delta's log adds it, with the folder of its draft's table as `draft`."""
@@ -44,10 +46,37 @@ def partition_text(value: Any) -> str:
 @cache
 def blank(table: Table) -> Filled:
     """The log of an empty table of the declared shape and constraints."""
+    return _made(table)
+
+
+def _made(table: Table) -> Filled:
     with drafts.temporary_folder("cdc-platform") as folder:
         made = Path(folder, table.keyspace, table.name)
         creation.create(table, made)
         return tuple((file.name, file.read_bytes()) for file in sorted((made / LOG_FOLDER).glob("*.json")))
+
+
+def create(table: Table, target: Place) -> None:
+    """Make a table complete and at once, whoever else makes it.
+
+    In a folder by moving it there, in a store as one commit that is put where none is.
+
+    Raises:
+        StateError: a folder that is no table is in its place.
+    """
+    if isinstance(target, Stored):
+        Stored(target.root, f"{target.path}/{LOG_FOLDER}/{0:020d}.json").create(_as_one_commit(_made(table)))
+    elif target.here is not None:
+        creation.create(table, target.here)
+
+
+def _as_one_commit(log: Filled) -> bytes:
+    """A log that is nothing but a table's making as one commit: the envelope of its first, the rules of its last."""
+    said: dict[str, Any] = {}
+    for _, content in log:
+        for action in map(json.loads, content.decode().splitlines()):
+            said = action | said if "commitInfo" in action else said | action
+    return "".join(f"{json.dumps({kind: said[kind]})}\n" for kind in sorted(said)).encode()
 
 
 def write(
@@ -70,32 +99,31 @@ def write(
 
 
 def placed(
-    table: Table, target: str, draft: Path, files: Sequence[Action], unseen: str
+    table: Table, target: str, draft: Path | None, files: Sequence[Action], unseen: str
 ) -> list[AddAction | RemoveAction]:
     """Move the files of a draft to where the table has its own, under their names, and say how they are added.
 
-    All of them are looked at before the first is moved.
+    All of them are looked at before the first is moved. Without a draft they are there, or nowhere.
 
     Raises:
         EnvironmentProblem: one is not there, or not whole; it goes on with `unseen` and the file's name.
     """
     missing: list[str] = []
-    moves: list[tuple[Path, Path]] = []
+    moves: list[tuple[Path, Place]] = []
     for file in files:
         path = plain_path(file["path"])
-        written, place = draft / file["draft"] / path, Path(target, path)
-        if _is_whole(written, file["size"]):
+        written, place = draft and draft / file["draft"] / path, place_of(target) / path
+        if written is not None and _is_whole(place_of(written), file["size"]):
             moves.append((written, place))
         elif not _is_whole(place, file["size"]):  # where an attempt that met a conflict has moved it
-            missing.append(str(written))
+            missing.append(str(written or place))
     if missing:
         raise EnvironmentProblem(
             f"{table.full_name} stays as it was: {len(missing)} of {len(files)} new files are not whole; "
             + unseen.format(missing[0])
         )
     for written, place in moves:
-        place.parent.mkdir(exist_ok=True)
-        written.rename(place)
+        place.receive(written)
     return [_added(table, file) for file in files]
 
 
@@ -112,10 +140,10 @@ def rewrite(
     next; files that no commit names are taken by vacuum.
     """
     properties, writing = commit
-    target = Path(folder_of(opened))
+    target = place_of(folder_of(opened))
     (column,) = table.partition_by
     chosen = [partition_text(value) for value in partitions]
-    draft = drafts.make_folder(target.parent, table.name)
+    draft = drafts.make_folder(draft_folder(target), table.name)
     try:
         files = write(blank(table), draft / "rows", rows, writing) if rows.num_rows else []
         added = placed(table, str(target), draft, files, "somebody has removed {}")
@@ -156,8 +184,14 @@ def _time_text(us: Microseconds) -> str:
     return f"{to_datetime(us):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
-def _is_whole(file: Path, size: int) -> bool:
+def draft_folder(target: Place) -> Path:
+    """Where what goes into a table is written first: beside it, or where this machine has its temporary files."""
+    return Path(tempfile.gettempdir()) if target.here is None else target.here.parent
+
+
+def _is_whole(file: Place, size: int) -> bool:
     try:
-        return file.stat().st_size == size
+        seen = file.seen()
     except OSError:
         return False
+    return seen is not None and seen.bytes == size

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from cdc_platform.lake.files import DataFile, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.places import place_of
 
 _COMMITS_KEPT = 50_000
 """Entries of logs, which never change, that a process remembers."""
@@ -169,33 +169,32 @@ def _entries(lake: Lake, table: Table) -> Iterator[_Entry]:
     with translated(f"reading the log of {table.full_name}"):
         while version is not None and version >= 0:
             file = commits.entry(folder, version)
-            try:
-                status = file.stat()
-            except FileNotFoundError:
+            seen = file.seen()
+            if seen is None:
                 return
-            yield _entry(str(file), version, status.st_mtime_ns)
+            yield _entry(str(file), version, seen.mark)
             version -= 1
 
 
 @lru_cache(maxsize=_COMMITS_KEPT)
 def _digest_of_file(path: str) -> int:
     """The sum of the digests of a file's rows. A file never changes."""
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+    with pq.ParquetFile(place_of(path).source(), coerce_int96_timestamp_unit="us") as parquet:
         parts = (digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in parquet.iter_batches())
         return sum(sum(part.values()) for part in parts) % digests.MODULUS
 
 
 @lru_cache(maxsize=_COMMITS_KEPT)
-def _entry(file: str, version: int, _written_ns: int) -> _Entry:
+def _entry(file: str, version: int, _mark: str) -> _Entry:
     found: dict[str, list[_File]] = {"add": [], "remove": []}
-    for line in Path(file).read_text(encoding="utf-8").splitlines():
+    for line in place_of(file).read().decode().splitlines():
         action = json.loads(line)
         for kind, files in found.items():
             if kind in action and action[kind].get("dataChange", True):
                 said = action[kind]
                 stats = json.loads(said.get("stats") or "{}")
                 files.append((said["path"], said.get("partitionValues") or {}, stats))
-    return _Entry(commits.read(Path(file), version), tuple(found["add"]), tuple(found["remove"]))
+    return _Entry(commits.read(place_of(file), version), tuple(found["add"]), tuple(found["remove"]))
 
 
 def _can_hold(file: _File, slices: Where, rest: Where) -> bool:
@@ -232,9 +231,9 @@ def _rows(lake: Lake, table: Table, files: Sequence[_File], rest: Where) -> set[
     """The digests of the rows of some files that belong to a part; None where a file is gone."""
     found: set[bytes] = set()
     for path, _, _ in files:
-        file = Path(lake.path(table), plain_path(path))
+        file = place_of(lake.path(table)) / plain_path(path)
         try:
-            with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
+            with pq.ParquetFile(file.source(), coerce_int96_timestamp_unit="us") as parquet:
                 rows = parquet.read()
         except FileNotFoundError:
             return None

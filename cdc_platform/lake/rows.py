@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from cdc_platform.errors import InputError
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.tables import Table
+from cdc_platform.places import place_of
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:
@@ -64,7 +65,8 @@ def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> 
     stored = [name for name in columns if name not in table.partition_by]
     parts = [schema.empty_table()]
     for file in held:
-        rows = pq.read_table(file.path, columns=stored)
+        with pq.ParquetFile(place_of(file.path).source()) as parquet:
+            rows = parquet.read(columns=stored)
         for name, value in zip(table.partition_by, file.partition, strict=True):
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, table.schema.field(name).type), rows.num_rows))
         parts.append(rows.select(list(columns)).cast(schema))

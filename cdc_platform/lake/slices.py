@@ -26,11 +26,13 @@ from cdc_platform import drafts, errors
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.files import plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
 from cdc_platform.lake.volume import Batches, TaskRows, Workers
+from cdc_platform.places import place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,9 +49,12 @@ _WRITER_PROPERTIES = WriterProperties(
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Files that are written, in a folder beside their table, and in no table yet."""
+    """Files that are written, in a folder beside their table, and in no table yet.
 
-    folder: Path
+    In a store there is no such folder: they are where they are to be, under names that nobody else has.
+    """
+
+    folder: Path | None
     files: tuple[dict[str, Any], ...]
 
     @property
@@ -69,9 +74,11 @@ def write_draft(
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         EnvironmentProblem: Spark's workers do not see the folder that the driver made.
     """
-    folder = drafts.make_folder(Path(lake.path(table)).parent, table.name)
-    drafts.sweep_unheld(folder.parent)
-    part = _Part(table, str(folder), placing.blank(table), dict(where), what)
+    target = place_of(lake.path(table))
+    folder = None if target.here is None else drafts.make_folder(target.here.parent, table.name)
+    if folder is not None:
+        drafts.sweep_unheld(folder.parent)
+    part = _Part(table, str(folder or ""), placing.blank(table), dict(where), what, str(target))
     try:
         if isinstance(rows, TaskRows):
             answers = workers.table(rows.through(part.write), _ANSWER)
@@ -82,7 +89,8 @@ def write_draft(
             if line["refused"]:
                 raise getattr(errors, line["refused"])(line["said"])
     except BaseException:
-        discard(folder)
+        if folder is not None:
+            drafts.discard(folder)
         raise
     return Draft(folder, tuple(json.loads(line["file"]) for line in found))
 
@@ -180,20 +188,26 @@ def _commit_once(
     return True
 
 
-def discard(folder: Path) -> None:
-    """Remove a draft, or what is left of it."""
-    drafts.discard(folder)
+def discard(draft: Draft) -> None:
+    """Remove a draft, or what is left of it. Files of a store that no commit names go with the table's upkeep."""
+    if draft.folder is not None:
+        drafts.discard(draft.folder)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One task's part of a write; travels to the executors, which share the lake's file system with the driver."""
+    """One task's part of a write; travels to the executors, which share the lake's place with the driver.
+
+    `folder`: the draft that it writes into, beside `target`; empty where that lies in a store: what is written there is
+    not seen before a commit names it.
+    """
 
     table: Table
     folder: str
     blank: placing.Filled
     where: Mapping[str, Any]
     what: str
+    target: str = ""
 
     def write(self, batches: Batches) -> Batches:
         """Rows in; the actions that add their files out."""
@@ -214,14 +228,14 @@ class _Part:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return []
-        if not Path(self.folder).is_dir():
+        if self.folder and not Path(self.folder).is_dir():
             raise EnvironmentProblem(f"{self.what}: {_unseen(self.folder)}")
         failed: list[Exception] = []
         seen: list[dict[str, int]] = []
         checked = self._checked(chain([first], batches), failed, seen)
         rows = pa.RecordBatchReader.from_batches(self.table.schema, checked)
         try:
-            added = placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
+            added = self._placed(rows)
         except DeltaError:
             if failed:  # Arrow's stream between the two hands on what an error says, not what it is.
                 raise failed[0] from None
@@ -229,6 +243,16 @@ class _Part:
         held = {slice_: f"{digest:032x}" for slice_, digest in digests.summed(seen).items()}
         # Of all rows of the task: which are in which of its files, nobody asks.
         return [file | {"digests": {} if place else held} for place, file in enumerate(added)]
+
+    def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
+        if self.folder:
+            return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
+        with drafts.temporary_folder("cdc-platform") as folder:
+            added = placing.write(self.blank, folder / "rows", rows, _WRITER_PROPERTIES)
+            for file in added:
+                path = plain_path(file["path"])
+                (place_of(self.target) / path).receive(folder / "rows" / path)
+            return added
 
     def _checked(self, batches: Batches, failed: list[Exception], seen: list[dict[str, int]]) -> Batches:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import and_
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,9 +17,11 @@ from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.clock import Microseconds, format_us, us_of
 from cdc_platform.errors import NotFound, StateError
+from cdc_platform.lake import files
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.places import Place, options, place_of
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset, Expression
@@ -41,7 +42,7 @@ class Snapshot:
 
     table: Table
     version: int
-    folder: Path
+    folder: Place
     schema: pa.Schema
     parts: tuple[tuple[str, dict[str, Any]], ...]
     beyond: tuple[str, ...] = ()
@@ -52,22 +53,20 @@ class Snapshot:
         Raises:
             StateError: the table has a feature that takes more than its files to read.
         """
-        from pyarrow.fs import LocalFileSystem
-
         if self.beyond:
             raise StateError(
                 f"{self.table.full_name} has the Delta feature {', '.join(self.beyond)}, which this reader does not"
                 " know; read it on Spark (--spark), or with another Delta reader"
             )
         arrow = _datasets()
-        files = LocalFileSystem()
+        system, folder = _file_system(self.folder)
         # Spark writes times of 12 bytes, which pyarrow would read as nanoseconds.
         reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
         fragments = [
-            reading.make_fragment(str(self.folder / path), files, partition_expression=self._holds(values))
+            reading.make_fragment(f"{folder}{path}", system, partition_expression=self._holds(values))
             for path, values in self.parts
         ]
-        return _bounded()(fragments, self.schema, reading, files)
+        return _bounded()(fragments, self.schema, reading, system)
 
     def damage(self) -> str | None:
         """The first file that is missing or cannot be read to its end, and why; None where all is well.
@@ -142,7 +141,7 @@ def of_time(lake: Lake, table: Table, at_us: Microseconds) -> Snapshot | None:
 def _opened(lake: Lake, table: Table) -> DeltaTable | None:
     with translated(f"opening {table.full_name}"):
         try:
-            return DeltaTable(lake.path(table))
+            return files.opened(lake.path(table))
         except TableNotFoundError:
             return None
 
@@ -150,9 +149,9 @@ def _opened(lake: Lake, table: Table) -> DeltaTable | None:
 def _at(lake: Lake, table: Table, opened: DeltaTable, version: int) -> Snapshot:
     if version != opened.version():
         with translated(f"opening version {version} of {table.full_name}"):
-            opened = DeltaTable(lake.path(table), version=version)
+            opened = files.opened(lake.path(table), version)
     found = _snapshot(lake, table, opened)
-    gone = next((path for path, _ in found.parts if not (found.folder / path).exists()), None)
+    gone = next((path for path, _ in found.parts if (found.folder / path).seen() is None), None)
     if gone is not None:
         raise NotFound(f"version {version} of {table.full_name} cannot be read any more: {found.folder / gone} is gone")
     return found
@@ -168,7 +167,7 @@ def _snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
     # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
     paths = map(unquote, added["path"].to_pylist()) if added.num_rows else ()
     parts = tuple((path, dict(zip(names, each, strict=True))) for path, each in zip(paths, values, strict=True))
-    return Snapshot(table, opened.version(), Path(lake.path(table)), schema, parts, _beyond(opened))
+    return Snapshot(table, opened.version(), place_of(lake.path(table)), schema, parts, _beyond(opened))
 
 
 def _beyond(opened: DeltaTable) -> tuple[str, ...]:
@@ -178,11 +177,23 @@ def _beyond(opened: DeltaTable) -> tuple[str, ...]:
     return tuple(sorted(needed))
 
 
-def _damage_of(path: Path) -> str | None:
+def _file_system(folder: Place) -> tuple[Any, str]:
+    """What Arrow reads the files of a table by, and what their paths begin with there."""
+    if folder.here is not None:
+        from pyarrow.fs import LocalFileSystem
+
+        return LocalFileSystem(), f"{folder}/"
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler(str(folder), options(str(folder)))), ""
+
+
+def _damage_of(path: Place) -> str | None:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path) as file:
+        with ParquetFile(path.source()) as file:
             for _ in file.iter_batches(_ROWS_A_BATCH):
                 pass
     except FileNotFoundError:

@@ -12,14 +12,16 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from pathlib import Path
 from typing import Concatenate, ParamSpec, TextIO, TypeVar
 
 from cdc_platform.errors import ConflictError, EnvironmentProblem
+from cdc_platform.lake import leases
 from cdc_platform.lake.lake import Lake
+from cdc_platform.places import Place, Stored
 
 JOINS = "joins"
 """Who joins, and on which ring: the inbox, the ring, and the ledger of generations."""
@@ -57,8 +59,7 @@ def turn(lake: Lake, name: str) -> Iterator[None]:
     if str(place) in held:
         yield
         return
-    with _opened(place) as lock:
-        _take(lock, name)
+    with _leased(place, name) if isinstance(place, Stored) else _locked(place, name):
         held.add(str(place))
         try:
             yield
@@ -73,16 +74,25 @@ def busy(lake: Lake, name: str) -> Iterator[None]:
     Raises:
         EnvironmentProblem: the lock cannot be made.
     """
-    with _opened(_place(lake, name)) as lock:
+    place = _place(lake, name)
+    if isinstance(place, Stored):
+        mine = place / uuid.uuid4().hex
+        assert isinstance(mine, Stored)
+        with leases.held(mine):
+            yield
+        return
+    with _opened(place) as lock:
         with suppress(OSError):  # without locks nobody can see it
             fcntl.flock(lock, fcntl.LOCK_SH)
         yield
 
 
 def is_busy(lake: Lake, name: str) -> bool:
-    """Whether somebody, in any process of this machine, is busy with this now; who was killed is not."""
+    """Whether somebody, in any process, is busy with this now; who was killed is not, in a store some seconds later."""
     place = _place(lake, name)
-    if not place.exists():
+    if isinstance(place, Stored):
+        return leases.is_any_kept(place)
+    if place.seen() is None:
         return False
     with _opened(place) as lock:
         try:
@@ -112,37 +122,69 @@ def in_turn(
     return taking
 
 
-def _place(lake: Lake, name: str) -> Path:
-    """The file that is locked, beside the lake."""
-    return lake.root.with_name(f".{lake.root.name}.turns") / name
+def _place(lake: Lake, name: str) -> Place:
+    """The file that is locked, beside the lake; in a store the lease."""
+    return lake.place.folder / f".{lake.place.name}.turns/{name}"
 
 
-def _opened(place: Path) -> TextIO:
+@contextmanager
+def _leased(place: Stored, name: str) -> Iterator[None]:
+    wait, patience = leases.Wait(place), _Patience(name)
+    while True:
+        with leases.held(place) as is_held:
+            if is_held:
+                yield
+                return
+        while not wait.is_over():
+            patience.pause(wait.holder)
+
+
+@contextmanager
+def _locked(place: Place, name: str) -> Iterator[None]:
+    with _opened(place) as lock:
+        _take(lock, name)
+        yield
+
+
+def _opened(place: Place) -> TextIO:
+    path = place.here
+    assert path is not None
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return place.open("a+", encoding="utf-8")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
 
 
 def _take(lock: TextIO, name: str) -> None:
     """Wait for the lock, and leave in the file who has it."""
-    begun, pause, told = time.monotonic(), 0.005, False
+    patience = _Patience(name)
     while not _taken(lock, name):
-        waited = time.monotonic() - begun
-        if waited > PATIENCE_SECONDS:
-            raise ConflictError(
-                f"process {_holder(lock)} has been at it ({name}) for {PATIENCE_SECONDS:.0f} s, and this one would "
-                "judge by what that one changes; run it again when it is done"
-            )
-        if waited > _TOLD_AFTER_SECONDS and not told:
-            told = True
-            log.warning("Waiting for process %s, which is at it (%s).", _holder(lock), name)
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+        patience.pause(lambda: _holder(lock))
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")
     lock.flush()
+
+
+class _Patience:
+    """Waits that grow, and end; `holder` tells who is waited for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun, self._pause, self._told = time.monotonic(), 0.005, False
+
+    def pause(self, holder: Callable[[], str]) -> None:
+        waited = time.monotonic() - self._begun
+        if waited > PATIENCE_SECONDS:
+            raise ConflictError(
+                f"process {holder()} has been at it ({self._name}) for {PATIENCE_SECONDS:.0f} s, and this one would "
+                "judge by what that one changes; run it again when it is done"
+            )
+        if waited > _TOLD_AFTER_SECONDS and not self._told:
+            self._told = True
+            log.warning("Waiting for process %s, which is at it (%s).", holder(), self._name)
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
 
 def _taken(lock: TextIO, name: str) -> bool:

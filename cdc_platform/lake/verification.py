@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from fnmatch import fnmatch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.versions import folders
 from cdc_platform.lake.volume import rows_at_once
+from cdc_platform.places import place_of
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
@@ -58,7 +59,7 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
 
     Every file is looked for; without `deep` only so many bytes are read, see `BYTES_READ`.
     """
-    looked = [_Look(name, folder) for name, folder in folders(lake.root) if names is None or name in names]
+    looked = [_Look(name, folder) for name, folder in folders(lake.place) if names is None or name in names]
     slices = sorted(
         ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
         key=lambda each: each[0],
@@ -141,9 +142,10 @@ class _Look:
 
     def _history(self) -> list[Commit]:
         """The commits of the log, newest first; what is missing or unreadable among them is noted."""
-        log = Path(self._folder, LOG_FOLDER)
-        versions = sorted(int(path.stem) for path in log.glob("*.json") if path.stem.isdigit())
-        starts = [int(path.name.partition(".")[0]) for path in log.glob("*.checkpoint*.parquet")]
+        log = place_of(self._folder) / LOG_FOLDER
+        names = log.names()
+        versions = sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        starts = [int(name.partition(".")[0]) for name in names if fnmatch(name, "*.checkpoint*.parquet")]
         if not versions and not starts:
             self._note_damage(f"its log is gone ({log})")
             return []
@@ -168,7 +170,7 @@ class _Look:
     def _open(self) -> None:
         try:
             with translated("opening it"):
-                opened = DeltaTable(self._folder)
+                opened = files.opened(self._folder)
                 self.version = opened.version()
                 foreign = files.foreign_features(opened)
                 if foreign:
@@ -212,10 +214,10 @@ class _Look:
         self.found.files += 1
         if not self._is_there(file):
             return None
-        name = Path(file.path).relative_to(self._folder)
+        name = self._name(file)
         rows, held = 0, 0
         try:
-            with pq.ParquetFile(file.path) as parquet:
+            with pq.ParquetFile(place_of(file.path).source()) as parquet:
                 size = min(_ROWS_AT_ONCE, rows_at_once(parquet, _BYTES_AT_ONCE))
                 for batch in parquet.iter_batches(size, use_threads=False):
                     rows += batch.num_rows
@@ -229,15 +231,19 @@ class _Look:
         return None
 
     def _is_there(self, file: DataFile) -> bool:
-        path = Path(file.path)
         try:
-            size = path.stat().st_size
+            seen = place_of(file.path).seen()
         except OSError:
-            size = None
+            seen = None
+        size = None if seen is None else seen.bytes
         if size != file.bytes:
             what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
-            self._note_damage(f"{path.relative_to(self._folder)} is {what}")
+            self._note_damage(f"{self._name(file)} is {what}")
         return size == file.bytes
+
+    def _name(self, file: DataFile) -> str:
+        """The path of a file in the table's folder."""
+        return file.path.removeprefix(self._folder).lstrip("/")
 
     def _note_damage(self, what: str) -> None:
         self.found.damage.append(f"{self.found.name}: {what}")

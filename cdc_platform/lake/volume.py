@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_platform.places import place_of
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -126,7 +128,7 @@ def rows_of_files(paths: Sequence[str], columns: Sequence[str]) -> TaskRows:
 
 def file_batches(path: str, columns: Sequence[str]) -> Batches:
     """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(place_of(path).source()) as file:
         rows = rows_at_once(file, _BYTES_A_BATCH)
         # One thread: the other tasks of this machine have the other cores.
         yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))

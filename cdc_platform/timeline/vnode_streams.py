@@ -109,7 +109,7 @@ class VnodeStreams:
                 f"{len(nameless)} generations are known by their timestamp alone; import their V2 descriptions first"
             )
         ids = [None if each.is_removed else each.generation_id for each in generations]
-        return partial(_streams, str(self.lake.root), self.timeline.times_us, ids, self.timeline.undecided)
+        return partial(_streams, str(self.lake.place), self.timeline.times_us, ids, self.timeline.undecided)
 
     def periods(self) -> list[Period]:
         """See `StreamSource`: all generations that there ever were."""
@@ -119,7 +119,7 @@ class VnodeStreams:
         return one_after_another(
             generation_period(
                 us_of(each.time_ms),
-                _reader(str(self.lake.root), each, versions),
+                _reader(str(self.lake.place), each, versions),
                 shown=each.published,
                 removed=each.is_removed,
                 bare=each.time_ms in bare,

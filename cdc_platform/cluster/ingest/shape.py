@@ -22,6 +22,7 @@ from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.stored_names import stored
+from cdc_platform.places import place_of
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_tables import CdcTable
 
@@ -97,7 +98,7 @@ def _rewrite(lake: Lake, wanted: Table, names: dict[str, str]) -> None:
 
     def renamed(number: int) -> Batches:
         # A file from before a column was added has none of it.
-        there = [name for name in stands.schema.names if name in pq.read_schema(files[number]).names]
+        there = [name for name in stands.schema.names if name in pq.read_schema(place_of(files[number]).source()).names]
         for batch in file_batches(files[number], there):
             yield batch.rename_columns([names.get(name, name) for name in there])
 

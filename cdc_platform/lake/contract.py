@@ -1,0 +1,70 @@
+"""What a store has to keep for tables to be written in it: of several who put the same object at once, one does.
+
+Every commit rests on that. A store is tried out at the first write into a lake, which is noted beside it; in one that
+fails nothing is written: what is there may be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from threading import Barrier
+
+from cdc_platform.errors import StateError
+from cdc_platform.places import Place, Stored
+
+KEYS, WRITERS = 30, 2
+"""How many objects are put, and how many put each at once."""
+_KEPT, _BROKEN = "kept", "broken"
+
+
+def assert_kept(root: Stored, what: str) -> None:
+    """Hold that the store of a lake lets one of several writers win.
+
+    Raises:
+        StateError: it does not, or has not when it was tried out.
+    """
+    if not _is_kept(root):
+        raise StateError(
+            f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
+            "at and not written to; turn conditional writes on in the store, remove "
+            f"{_note(root)} and try again, or use another store"
+        )
+
+
+@lru_cache(maxsize=64)
+def _is_kept(root: Stored) -> bool:
+    note = _note(root)
+    seen = note.seen()
+    if seen is not None:
+        return json.loads(note.read()).get("put_if_absent") == _KEPT
+    kept = winners(root.folder) == [1] * KEYS
+    note.create(json.dumps({"put_if_absent": _KEPT if kept else _BROKEN}).encode() + b"\n")
+    return kept
+
+
+def winners(folder: Place) -> list[int]:
+    """Put objects into a folder of a store, each by several at once, and take them away; how many have put each."""
+    tried = [folder / f".contract/{uuid.uuid4().hex}" for _ in range(KEYS)]
+    together = Barrier(WRITERS)
+
+    def put(writer: int) -> list[bool]:
+        done = []
+        for place in tried:
+            together.wait()
+            done.append(isinstance(place, Stored) and place.create(f"{writer}".encode()) is not None)
+        return done
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        found = list(writers.map(put, range(WRITERS)))
+    for place in tried:
+        place.remove()
+    return [sum(each) for each in zip(*found, strict=True)]
+
+
+def _note(root: Stored) -> Stored:
+    note = root.folder / f".{root.name}.contract.json"
+    assert isinstance(note, Stored)
+    return note

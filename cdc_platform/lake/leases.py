@@ -1,0 +1,131 @@
+"""Leases: who has something in a store, which knows no owner of anything and no lock.
+
+A lease is an object that its holder puts anew every few seconds. Who waits takes one over that has not changed for
+longer, by its own clock: no two clocks are compared. A holder that was stopped for so long and goes on has lost it
+without a word, so a lease decides nothing that a commit does not decide again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cdc_platform.errors import PlatformError
+from cdc_platform.places import Stored
+
+RENEWED_SECONDS, STALE_SECONDS = 5.0, 20.0
+"""How often a lease is put anew, and for how long it has to be as it was before another takes it over."""
+
+
+@contextmanager
+def held(place: Stored) -> Iterator[bool]:
+    """Try to have a lease for a block; whether it is had. It is given back at the block's end."""
+    lease = _Lease(place)
+    if not lease.take():
+        yield False
+        return
+    lease.keep()
+    try:
+        yield True
+    finally:
+        lease.give_back()
+
+
+def is_any_kept(folder: Stored) -> bool:
+    """Whether any lease in a folder is put anew still: one look, then another where there is one, some seconds later.
+
+    Those that nobody keeps any more are taken away.
+    """
+    before = dict(folder.files())
+    if not before:
+        return False
+    time.sleep(RENEWED_SECONDS * 1.5)
+    after = dict(folder.files())
+    for name, seen in after.items():
+        if before.get(name) == seen:
+            (folder / name).remove()
+    return any(before.get(name) != seen for name, seen in after.items())
+
+
+class Wait:
+    """What one who waits for a lease has seen of it."""
+
+    def __init__(self, place: Stored) -> None:
+        self._place = place
+        self._mark, self._since = "", time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the lease is free, or its holder is gone: then it is taken away, if it still is as it was."""
+        seen = self._place.seen()
+        if seen is None:
+            return True
+        if seen.mark != self._mark:
+            self._mark, self._since = seen.mark, time.monotonic()
+            return False
+        if time.monotonic() - self._since < STALE_SECONDS:
+            return False
+        if self._place.replace(_written(uuid.uuid4().hex, 0), seen.mark) is not None:
+            self._place.remove()
+        return True
+
+    def holder(self) -> str:
+        """Who has it."""
+        try:
+            return str(json.loads(self._place.read())["who"])
+        except (OSError, ValueError, KeyError, PlatformError):
+            return "unknown"
+
+
+class _Lease:
+    def __init__(self, place: Stored) -> None:
+        self._place = place
+        self._id = uuid.uuid4().hex
+        self._mark: str | None = None
+        self._ended = threading.Event()
+        self._keeper = threading.Thread(target=self._renew, name=f"lease of {place.name}", daemon=True)
+
+    def take(self) -> bool:
+        self._mark = self._place.create(_written(self._id, 0)) or self._mark_of_mine()
+        return self._mark is not None
+
+    def keep(self) -> None:
+        self._keeper.start()
+
+    def give_back(self) -> None:
+        self._ended.set()
+        self._keeper.join()
+        try:
+            if self._mark_of_mine() is not None:
+                self._place.remove()
+        except PlatformError:
+            return  # it is taken over in a while
+
+    def _renew(self) -> None:
+        number = 0
+        while not self._ended.wait(RENEWED_SECONDS):
+            number += 1
+            try:
+                if self._mark is not None:
+                    self._mark = self._place.replace(_written(self._id, number), self._mark) or self._mark_of_mine()
+            except PlatformError:
+                continue
+
+    def _mark_of_mine(self) -> str | None:
+        """The mark of the lease as it is, if it is this one: a store may have done what it says it could not."""
+        seen = self._place.seen()
+        try:
+            mine = seen is not None and json.loads(self._place.read())["id"] == self._id
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        return seen.mark if seen is not None and mine else None
+
+
+def _written(identity: str, number: int) -> bytes:
+    who = f"{os.getpid()} on {socket.gethostname()}"
+    return json.dumps({"id": identity, "number": number, "who": who}).encode() + b"\n"
