@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cdc_platform.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
+from cdc_platform.places import Place
 
 Policy = Literal["strict", "recent-past"]
 
@@ -63,14 +63,14 @@ class Settings(BaseModel):
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
 
 
-def load_settings(path: Path) -> Settings:
+def load_settings(path: Place) -> Settings:
     """Read `settings.toml`; a missing file means the defaults. A setting that is no longer one is left out, and said.
 
     Raises:
         InputError: the file is no TOML, has an unknown key or a value out of bounds.
     """
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        read = tomllib.loads(path.read().decode())
         for name in _REMOVED:
             if read.pop(name, None) is not None:
                 _log.warning("%s: %s is no longer a setting and changes nothing; remove it", path, name)

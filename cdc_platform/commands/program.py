@@ -173,7 +173,11 @@ def _trace(ctx: click.Context) -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name=NAME)
-@click.option("--home", metavar="DIR", help="Where everything lives. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]")
+@click.option(
+    "--home",
+    metavar="HOME",
+    help="Where everything lives: a folder, or s3://bucket/prefix. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]",
+)
 @click.option("--clock", type=CLOCK_TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
 @click.option("--debug", is_flag=True, help="Show where a failure comes from.")

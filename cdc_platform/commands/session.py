@@ -51,9 +51,9 @@ class Session:
             EnvironmentProblem: as `open_home`.
         """
         from cdc_platform.errors import PlatformError
-        from cdc_platform.home import location, unmake
+        from cdc_platform.home import is_there, unmake
 
-        was_there = location(self.home).exists()
+        was_there = is_there(self.home)
         home = self.open_home(create=True)
         try:
             yield home

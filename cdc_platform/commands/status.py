@@ -63,9 +63,9 @@ def _look(session: Session, as_json: bool) -> int:
     home = session.open_home()
     found = overview(Lake(home.lake), session.clock, home.settings)
     if as_json:
-        write_json({"home": str(home.path), **found.facts()})
+        write_json({"home": home.name, **found.facts()})
     else:
-        _show(str(home.path), found)
+        _show(home.name, found)
     return int(found.wrong)
 
 

@@ -129,7 +129,7 @@ class Parts:
         kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
         environment = {
             **kept,
-            VARIABLE: str(self.home.path),
+            VARIABLE: self.home.name,
             lease.VARIABLE: str(self.held.alive),
             SERVER_VARIABLE: str(self.spark_file),
             "DAGSTER_HOME": str(dagster_home(self.home)),
