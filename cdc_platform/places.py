@@ -29,6 +29,7 @@ SCHEMES = ("s3", "gs", "abfss", "az")
 """The stores that are known, by how their addresses begin."""
 # How often, and for how long, a request is tried again that a store did not answer or said it could not.
 _RETRIES, _PATIENCE_SECONDS, _CONNECT_SECONDS = 8, 60, 5
+_ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://")
@@ -324,7 +325,7 @@ class Stored(Place):
 
     @property
     def _store(self) -> ObjectStore:
-        return _store(self.root, os.getpid())
+        return _store(self.root, os.getpid(), tuple(os.environ.get(name) for name in _ENVIRONMENT))
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -371,8 +372,8 @@ def _of_meta(meta: Any) -> Seen:
 
 
 @lru_cache(maxsize=16)
-def _store(root: str, _process: int) -> ObjectStore:
-    """A bucket. Connections are not shared with processes that are forked from this one."""
+def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> ObjectStore:
+    """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
     from obstore.store import from_url
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL")

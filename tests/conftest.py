@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.processes.nursery import Nursery
     from support.standin.cluster import StandIn
+    from support.store.s3 import S3
     from support.worlds.serving import Serving
 
     from cdc_platform.lake.connect import ConnectServer
@@ -161,6 +162,25 @@ def standin(standin_process: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandI
     monkeypatch.setenv(PASSWORD, OBSERVER[1])
     standin_process.reset()
     return standin_process
+
+
+@pytest.fixture(scope="session")
+def s3_process() -> Iterator[S3]:
+    """An S3 server on loopback, started when the first test asks."""
+    from support.store.s3 import S3
+
+    shared = S3()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
+    """That server, to which this process is led; this machine's own part of a home there lies in the test's folder."""
+    for name, value in s3_process.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
+    return s3_process
 
 
 @pytest.fixture(scope="session")

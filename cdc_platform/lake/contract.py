@@ -40,7 +40,8 @@ def _is_kept(root: Stored) -> bool:
     seen = note.seen()
     if seen is not None:
         return json.loads(note.read()).get("put_if_absent") == _KEPT
-    kept = winners(root.folder) == [1] * KEYS
+    # That one has put it, and was told by a store that failed that it has not, is no breach.
+    kept = max(winners(root.folder)) <= 1
     note.create(json.dumps({"put_if_absent": _KEPT if kept else _BROKEN}).encode() + b"\n")
     return kept
 

@@ -1,0 +1,264 @@
+"""Several writers in a store that fails now and then: of each kind of commit one is told it won, and it stands once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.store.s3 import S3
+
+from cdc_platform.errors import StateError
+from cdc_platform.lake import contract, frames, leases, turns
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, Table, column
+from cdc_platform.lake.verification import verify
+from cdc_platform.lake.volume import TaskRows, Workers
+from cdc_platform.places import place_of
+
+TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
+COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
+WRITERS, ROUNDS = 3, 2
+
+
+def counts(*pairs: tuple[int, int]) -> pa.Table:
+    """Rows of the table."""
+    return pa.Table.from_pylist([{"k": k, "v": v} for k, v in pairs], schema=COUNTS.schema)
+
+
+def appended(lake: Lake, number: int) -> int:
+    """A window of a reader: of one number, once."""
+    expected = number or None
+    return lake.append_once(COUNTS, counts((10 + number, 0)), {"reader": number + 1}, expected)
+
+
+def replaced(lake: Lake, number: int) -> int:
+    """A row thought out from the version that all have seen."""
+    return lake.replace_once(COUNTS, counts((1, number + 1)), [("k", "=", 1)], VERSIONS[id(lake)])
+
+
+VERSIONS: dict[int, int | None] = {}
+KINDS: dict[str, tuple[Callable[[Lake, int], int], int]] = {
+    "merge": (
+        lambda lake, number: lake.merge(COUNTS, counts((20 + number, 1), (30 + number, 1)), update=False).inserted,
+        2,
+    ),
+    "update": (lambda lake, number: lake.merge(COUNTS, counts((1, number + 1)), update=True).updated, 1),
+    "delete": (lambda lake, number: lake.delete(COUNTS, [("k", "=", 40 + number)]), 1),
+    "compare and set": (lambda lake, number: lake.compare_and_set(COUNTS, counts((1, number + 1)), ("v", number)), 1),
+    "append once": (appended, 1),
+    "replace once": (replaced, 1),
+    "raise": (lambda lake, number: lake.raise_column(COUNTS, counts((1, number + 1)), "v"), 1),
+}
+"""Each kind of commit: what of several at once is told to have changed so much, in all, in each round."""
+
+
+@pytest.fixture
+def lake(s3: S3) -> Lake:
+    """A lake in a bucket of its own, with a table."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    lake.merge(COUNTS, counts((1, 0), (40, 0), (41, 0), (42, 0)), update=False)
+    return lake
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
+    write, due = KINDS[kind]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    lakes = [Lake(str(lake.place)) for _ in range(WRITERS)]
+    together = threading.Barrier(WRITERS)
+
+    def work(mine: Lake) -> list[int]:
+        told = []
+        for number in range(ROUNDS):
+            VERSIONS[id(mine)] = mine.version(COUNTS)
+            together.wait()
+            told.append(int(write(mine, number)))
+            together.wait()
+        return told
+
+    before = lake.version(COUNTS)
+    with ThreadPoolExecutor(WRITERS) as writers:
+        told = list(writers.map(work, lakes))
+    assert [sum(each[number] for each in told) for number in range(ROUNDS)] == [due] * ROUNDS
+    assert_whole(lake, before, ROUNDS)
+
+
+def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three writers count up twice each, by rules of what they have read: nobody's step is lost or done twice."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+
+    def grow(mine: Lake) -> None:
+        for _ in range(ROUNDS):
+            mine.transact(COUNTS, lambda rows: counts((1, value(rows) + 1)))
+            mine.merge_judged(COUNTS, lambda: counts((1, value(mine.read(COUNTS)) + 1)), update=True)
+
+    before = lake.version(COUNTS)
+    with ThreadPoolExecutor(WRITERS) as writers:
+        list(writers.map(grow, [Lake(str(lake.place)) for _ in range(WRITERS)]))
+    assert value(lake.read(COUNTS)) == 2 * WRITERS * ROUNDS
+    assert_whole(lake, before, 2 * WRITERS * ROUNDS)
+
+
+def value(rows: pa.Table) -> int:
+    """How far it was counted."""
+    return next(row["v"] for row in rows.to_pylist() if row["k"] == 1)
+
+
+def assert_whole(lake: Lake, before: int | None, commits: int) -> None:
+    """So many commits since, each with an envelope of its own, and tables hold what they say."""
+    assert before is not None
+    found = [each for each in lake.envelopes(COUNTS) if each.version > before and each.changes]
+    identities = {each.envelope.id for each in found if each.envelope is not None}
+    assert (len(found), len(identities)) == (commits, commits)
+    for each in verify(lake, deep=True):
+        assert (each.damage, each.strange, each.foreign, each.left) == ([], [], [], 0), each.name
+
+
+def test_slices_are_put_where_they_are_to_be(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tasks wrote is named by one commit; one that is refused is named by none, and rows stay as they were."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    table, workers = STREAMS_DESCRIPTIONS_V2, Workers.alone()
+
+    def rows(number: int, hour: int = 0) -> TaskRows:
+        made = [
+            {"time": TIME + timedelta(hours=hour), "range_end": end, "streams": [b"0123456789abcdef"]}
+            for end in (number, number + 10)
+        ]
+        batch = pa.RecordBatch.from_pylist(made, schema=table.schema)
+        return TaskRows(2, lambda task: iter([batch.slice(task, 1)]))
+
+    for number in (1, 2):
+        frames.replace_slice(workers, lake, table, rows(number), {"time": TIME})
+    with pytest.raises(Exception, match="outside that slice"):
+        frames.replace_slice(workers, lake, table, rows(3, hour=1), {"time": TIME})
+    assert sorted(lake.read(table)["range_end"].to_pylist()) == [2, 12]
+    assert [each.damage + each.strange for each in verify(lake, deep=True)] == [[], []]
+
+
+def test_a_table_is_made_once(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four at once make a table with constraints: one commit makes it, with all its rules, and it is of its maker."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    address = f"{s3.bucket()}/lake"
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda _: Lake(address).ensure(GENERATION_TIMESTAMPS), range(4)))
+    lake = Lake(address)
+    (commit,) = lake.envelopes(GENERATION_TIMESTAMPS)
+    assert commit.envelope is not None
+    wrong = {"key": "x", "time": TIME, "expired": None}
+    with pytest.raises(Exception, match="constraint"):
+        lake.merge(
+            GENERATION_TIMESTAMPS, pa.Table.from_pylist([wrong], schema=GENERATION_TIMESTAMPS.schema), update=False
+        )
+
+
+def test_a_store_without_conditions_is_only_looked_at(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there can be read; the first write finds that two writers would both win, says so, and leaves nothing."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
+    for _ in range(2):
+        with pytest.raises(StateError, match="can be looked at and not written to") as told:
+            lake.merge(CONSUMERS, CONSUMERS.schema.empty_table(), update=False)
+        assert "\n" not in str(told.value)
+    assert lake.read(CONSUMERS).num_rows == 0
+    assert not lake.exists(CONSUMERS)
+    assert json.loads((lake.place.folder / ".lake.contract.json").read()) == {"put_if_absent": "broken"}
+
+
+def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
+    """Thirty objects, two writers each; what came of it stays beside the lake, and nothing else does."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    lake.ensure(COUNTS)
+    assert contract.winners(place_of(f"{lake.place.folder}")) == [1] * contract.KEYS
+    assert lake.place.folder.names() == [".lake.contract.json"]
+    before = s3.counts()["PUT"]
+    Lake(str(lake.place)).ensure(CONSUMERS)
+    assert s3.counts()["PUT"] - before <= 2
+
+
+def test_turns_are_one_writers_at_a_time(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that take turns in a store that fails now and then; a turn in a turn is the same one."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(2):
+            with turns.turn(lake, turns.JOINS), turns.turn(lake, turns.JOINS):
+                inside.append(number)
+                most.append(len(inside))
+                inside.remove(number)
+
+    with ThreadPoolExecutor(3) as writers:
+        list(writers.map(work, range(3)))
+    assert most == [1] * 6
+
+
+def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that nobody puts anew is free after a while, and not before; who has it is told."""
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "RENEWED_SECONDS", 0.1)
+    left = lake.place.folder / f".lake.turns/{turns.TABLES}"
+    assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None  # pyright: ignore[reportAttributeAccessIssue]
+    assert leases.Wait(left).holder() == "7 on another machine"  # pyright: ignore[reportArgumentType]
+    with turns.turn(lake, turns.TABLES):
+        assert left.seen() is not None
+    assert left.seen() is None
+
+
+def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that works longer than leases live has it to its end: it puts its lease anew."""
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "RENEWED_SECONDS", 0.1)
+    order: list[str] = []
+
+    def long() -> None:
+        with turns.turn(lake, turns.SCRIPTS):
+            started.set()
+            order.append("begins")
+            threading.Event().wait(1.5)
+            order.append("ends")
+
+    started = threading.Event()
+    worker = threading.Thread(target=long)
+    worker.start()
+    started.wait(10)
+    with turns.turn(lake, turns.SCRIPTS):
+        order.append("next")
+    worker.join()
+    assert order == ["begins", "ends", "next"]
+
+
+def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lasts, by any number; what was left by one who is gone says nothing."""
+    monkeypatch.setattr(leases, "RENEWED_SECONDS", 0.1)
+    assert not turns.is_busy(lake, turns.MAKING)
+    with turns.busy(lake, turns.MAKING), turns.busy(lake, turns.MAKING):
+        assert turns.is_busy(lake, turns.MAKING)
+    folder: Any = lake.place.folder / f".lake.turns/{turns.MAKING}"
+    (folder / "left").create(b"{}")
+    assert not turns.is_busy(lake, turns.MAKING)
+    assert folder.names() == []
+
+
+def test_tasks_keep_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written goes by a folder of temporary files, and is gone from there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
+    rows = TaskRows(1, lambda _: iter(stamps(2).to_batches()))
+    frames.append(Workers.alone(), lake, GENERATION_TIMESTAMPS, rows)
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def stamps(hour: int) -> pa.Table:
+    """A row of cdc_generation_timestamps."""
+    row = {"key": "timestamps", "time": TIME + timedelta(hours=hour), "expired": None}
+    return pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)

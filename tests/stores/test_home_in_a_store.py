@@ -1,0 +1,167 @@
+"""A home in an object store does what one in a folder does, by the same commands, to the same rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.nodes import node_text
+from support.store.s3 import S3, SECRET
+
+from cdc_platform.home import Home, open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.versions import stored_names
+from cdc_platform.places import place_of
+
+# Drawn at random, by the machine's clock, or by the names of files.
+_OWN = frozenset({"generation_id", "id", "uuid", "content", "created_at", "published_at", "judged_at", "versions"})
+_SCRIPT = """
+CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
+CREATE TABLE shop.orders (customer text, number int, total decimal, PRIMARY KEY (customer, number))
+    WITH cdc = {'enabled': true};
+INSERT INTO shop.orders (customer, number, total) VALUES ('ada', 1, 9.50);
+UPDATE shop.orders SET total = 10 WHERE customer = 'ada' AND number = 1;
+DELETE FROM shop.orders WHERE customer = 'ada' AND number = 1;
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of two nodes and of a script."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for number in (1, 2):
+        (folder / f"node{number}.json").write_text(node_text(number), encoding="utf-8")
+    (folder / "orders.cql").write_text(_SCRIPT, encoding="utf-8")
+    return folder
+
+
+def life(home: str, inputs: Path) -> list[Any]:
+    """Two joins, a table with its log, what is read of it, a look from every side; what was answered."""
+    told: list[Any] = []
+    for number in (1, 2):
+        clock = f"2026-01-0{number}T00:00:00Z"
+        joined = run("--home", home, "--clock", clock, "bootstrap", inputs / f"node{number}.json", "--run", "--json")
+        assert joined.exit_code == 0, joined
+        told.append(joined.json["num_streams"])
+    at = ("--home", home, "--clock", "2026-01-03T00:00:00Z")
+    for words in (
+        ("log", inputs / "orders.cql", "--keep", "--json"),
+        ("consume", "shop.orders", "--name", "reader", "--json"),
+        ("generations", "--json"),
+        ("explain", "--token", "1", "--json"),
+        ("repair", "--dry-run", "--json"),
+        ("expire", "--dry-run", "--json"),
+        ("sql", 'SELECT "cdc$operation" AS op FROM shop.orders_scylla_cdc_log ORDER BY op', "--json"),
+    ):
+        done = run(*at, *words)
+        assert done.exit_code == 0, (words, done)
+        told.append((words[0], keys(done.stdout)))
+    checked = run(*at, "check", "--deep", "--json")
+    assert checked.exit_code == 0, checked
+    return told
+
+
+def keys(answer: str) -> list[str]:
+    """What an answer tells, whatever it says: the names in its JSON, and how many lines it has."""
+    lines = answer.strip().splitlines()
+    found = (
+        json.loads(answer) if answer.strip()[:1] in "[{" and len(lines) > 1 else [json.loads(each) for each in lines]
+    )
+    rows = found if isinstance(found, list) else [found]
+    return [",".join(sorted(row)) for row in rows if isinstance(row, Mapping)]
+
+
+def rows(lake: Lake) -> dict[str, list[str]]:
+    """The rows of every table, without what no two homes have in common."""
+    found = {}
+    for keyspace, name in stored_names(lake):
+        table = Table(keyspace, name, pa.schema([]), (), "")
+        some = lake.read_version(table, lake.version(table) or 0).to_pylist()
+        found[f"{keyspace}.{name}"] = sorted(
+            repr([(name, value) for name, value in sorted(row.items()) if name not in _OWN and not name.endswith("id")])
+            for row in some
+        )
+    return found
+
+
+def test_it_lives_as_one_in_a_folder_does(s3: S3, inputs: Path, tmp_path: Path) -> None:
+    """The same commands answer alike and leave the same rows; on this machine lies nothing of the tables."""
+    address = f"{s3.bucket()}/team/home"
+    assert life(address, inputs) == life(str(tmp_path / "twin"), inputs)
+    there, twin = rows(Lake(f"{address}/lake")), rows(Lake(tmp_path / "twin" / "lake"))
+    assert there.keys() == twin.keys()
+    same = [name for name in twin if there[name] == twin[name]]
+    # Scripts are kept as they are, with the generations they met; streams end in random bits.
+    assert {"platform.nodes", "system_distributed.cdc_generation_timestamps"} <= set(same)
+    assert {name: len(some) for name, some in there.items()} == {name: len(some) for name, some in twin.items()}
+    assert not [path for path in (tmp_path / "state").rglob("*") if path.suffix in (".parquet", ".json")]
+
+
+def test_it_lives_through_faults(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the requests is refused, cut or late: every command does what it was asked, nothing stands twice."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    address = f"{s3.bucket()}/home"
+    life(address, inputs)
+    found = rows(Lake(f"{address}/lake"))
+    assert len(found["system_distributed.cdc_generation_timestamps"]) == 2
+    assert len(found["shop.orders_scylla_cdc_log"]) == 3
+
+
+def test_settings_and_layout_lie_in_the_store(s3: S3, tmp_path: Path) -> None:
+    """Who opens it from another machine has the same settings; a newer layout is refused there too."""
+    address = f"{s3.bucket()}/home"
+    home = open_home(address)
+    assert (home.name, home.lake) == (address, f"{address}/lake")
+    assert home.path.is_relative_to(tmp_path / "state")
+    assert home.path.stat().st_mode & 0o077 == 0
+    put(home, "settings.toml", "ring_delay_ms = 7\n", tmp_path)
+    assert open_home(address).settings.ring_delay_ms == 7
+    put(home, "settings.toml", "ring_delay_ms = 'x'\n", tmp_path)
+    refused = run("--home", address, "status")
+    assert (refused.exit_code, "settings.toml: ring_delay_ms" in refused.stderr) == (2, True)
+    put(home, "platform.json", '{"layout": 99}', tmp_path)
+    refused = run("--home", address, "generations")
+    assert (refused.exit_code, "has layout 99, written by a newer version" in refused.stderr) == (2, True)
+
+
+def put(home: Home, name: str, text: str, tmp_path: Path) -> None:
+    """Give a file of a home this text."""
+    (tmp_path / "draft").write_text(text, encoding="utf-8")
+    (place_of(home.name) / name).receive(tmp_path / "draft")
+
+
+@pytest.mark.parametrize(
+    ("door", "home", "due"),
+    [
+        ("expired", "s3://b-expired/h", "does not answer as a store does (403 Forbidden)"),
+        ("readonly", None, "does not answer as a store does (403 Forbidden)"),
+        ("plain", "s3://no-such-bucket/h", "404"),
+        ("plain", "ftp://host/h", "ftp:// is no store that is known"),
+        ("plain", "s3://user:word@b/h", "names a place as s3://bucket/prefix"),
+    ],
+)
+def test_what_cannot_be_a_home_is_told_in_one_line(
+    s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, door: str, home: str | None, due: str
+) -> None:
+    """Exit code 2, what the store said, no secret, and no folder on this machine."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
+    done = run("--home", home or f"{s3.bucket()}/h", "bootstrap", inputs / "node1.json", "--run")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
+    assert due in done.stderr
+    assert SECRET not in done.stderr
+    assert "word@" not in done.stderr
+
+
+def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) -> None:
+    """As of a folder: what only looks makes nothing, in the store or here."""
+    address = f"{s3.bucket()}/home"
+    done = run("--home", address, "generations")
+    assert (done.exit_code, f"home {address} does not exist" in done.stderr) == (2, True)
+    assert not place_of(address).is_folder()
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,142 @@
+"""Places: a folder and a store answer the same, and of several who put one object at once one does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.store.s3 import S3, SECRET
+
+from cdc_platform.errors import InputError, PlatformError
+from cdc_platform.places import Place, Stored, is_address, place_of, size_of
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty folder of either kind."""
+    if request.param == "folder":
+        return place_of(tmp_path)
+    s3: S3 = request.getfixturevalue("s3")
+    return place_of(f"{s3.bucket()}/some/where")
+
+
+def put(place: Place, content: bytes, tmp_path: Path) -> None:
+    """Give a file this content."""
+    draft = tmp_path / "draft"
+    draft.write_bytes(content)
+    place.receive(draft)
+
+
+def test_a_file_is_seen_read_and_removed(place: Place, tmp_path: Path) -> None:
+    """What is not there is not seen; another file in its place has another mark."""
+    file = place / "a/b.txt"
+    assert (file.name, file.folder.name, str(file)) == ("b.txt", "a", f"{place}/a/b.txt")
+    assert file.seen() is None
+    with pytest.raises(FileNotFoundError):
+        file.read()
+    with pytest.raises(FileNotFoundError):
+        size_of(str(file))
+    put(file, b"one", tmp_path)
+    first = file.seen()
+    assert first is not None
+    assert (first.bytes, file.read(), size_of(str(file))) == (3, b"one", 3)
+    put(file, b"two!", tmp_path)
+    second = file.seen()
+    assert second is not None
+    assert (second.bytes, second.mark != first.mark) == (4, True)
+    file.remove()
+    file.remove()
+    assert file.seen() is None
+
+
+def test_folders_and_files_are_listed_by_name(place: Place, tmp_path: Path) -> None:
+    """What lies deeper is no file of the folder; a folder that is not there has nothing in it."""
+    for path in ("t/b", "t/a", "t/sub/c", "t/sub2/d"):
+        put_below(place, path, tmp_path)
+    table = place / "t"
+    assert table.names() == ["a", "b"]
+    assert [name for name, _ in table.files()] == ["a", "b"]
+    assert [name for name, seen in table.files(after="a") if seen.bytes == 1] == ["b"]
+    assert [str(each) for each in table.folders()] == [f"{table}/sub", f"{table}/sub2"]
+    assert (table.is_folder(), (place / "nothing").is_folder()) == (True, False)
+    assert ((place / "nothing").folders(), (place / "nothing").names(), (place / "nothing").files()) == ([], [], [])
+
+
+def put_below(place: Place, path: str, tmp_path: Path) -> None:
+    """A file of one byte, in folders of its own."""
+    if place.here is not None:
+        (place.here / path).parent.mkdir(parents=True, exist_ok=True)
+    put(place / path, b"x", tmp_path)
+
+
+@pytest.mark.parametrize("rows", [10, 900_000])
+def test_parquet_is_read_in_parts(place: Place, tmp_path: Path, rows: int) -> None:
+    """A small file at once, a large one by what is asked of it."""
+    column = pa.array([f"{number * 7919 % 1_000_003:032x}" for number in range(rows)])
+    pq.write_table(pa.table({"a": column, "b": pa.array(range(rows))}), tmp_path / "draft", compression="none")
+    (place / "f.parquet").receive(tmp_path / "draft")
+    with pq.ParquetFile((place / "f.parquet").source()) as file:
+        assert file.read(columns=["b"])["b"].to_pylist() == list(range(rows))
+
+
+def test_one_of_several_makes_an_object(s3: S3) -> None:
+    """Eight at once put each of ten objects; one is told that it did, and its content stands."""
+    folder, together = place_of(f"{s3.bucket()}/race"), threading.Barrier(8)
+
+    def make(writer: int) -> list[bool]:
+        done = []
+        for number in range(10):
+            together.wait()
+            done.append(stored(folder, str(number)).create(f"{writer}".encode()) is not None)
+        return done
+
+    with ThreadPoolExecutor(8) as writers:
+        told = list(writers.map(make, range(8)))
+    for number in range(10):
+        (winner,) = [writer for writer in range(8) if told[writer][number]]
+        assert stored(folder, str(number)).read() == f"{winner}".encode()
+
+
+def test_one_of_several_replaces_an_object(s3: S3) -> None:
+    """By the mark of what it has seen; who comes later has seen another one."""
+    place = stored(place_of(s3.bucket()), "a")
+    mark = place.create(b"0")
+    assert mark is not None
+    told = [place.replace(f"{writer}".encode(), mark) for writer in (1, 2)]
+    assert (told[0] is not None, told[1], place.read()) == (True, None, b"1")
+    assert place.create(b"again") is None
+    place.remove()
+    assert place.replace(b"3", mark) is None
+
+
+def stored(folder: Place, name: str) -> Stored:
+    """An object of a store."""
+    place = folder / name
+    assert isinstance(place, Stored)
+    return place
+
+
+@pytest.mark.parametrize("name", ["ftp://h/p", "s3://", "s3://user:pass@bucket/p", "s3://b/p?x=1", "s3a://b/p"])
+def test_addresses_that_name_no_place_are_refused(name: str) -> None:
+    """One line, without what may be a password."""
+    assert is_address(name)
+    with pytest.raises(InputError, match=r"is no store that is known|names a place as") as told:
+        place_of(name)
+    assert "pass@" not in str(told.value)
+
+
+@pytest.mark.parametrize("door", ["expired", "nowhere"])
+def test_a_store_that_does_not_answer_is_one_line(s3: S3, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
+    """What it said, what to look at, and no secret; a server that is not there is no different."""
+    bucket = s3.bucket()
+    address = "http://127.0.0.1:1" if door == "nowhere" else s3.environment(door)["AWS_ENDPOINT_URL"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    # Another bucket's name: connections are kept by name.
+    with pytest.raises(PlatformError, match="does not answer as a store does") as told:
+        (place_of(f"{bucket}-{door}") / "a").read()
+    assert "\n" not in str(told.value)
+    assert SECRET not in str(told.value)

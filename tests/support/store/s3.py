@@ -1,0 +1,71 @@
+"""The S3 server of the tests: its process, its doors, and what a process is told to go through one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from support.store.server import COUNTS
+
+SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
+SECRET = "not-to-be-told-to-anybody"
+_TESTS = Path(__file__).resolve().parents[2]
+
+
+class S3:
+    """A server that was started; a bucket for each who asks."""
+
+    def __init__(self) -> None:
+        print(f"CDC_PLATFORM_SEED={SEED}")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.store.server", SEED],
+            env=os.environ | {"PYTHONPATH": str(_TESTS)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self._ports: dict[str, int] = json.loads(self._process.stdout.readline())
+        self._buckets = 0
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def environment(self, door: str = "plain") -> dict[str, str]:
+        """What a process has to have in its environment to reach the store by a door."""
+        return {
+            "AWS_ENDPOINT_URL": self._url(door),
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def bucket(self) -> str:
+        """The address of a new bucket."""
+        self._buckets += 1
+        name = f"bucket-{self._buckets}"
+        asked = urllib.request.Request(f"{self._url('plain')}/{name}", method="PUT", headers=_AUTHORIZED)
+        with urllib.request.urlopen(asked, timeout=30):
+            return f"s3://{name}"
+
+    def counts(self) -> dict[str, int]:
+        """How many requests of each verb the store has had; those that list are told apart."""
+        with urllib.request.urlopen(f"{self._url('plain')}{COUNTS}", timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def _url(self, door: str) -> str:
+        return f"http://127.0.0.1:{self._ports[door]}"
+
+
+# By its look moto tells which service is meant; it checks no signature.
+_AUTHORIZED = {"Authorization": "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request"}

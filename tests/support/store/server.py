@@ -1,0 +1,157 @@
+"""An S3 server on loopback, as a process of its own: moto, with a lock that makes its conditional writes exclusive.
+
+One store behind several doors, a port each. `plain` answers. `faulty` does something odd with a tenth of the requests:
+says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
+`careless` takes no notice of conditions, as stores do that have none. `readonly` refuses what would change anything,
+`expired` everything, as with credentials that ran out. Started as `python -m support.store.server SEED`; it prints the
+ports as JSON and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+SHARE = 10
+"""One request of so many is met by a fault."""
+COUNTS = "/counts-of-requests"
+
+
+class Store:
+    """The store, and how many requests of each verb have reached it."""
+
+    def __init__(self) -> None:
+        self._application = DomainDispatcherApplication(create_backend_app)
+        # moto looks whether an object is there, and puts it, in two steps.
+        self._writing = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == COUNTS:
+            start("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(self.counts).encode()]
+        method = environ["REQUEST_METHOD"]
+        self.counts[f"LIST {method}" if "list-type" in environ["QUERY_STRING"] else method] += 1
+        if method in ("PUT", "POST", "DELETE"):
+            with self._writing:
+                return list(self._application(environ, start))
+        return list(self._application(environ, start))
+
+
+class Faulty:
+    """The store, through a network and a service that fail now and then."""
+
+    def __init__(self, store: Store, seed: str) -> None:
+        self._store, self._random, self._drawing = store, random.Random(seed), threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        with self._drawing:
+            fault = self._random.choice(_FAULTS) if self._random.randrange(SHARE) == 0 else None
+        if fault in ("refuse before", "cut before"):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if fault == "refuse before":
+            return _refuse(start)
+        if fault == "cut before":
+            return _cut(environ)
+        if fault is None:
+            return self._store(environ, start)
+        answer = list(self._store(environ, start if fault == "late" else _nowhere))
+        if fault == "refuse after":
+            return _refuse(start)
+        if fault == "cut after":
+            return _cut(environ)
+        time.sleep(0.2)
+        return answer
+
+
+_FAULTS = ("refuse before", "refuse after", "cut before", "cut after", "late")
+
+
+def careless(store: Store) -> _Application:
+    """The store, that never looks at a condition."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_IF_")}
+        return store(environ, start)
+
+    return answer
+
+
+def readonly(store: Store) -> _Application:
+    """The store, for one who may only look."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return store(environ, start)
+        return _forbidden(environ, start, "AccessDenied")
+
+    return answer
+
+
+def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """What a store says to credentials that ran out."""
+    return _forbidden(environ, start, "ExpiredToken")
+
+
+def _forbidden(environ: dict[str, Any], start: Callable[..., Any], code: str) -> Iterable[bytes]:
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    start("403 Forbidden", [("Content-Type", "application/xml")])
+    return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()]
+
+
+def _refuse(start: Callable[..., Any]) -> Iterable[bytes]:
+    start("503 Service Unavailable", [("Content-Type", "application/xml")])
+    return [b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>reduce your request rate</Message></Error>"]
+
+
+def _cut(environ: dict[str, Any]) -> Iterable[bytes]:
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionError("cut")
+
+
+def _nowhere(*_: object) -> None:
+    """Takes a status and headers that nobody gets to see."""
+
+
+class _Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Nobody reads it."""
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    store = Store()
+    doors: dict[str, _Application] = {
+        "plain": store,
+        "faulty": Faulty(store, sys.argv[1]),
+        "careless": careless(store),
+        "readonly": readonly(store),
+        "expired": expired,
+    }
+    ports = {}
+    for name, door in doors.items():
+        serving = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Quiet)
+        ports[name] = serving.server_port
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+    print(json.dumps(ports), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
