@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dagster import (
@@ -38,6 +37,7 @@ from cdc_platform.clock import ms_to_datetime
 from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.provenance import Change, last_change
+from cdc_platform.places import address_of
 from cdc_platform.timeline.parts import Part
 
 LINEAGE = "dagster/column_lineage"
@@ -127,7 +127,7 @@ def told_of(content: Content, change: Change | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "digest": content.version,
         "table": content.part.table.full_name,
-        "dagster/uri": MetadataValue.url(Path(content.uri).as_uri()),
+        "dagster/uri": MetadataValue.url(address_of(content.uri)),
     }
     if change is None:
         return told | {"delta_version": MetadataValue.int(-1), "written_by": "unknown"}

@@ -132,6 +132,11 @@ def place_of(name: str | Path) -> Place:
     return Stored(f"{parts.scheme}://{parts.netloc}", str(PurePosixPath(parts.path.strip("/") or ".")))
 
 
+def address_of(name: str) -> str:
+    """What a place is called everywhere: its address in a store, or its path as a `file:` one."""
+    return name if is_address(name) else Path(name).as_uri()
+
+
 def size_of(name: str) -> int:
     """The bytes of the file at a path or an address.
 

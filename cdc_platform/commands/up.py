@@ -111,7 +111,7 @@ def _start(
         "token_file": parts.token_file,
         "spark": server.remote,
         "spark_file": parts.spark_file,
-        "home": home.path,
+        "home": home.name,
         "logs": parts.logs,
     }
 
