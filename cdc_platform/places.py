@@ -10,6 +10,8 @@ import errno
 import io
 import os
 import re
+import shutil
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -209,7 +211,14 @@ class _Here(Place):
 
     def receive(self, written: Path) -> None:
         self.path.parent.mkdir(exist_ok=True)
-        written.rename(self.path)
+        try:
+            written.rename(self.path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            beside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+            shutil.copyfile(written, beside)
+            beside.rename(self.path)
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generations": ("generations", "List the generations, newest first."),
     "streams": ("streams", "Print a generation's streams, range by range."),
     "ring": ("ring", "Show the nodes of the ring as it stands."),
+    "home": ("home", "Homes as a whole: copy one from a place to another."),
     "history": ("history", "Who wrote what of a generation: commits and runs."),
     "diff": ("diff", "What changes from one generation to another."),
     "explain": ("explain", "Where a write goes, and whether it is accepted."),

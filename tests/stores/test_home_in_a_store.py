@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,11 @@ from support.nodes import node_text
 from support.store.s3 import S3, SECRET
 
 from cdc_platform.home import Home, open_home
+from cdc_platform.lake import copying
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.versions import stored_names
+from cdc_platform.lake.versions import stored_names, versions
+from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 from cdc_platform.places import place_of
 
 # Drawn at random, by the machine's clock, or by the names of files.
@@ -165,3 +170,51 @@ def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) ->
     assert (done.exit_code, f"home {address} does not exist" in done.stderr) == (2, True)
     assert not place_of(address).is_folder()
     assert not (tmp_path / "state").exists()
+
+
+def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) -> None:
+    """Folder to store to folder: the same commits, rows and settings; begun again it finds what it brought."""
+    first, there, back = str(tmp_path / "first"), f"{s3.bucket()}/copy", str(tmp_path / "back")
+    joined = run("--home", first, "--clock", "2026-01-01T00:00:00Z", "bootstrap", inputs / "node1.json", "--run")
+    assert joined.exit_code == 0, joined
+    (tmp_path / "first" / "settings.toml").write_text("ring_delay_ms = 7\n", encoding="utf-8")
+    # As if it had been interrupted: the note is there, and a part of the files.
+    begun = copying.settled_versions(Lake(f"{first}/lake"))
+    copying.put(copying.note_of(there), json.dumps({"from": first, "versions": begun}))
+    some = next((tmp_path / "first" / "lake" / "platform").rglob("*.parquet")).relative_to(tmp_path / "first")
+    (tmp_path / "draft").write_bytes((tmp_path / "first" / some).read_bytes())
+    (place_of(there) / str(some)).receive(tmp_path / "draft")
+    found = run("home", "copy", first, there, "--json")
+    assert (found.exit_code, found.json["found"]) == (0, 1), found
+    assert run("home", "copy", there, back).exit_code == 0
+    twins = [Lake(f"{each}/lake") for each in (first, there, back)]
+    assert versions(twins[0]) == versions(twins[1]) == versions(twins[2])
+    assert rows(twins[0]) == rows(twins[1]) == rows(twins[2])
+    assert [open_home(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
+    assert place_of(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
+    assert run("--home", there, "check", "--deep").exit_code == 0
+    for target, due in ((first, "is the home itself"), (back, "is there already"), (there, "is there already")):
+        refused = run("home", "copy", first, target)
+        assert (refused.exit_code, due in refused.stderr) == (2, True), refused
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_write_into_a_store(s3: S3, inputs: Path) -> None:
+    """A join whose rows are all made, written and audited by Spark's workers; nothing of hadoop-aws is needed."""
+    address = f"{s3.bucket()}/home"
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    command = [
+        sys.executable,
+        "-m",
+        "cdc_platform",
+        "--home",
+        address,
+        "bootstrap",
+        str(inputs / "node1.json"),
+        "--run",
+    ]
+    done = subprocess.run(
+        command, env=environment | {IN_PROCESS_VARIABLE: "0"}, capture_output=True, text=True, timeout=280
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("--home", address, "check", "--deep").exit_code == 0
