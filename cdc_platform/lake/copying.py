@@ -1,7 +1,7 @@
 """A lake from one place to another: the tables as they were at one set of versions, with all of their history.
 
-What is copied are Delta's own files, so that a table there is what it is here, byte by byte: its commits, who made them,
-and the digests by which anybody can check it. Rows are made anew by nobody.
+What is copied are Delta's own files, so that a table there is what it is here, byte by byte: its commits, who made
+them, and the digests by which anybody can check it. Rows are made anew by nobody.
 """
 
 from __future__ import annotations

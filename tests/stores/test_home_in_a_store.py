@@ -191,7 +191,7 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     assert versions(twins[0]) == versions(twins[1]) == versions(twins[2])
     assert rows(twins[0]) == rows(twins[1]) == rows(twins[2])
     assert [open_home(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
-    assert place_of(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
+    assert place_of(there).names() == ["platform.json", "settings.toml"]
     assert run("--home", there, "check", "--deep").exit_code == 0
     for target, due in ((first, "is the home itself"), (back, "is there already"), (there, "is there already")):
         refused = run("home", "copy", first, target)
