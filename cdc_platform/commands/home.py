@@ -13,7 +13,12 @@ from cdc_platform.errors import InputError, StateError
 
 @click.group()
 def home() -> None:
-    """Homes as a whole, in folders and in object stores."""
+    """Homes as a whole, in folders and in object stores.
+
+    \b
+    Example:
+      cdc-platform home copy .cdc-platform s3://bucket/team/home
+    """
 
 
 @home.command("copy")

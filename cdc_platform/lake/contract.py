@@ -13,11 +13,25 @@ from functools import lru_cache
 from threading import Barrier
 
 from cdc_platform.errors import StateError
+from cdc_platform.lake.room import assert_room
 from cdc_platform.places import Place, Stored
 
 KEYS, WRITERS = 30, 2
 """How many objects are put, and how many put each at once."""
 _KEPT, _BROKEN = "kept", "broken"
+
+
+def assert_fit(place: Place, size: int, what: str) -> None:
+    """Hold that so many bytes can be written to a place: a disk has room, and a store keeps the contract.
+
+    Raises:
+        Unavailable: the disk has no room.
+        StateError: the store does not keep it.
+    """
+    if isinstance(place, Stored):
+        assert_kept(place, what)
+    elif place.here is not None:
+        assert_room(place.here, size, what)
 
 
 def assert_kept(root: Stored, what: str) -> None:

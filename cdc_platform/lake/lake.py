@@ -24,11 +24,10 @@ from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import Opened, OpenTables
-from cdc_platform.lake.room import assert_room
 from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.places import Stored, is_address, options, place_of
+from cdc_platform.places import is_address, options, place_of
 
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
@@ -44,13 +43,8 @@ class Lake:
 
     @property
     def root(self) -> Path:
-        """The folder of a lake that lies in one.
-
-        Raises:
-            StateError: it lies in a store.
-        """
-        if self.place.here is None:
-            raise StateError(f"{self.place} is no folder")
+        """The folder of a lake that lies in one; one in a store has none."""
+        assert self.place.here is not None, f"{self.place} is no folder"
         return self.place.here
 
     def __repr__(self) -> str:
@@ -78,7 +72,7 @@ class Lake:
         existing = self._open(table)
         if existing is None:
             what = f"creating {table.full_name}"
-            self._assert_fit(0, what)
+            contract.assert_fit(self.place, 0, what)
             with translated(what):
                 placing.create(table, place_of(self.path(table)))
             existing = self._open(table)
@@ -204,8 +198,7 @@ class Lake:
         if not self.exists(table) and rule(table.schema.empty_table()) is None:
             return
         self.ensure(table)
-        update = not _is_append_only(table)
-        self._write(table, lambda opened: transact(opened, table, rule, update=update, whole=whole))
+        self._write(table, lambda opened: transact(opened, table, rule, update=not table.is_append_only, whole=whole))
 
     def merge_judged(
         self, table: Table, judge: Callable[[], pa.Table | None], *, update: bool = False
@@ -388,7 +381,7 @@ class Lake:
         `size`: the bytes of the rows that it writes, where they are more than a few.
         """
         what = f"writing {table.full_name}"
-        self._assert_fit(size, what)
+        contract.assert_fit(self.place, size, what)
 
         def write() -> _Result:
             with self.taken(table) as opened:
@@ -400,18 +393,7 @@ class Lake:
 
         return until_first(what, write)
 
-    def _assert_fit(self, size: int, what: str) -> None:
-        """Hold that the place takes so many bytes, and lets one of two writers win."""
-        if isinstance(self.place, Stored):
-            contract.assert_kept(self.place, what)
-        elif self.place.here is not None:
-            assert_room(self.place.here, size, what)
-
-
-def _is_append_only(table: Table) -> bool:
-    return table.properties.get("delta.appendOnly") == "true"
-
 
 def _refuse_append_only(table: Table) -> None:
-    if _is_append_only(table):
+    if table.is_append_only:
         raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")

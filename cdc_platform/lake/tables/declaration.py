@@ -57,6 +57,11 @@ class Table:
             raise ValueError(f"{self.full_name}: keys or partitions {sorted(unknown)} are no columns")
 
     @property
+    def is_append_only(self) -> bool:
+        """Whether rows that are there are never changed or removed."""
+        return self.properties.get("delta.appendOnly") == "true"
+
+    @property
     def full_name(self) -> str:
         """`keyspace.name`, as in CQL and in Spark SQL."""
         return f"{self.keyspace}.{self.name}"

@@ -1,18 +1,13 @@
-"""Where things lie: in a folder of this machine, or under a prefix of an object store. One way to look at either.
+"""Places in an object store, by obstore.
 
-It knows files and folders by name and no table. A folder of a store is there as soon as something lies in it.
 Credentials are what the store's own environment variables and profiles say; none is kept, and none is in a name.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
-import shutil
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,212 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
+from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-SCHEMES = ("s3", "gs", "abfss", "az")
-"""The stores that are known, by how their addresses begin."""
 # How often, and for how long, a request is tried again that a store did not answer or said it could not.
 _RETRIES, _PATIENCE_SECONDS, _CONNECT_SECONDS = 8, 60, 5
 _ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A file that is there: its bytes, and a mark that another file in its place would not have."""
-
-    bytes: int
-    mark: str
-
-
-class Place(ABC):
-    """A file or folder, there or not. Made by `place_of`; `str` of it is its path or its address."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The last part of its path."""
-
-    @property
-    @abstractmethod
-    def folder(self) -> Place:
-        """The folder that it lies in."""
-
-    @property
-    @abstractmethod
-    def here(self) -> Path | None:
-        """Its path, where it lies on a file system of this machine."""
-
-    @abstractmethod
-    def __truediv__(self, path: str) -> Place:
-        """What has this path below it."""
-
-    @abstractmethod
-    def seen(self) -> Seen | None:
-        """The file as it is now; None where there is none."""
-
-    @abstractmethod
-    def read(self) -> bytes:
-        """What is in the file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-
-    @abstractmethod
-    def is_folder(self) -> bool:
-        """Whether it is a folder; in a store, whether anything lies in it."""
-
-    @abstractmethod
-    def folders(self) -> list[Place]:
-        """The folders in it, by name; none where it is none."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of the files in it; none where it is no folder."""
-
-    @abstractmethod
-    def files(self, after: str = "") -> list[tuple[str, Seen]]:
-        """The files in it whose names come after one, by name; none where it is no folder."""
-
-    @abstractmethod
-    def receive(self, written: Path) -> None:
-        """Bring a file of this machine here, whole or not at all; it need not stay where it was."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove the file; nothing is no error."""
-
-    @abstractmethod
-    def source(self) -> Any:
-        """The file as pyarrow reads it, in parts as they are asked for: a path, or an open file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-
-
-def is_address(name: str) -> bool:
-    """Whether this names a place in a store."""
-    return _ADDRESS.match(name) is not None
-
-
-def place_of(name: str | Path) -> Place:
-    """The place of a path, or of an address as `s3://bucket/prefix`.
-
-    Raises:
-        InputError: an address of a store that is not known, with a password in it, or without a bucket.
-    """
-    text = str(name)
-    if not is_address(text):
-        return _Here(Path(text))
-    parts = urlsplit(text)
-    if parts.scheme not in SCHEMES:
-        raise InputError(f"{parts.scheme}:// is no store that is known; it is one of {', '.join(SCHEMES)}, or a folder")
-    if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
-        raise InputError(f"{parts.scheme}:// names a place as {parts.scheme}://bucket/prefix, and nothing beside that")
-    return Stored(f"{parts.scheme}://{parts.netloc}", str(PurePosixPath(parts.path.strip("/") or ".")))
-
-
-def address_of(name: str) -> str:
-    """What a place is called everywhere: its address in a store, or its path as a `file:` one."""
-    return name if is_address(name) else Path(name).as_uri()
-
-
-def size_of(name: str) -> int:
-    """The bytes of the file at a path or an address.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    seen = place_of(name).seen()
-    if seen is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    return seen.bytes
-
-
-@dataclass(frozen=True)
-class _Here(Place):
-    """On a file system of this machine."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def folder(self) -> Place:
-        return _Here(self.path.parent)
-
-    @property
-    def here(self) -> Path | None:
-        return self.path
-
-    def __truediv__(self, path: str) -> Place:
-        return _Here(self.path / path)
-
-    def seen(self) -> Seen | None:
-        try:
-            return _seen(self.path.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def read(self) -> bytes:
-        return self.path.read_bytes()
-
-    def is_folder(self) -> bool:
-        return self.path.is_dir()
-
-    def folders(self) -> list[Place]:
-        try:
-            with os.scandir(self.path) as entries:
-                return [_Here(self.path / name) for name in sorted(each.name for each in entries if each.is_dir())]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def names(self) -> list[str]:
-        try:
-            with os.scandir(self.path) as entries:
-                return sorted(each.name for each in entries if each.is_file())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def files(self, after: str = "") -> list[tuple[str, Seen]]:
-        try:
-            with os.scandir(self.path) as entries:
-                found = [(each.name, _seen(each.stat())) for each in entries if each.name > after and each.is_file()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(found, key=lambda each: each[0])
-
-    def receive(self, written: Path) -> None:
-        self.path.parent.mkdir(exist_ok=True)
-        try:
-            written.rename(self.path)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            beside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
-            shutil.copyfile(written, beside)
-            beside.rename(self.path)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def source(self) -> Any:
-        return str(self.path)
-
-
-def _seen(status: os.stat_result) -> Seen:
-    return Seen(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}")
+_STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
 
 
 @dataclass(frozen=True)
@@ -421,7 +221,7 @@ def _of_profile() -> Any:
 
 def options(name: str) -> dict[str, str] | None:
     """What deltalake is told of a table's store: to be as patient as the platform itself; nothing of a folder."""
-    if not is_address(name):
+    if "://" not in name:
         return None
     return {
         "max_retries": str(_RETRIES),
@@ -429,9 +229,6 @@ def options(name: str) -> dict[str, str] | None:
         "connect_timeout": f"{_CONNECT_SECONDS}s",
         "timeout": f"{_PATIENCE_SECONDS}s",
     }
-
-
-_STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
 
 
 def _told(place: Stored, error: Exception) -> Unavailable:

@@ -1,0 +1,57 @@
+"""How places are named: by paths, and by addresses as `s3://bucket/prefix`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from cdc_platform.errors import InputError
+from cdc_platform.places.here import Here
+from cdc_platform.places.place import Place
+from cdc_platform.places.stored import Stored
+
+SCHEMES = ("s3", "gs", "abfss", "az")
+"""The stores that are known, by how their addresses begin."""
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://")
+
+
+def is_address(name: str) -> bool:
+    """Whether this names a place in a store."""
+    return _ADDRESS.match(name) is not None
+
+
+def place_of(name: str | Path) -> Place:
+    """The place of a path, or of an address as `s3://bucket/prefix`.
+
+    Raises:
+        InputError: an address of a store that is not known, with a password in it, or without a bucket.
+    """
+    text = str(name)
+    if not is_address(text):
+        return Here(Path(text))
+    parts = urlsplit(text)
+    if parts.scheme not in SCHEMES:
+        raise InputError(f"{parts.scheme}:// is no store that is known; it is one of {', '.join(SCHEMES)}, or a folder")
+    if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
+        raise InputError(f"{parts.scheme}:// names a place as {parts.scheme}://bucket/prefix, and nothing beside that")
+    return Stored(f"{parts.scheme}://{parts.netloc}", str(PurePosixPath(parts.path.strip("/") or ".")))
+
+
+def address_of(name: str) -> str:
+    """What a place is called everywhere: its address in a store, or its path as a `file:` one."""
+    return name if is_address(name) else Path(name).as_uri()
+
+
+def size_of(name: str) -> int:
+    """The bytes of the file at a path or an address.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    seen = place_of(name).seen()
+    if seen is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return seen.bytes
