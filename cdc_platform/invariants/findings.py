@@ -1,7 +1,7 @@
-"""The summary of an audit: one line an invariant, with how much was looked at, how much is wrong, and an example.
+"""The summary of an audit: one line an invariant, with how much was looked at, how much is wrong, and examples.
 
-Every invariant is declared here, once; how partial results add up is known here too. What a family's audit looks at is
-in the room of its topic; whether a line is good enough, `judge` says.
+Every invariant is declared here, once, and `models` makes the checks of pandera's models of that; how partial results
+add up is known here too. What a family's audit looks at is in the room of its topic.
 """
 
 from __future__ import annotations
@@ -9,17 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+SHOWN = 3
+"""Failure cases that a line names; the others are counted."""
+
+
+@dataclass(frozen=True)
+class InRange:
+    """What a range's facts say of an invariant: the column `wrong` counts what breaks it, of what `among` counts."""
+
+    wrong: str
+    among: str
+
 
 class Invariant(str):
-    """An invariant: it is its name, and knows its `meaning` and its `family`. To Spark's workers only the name goes."""
+    """An invariant: it is its name, and knows its `meaning` and its `family`. To Spark's workers only the name goes.
+
+    Where the facts of each range tell it, `in_range` says how; the others, and these as well, are told by the summary.
+    """
 
     meaning: str
     family: Family
+    in_range: InRange | None
 
-    def __new__(cls, name: str, meaning: str, family: Family) -> Invariant:
+    def __new__(cls, name: str, meaning: str, family: Family, in_range: InRange | None = None) -> Invariant:
         """One that `Family.asks` declares."""
         made = super().__new__(cls, name)
-        made.meaning, made.family = meaning, family
+        made.meaning, made.family, made.in_range = meaning, family, in_range
         return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -43,9 +58,9 @@ class Family:
     alone: bool = False
     _members: list[Invariant] = field(default_factory=list)
 
-    def asks(self, name: str, meaning: str) -> Invariant:
+    def asks(self, name: str, meaning: str, in_range: InRange | None = None) -> Invariant:
         """Declare the next invariant of the family."""
-        made = Invariant(name, meaning, self)
+        made = Invariant(name, meaning, self, in_range)
         self._members.append(made)
         return made
 
@@ -73,15 +88,23 @@ REFINES_VNODES = GENERATIONS.asks(
     "refines_vnodes", "Every vnode of the ring, before and after the join, ends with a range's end."
 )
 VNODE_COLOCATION = GENERATIONS.asks(
-    "vnode_colocation", "The token of every stream lies in the range that the stream belongs to."
+    "vnode_colocation",
+    "The token of every stream lies in the range that the stream belongs to.",
+    InRange("outside", among="whole"),
 )
 SHARD_COLOCATION = GENERATIONS.asks(
-    "shard_colocation", "Stream j lies on shard j of the owner, where that shard owns anything of the range."
+    "shard_colocation",
+    "Stream j lies on shard j of the owner, where that shard owns anything of the range.",
+    InRange("off_shard", among="owned"),
 )
 STREAM_FORMAT = GENERATIONS.asks(
-    "stream_format", "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index."
+    "stream_format",
+    "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index.",
+    InRange("misformed", among="due"),
 )
-STREAMS_UNIQUE = GENERATIONS.asks("streams_unique", "No stream is in the generation twice.")
+STREAMS_UNIQUE = GENERATIONS.asks(
+    "streams_unique", "No stream is in the generation twice.", InRange("again", among="whole")
+)
 STREAMS_UNIQUE_ACROSS_GENERATIONS = GENERATIONS.asks(
     "streams_unique_across_generations", "No stream of the generation is in another generation too."
 )
@@ -282,6 +305,8 @@ COMMITS_KNOWN = STORED.asks(
 
 FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, LOGS, HOURS, PASSED, FOLLOWING, STORED)
 """Every family."""
+DECLARED = {str(each): each for family in FAMILIES for each in family.invariants}
+"""Every invariant, by its name."""
 
 
 @dataclass(frozen=True)
@@ -300,17 +325,37 @@ class Finding:
 
 @dataclass(frozen=True)
 class Tally:
-    """A part of a finding: what one slice of the rows has to say. `place` orders samples: the lowest is kept."""
+    """A part of a finding: what one slice of the rows has to say. `place` orders samples: the lowest is kept.
+
+    `more` are the (place, sample) of further ones, of which the lowest are kept, `SHOWN` in all.
+    """
 
     invariant: str
     population: int
     violations: int
     place: int = 0
     sample: str = ""
+    more: tuple[tuple[int, str], ...] = ()
+
+    @classmethod
+    def of_cases(cls, invariant: str, population: int, violations: int, cases: Iterable[tuple[int, str]] = ()) -> Tally:
+        """One with the lowest of these (place, sample) as its samples."""
+        first, *more = sorted(cases, key=lambda case: case[0])[:SHOWN] or [(0, "")]
+        return cls(invariant, population, violations, *first, tuple(more))
+
+    @property
+    def cases(self) -> tuple[tuple[int, str], ...]:
+        """The (place, sample) of all samples, in their order."""
+        return ((self.place, self.sample), *self.more) if self.sample else ()
+
+    @property
+    def told(self) -> str:
+        """All samples in one line."""
+        return "; ".join(sample for _, sample in self.cases)
 
 
 def add_up(tallies: Iterable[Tally]) -> dict[str, Tally]:
-    """The tallies of one generation's slices, added up by invariant; of the samples the one first on the ring."""
+    """The tallies of one generation's slices, added up by invariant; of the samples the first on the ring."""
     totals: dict[str, Tally] = {}
     for part in tallies:
         so_far = totals.get(part.invariant)
@@ -319,15 +364,8 @@ def add_up(tallies: Iterable[Tally]) -> dict[str, Tally]:
 
 
 def _sum(one: Tally, other: Tally) -> Tally:
-    told = [tally for tally in (one, other) if tally.sample]
-    first = min(told, key=lambda tally: tally.place) if told else one
-    return Tally(
-        one.invariant,
-        one.population + other.population,
-        one.violations + other.violations,
-        first.place,
-        first.sample,
-    )
+    cases = dict.fromkeys([*one.cases, *other.cases])
+    return Tally.of_cases(one.invariant, one.population + other.population, one.violations + other.violations, cases)
 
 
 def finding(invariant: str, parts: Iterable[tuple[str, Tally]], nothing: str) -> Finding:
@@ -341,7 +379,7 @@ def finding(invariant: str, parts: Iterable[tuple[str, Tally]], nothing: str) ->
         population += tally.population
         violations += tally.violations
         if tally.violations and not sample:
-            sample = f"generation {name}: {tally.sample}" if name else tally.sample
+            sample = f"generation {name}: {tally.told}" if name else tally.told
     if not population and not sample:
         sample = f"nothing was checked: {nothing}"
     return Finding(invariant, population, violations, sample)

@@ -1,25 +1,25 @@
 """The one pass of an audit: every row is read once, judged where it is, and compact partial results come back.
 
-Range ends travel with the code, tallies and digests come back; streams never leave the executors. What a row has to
-fulfil is in `rows`.
+Range ends travel with the code, tallies and digests come back; streams never leave the executors. A task makes facts of
+all its ranges, which the pandera model of facts judges as the task ends.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.invariants.comparison import Digests, row_digests
+from cdc_platform.invariants.facts import Facts, judged
 from cdc_platform.invariants.findings import Tally, add_up
 from cdc_platform.invariants.inventory import Holding
-from cdc_platform.invariants.rows import RangeEnds, Rows, audit_rows
+from cdc_platform.invariants.rows import RangeEnds, Rows, add_facts
 from cdc_platform.lake.arrow import compute, fixed_bytes
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, file_batches
@@ -36,6 +36,7 @@ _TALLY = {
     "violations": pa.int64(),
     "place": pa.int64(),
     "sample": pa.string(),
+    "more": pa.list_(pa.struct({"place": pa.int64(), "sample": pa.string()})),
 }
 _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
 """What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
@@ -81,6 +82,7 @@ class _Task:
 
     number: int
     own_msb: bool
+    own_owners: bool
     ranges: RangeEnds
     unordered: Int64s
     sharding: Sharding | None
@@ -97,13 +99,16 @@ def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
     tasks = [_task(number, reading) for number, reading in enumerate(readings)]
     files = [(task, path) for task, reading in zip(tasks, readings, strict=True) for path in reading.holding.files]
     shares = shared_out(files, lambda task: 1 + task.judged)
-    audited = TaskRows(len(shares), lambda share: chain.from_iterable(_audit(*file) for file in shares[share]))
+    audited = TaskRows(len(shares), lambda share: _audit(shares[share]))
     with translated("auditing"):
         parts = workers.table(audited, _OUTPUT).to_pylist()
+    by_number: dict[int, list[dict[str, Any]]] = {number: [] for number in range(len(readings))}
+    for part in parts:
+        by_number[part["number"]].append(part)
     for number, reading in enumerate(readings):
-        mine = [part for part in parts if part["number"] == number]
+        mine = by_number[number]
         if reading.judged:
-            found = [Tally(*(part[name] for name in _TALLY)) for part in mine if part["invariant"] is not None]
+            found = [_tally(part) for part in mine if part["invariant"] is not None]
             result.tallies[reading.holding] = add_up(found)
         if reading.compared:
             result.digests[reading.holding] = _digests(reading.holding, [part["digests"] for part in mine])
@@ -148,6 +153,7 @@ def _task(number: int, reading: Reading) -> _Task:
     return _Task(
         number,
         "ignore_msb" in held.table.schema.names,
+        reading.judged and "owner" in held.table.schema.names,
         RangeEnds(distinct(held.range_ends)),
         held.unordered,
         reading.sharding,
@@ -157,25 +163,32 @@ def _task(number: int, reading: Reading) -> _Task:
     )
 
 
-def _audit(task: _Task, path: str) -> Iterator[pa.RecordBatch]:
-    """What one file has to say; runs on the executors."""
-    totals: dict[str, Tally] = {}
-    digests: list[np.ndarray] = []
-    for batch in file_batches(path, ["range_end", *(["ignore_msb"] if task.own_msb else []), "streams"]):
+def _audit(files: Sequence[tuple[_Task, str]]) -> Iterator[pa.RecordBatch]:
+    """What the files of a task have to say; runs on the executors."""
+    facts = Facts()
+    for task, path in files:
+        digests = list(_read(task, path, facts))
+        if task.compared:
+            joined = np.concatenate(digests, axis=1) if digests else np.empty((4, 0), dtype=np.int64)
+            yield _output(task.number, {"digests": pa.array([joined.tobytes()], pa.binary())})
+    lines = [{"number": number, **_told(tally)} for number, tally in judged(facts)]
+    yield pa.RecordBatch.from_pylist(lines, _OUTPUT)
+
+
+def _read(task: _Task, path: str, facts: Facts) -> Iterator[np.ndarray]:
+    """Add the facts of a file's ranges, and give the digests of its rows, a batch at a time."""
+    columns = ["range_end", *["ignore_msb"] * task.own_msb, *["owner"] * task.own_owners, "streams"]
+    for batch in file_batches(path, columns):
         ends = _numbers(batch.column("range_end"), -(2**63))
         own_msb = batch.column("ignore_msb") if task.own_msb else pa.nulls(len(ends), pa.int8())
         msbs = _numbers(own_msb, NO_MSB)
         lengths, streams, damaged = row_streams(batch.column("streams"))
-        if task.compared:
-            digests.append(np.stack([ends, msbs, *row_digests(lengths, streams, damaged, as_sets=task.as_sets)]))
         if task.judged:
-            found = audit_rows(_rows(task, ends, msbs, lengths, streams, damaged), task.ranges)
-            totals = add_up([*totals.values(), *found])
-    if task.compared:
-        joined = np.concatenate(digests, axis=1) if digests else np.empty((4, 0), dtype=np.int64)
-        yield _output(task, {"digests": pa.array([joined.tobytes()], pa.binary())}, 1)
-    columns = {name: pa.array([getattr(one, name) for one in totals.values()], kind) for name, kind in _TALLY.items()}
-    yield _output(task, columns, len(totals))
+            owners = np.array(batch.column("owner").to_pylist(), dtype=object) if task.own_owners else None
+            rows = _rows(task, ends, msbs, lengths, streams, damaged)
+            add_facts(facts, replace(rows, owners=owners), task.ranges, task.number)
+        if task.compared:
+            yield np.stack([ends, msbs, *row_digests(lengths, streams, damaged, as_sets=task.as_sets)])
 
 
 def _rows(
@@ -213,10 +226,23 @@ def _numbers(column: pa.Array, null: int) -> Int64s:
     return np.asarray(compute.fill_null(column.cast(pa.int64()), null), dtype=np.int64)
 
 
-def _output(task: _Task, columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
-    columns = {"number": pa.repeat(pa.scalar(task.number, pa.int32()), rows), **columns}
-    filled = [columns[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in _OUTPUT]
+def _output(number: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """One line about a reading, in which the other columns are null."""
+    columns = {"number": pa.array([number], pa.int32()), **columns}
+    filled = [columns[each.name] if each.name in columns else pa.nulls(1, each.type) for each in _OUTPUT]
     return pa.RecordBatch.from_arrays(filled, schema=_OUTPUT)
+
+
+def _told(tally: Tally) -> dict[str, Any]:
+    """A tally as a line."""
+    return vars(tally) | {"more": [{"place": place, "sample": sample} for place, sample in tally.more]}
+
+
+def _tally(line: dict[str, Any]) -> Tally:
+    """The inverse of `_told`."""
+    more = tuple((case["place"], case["sample"]) for case in line["more"])
+    told: dict[str, Any] = {name: line[name] for name in _TALLY if name != "more"}
+    return Tally(**told, more=more)
 
 
 def _digests(holding: Holding, parts: Sequence[bytes | None]) -> Digests:

@@ -1,23 +1,28 @@
-"""The audit of rows: where a stream's token lies, which shard it is on, how its ID is made, that it is there once.
+"""The facts of rows: how many streams lie outside their range, off their shard, are misformed, are there again.
 
 Pure numpy, on slices of one generation's rows; what it needs of the whole generation is the range ends. The rules
-themselves are those of `ring` and `generations`, the very functions that place streams and look them up.
+themselves are those of `ring` and `generations`, the very functions that place streams and look them up. What facts
+have to be is for `models` to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from cdc_platform.generations.stream_ids import VERSION, StreamId, StreamIds, decode
+from cdc_platform.invariants import models
+from cdc_platform.invariants.facts import Facts, judged
 from cdc_platform.invariants.findings import (
     SHARD_COLOCATION,
+    SHOWN,
     STREAM_FORMAT,
     STREAMS_UNIQUE,
     VNODE_COLOCATION,
+    Invariant,
     Tally,
 )
 from cdc_platform.ring import (
@@ -64,7 +69,8 @@ class Rows:
     `range_ends` int64[n] (all of them in the generation's range ends); `ignore_msbs` int64[n], -1 for null;
     `stream_counts` int64[n]; `streams` uint8[total, 16], the rows' streams one after the other. `order_known` bool[n]:
     where it is False the shard of a stream cannot be told, so that shard colocation is not judged. `damaged` says by
-    place in `streams` what is there instead of 16 bytes; the bytes at such a place mean nothing.
+    place in `streams` what is there instead of 16 bytes; the bytes at such a place mean nothing. `owners` has the
+    owner of each row, where the table says it.
     """
 
     range_ends: Int64s
@@ -73,6 +79,7 @@ class Rows:
     streams: UInt8s
     order_known: Bools
     damaged: Mapping[int, str] = field(default_factory=dict)
+    owners: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +94,7 @@ class _Block:
     ids: UInt8s
     whole: Bools
     damaged: Mapping[tuple[int, int], str]
+    owners: Sequence[str | None]
 
     @cached_property
     def fields(self) -> StreamIds:
@@ -108,26 +116,90 @@ class _Block:
         return f"range end {self.range_ends[row, 0]}, stream {stream} ({value})"
 
 
-def audit_rows(rows: Rows, ranges: RangeEnds) -> Iterator[Tally]:
-    """Tallies of vnode_colocation, shard_colocation, stream_format and streams_unique for some rows of a generation.
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """What a block says of one invariant: bool[rows, streams] are the streams that it is asked of and those that break
+    it; `explain` says of one why it does.
+    """
+
+    invariant: Invariant
+    among: Bools
+    wrong: Bools
+    explain: Callable[[int, int], str]
+
+
+def audit_rows(rows: Rows, ranges: RangeEnds) -> list[Tally]:
+    """The tallies of what facts of ranges tell, for some rows of a generation; none without rows.
 
     Whether a stream comes again in another row is not seen here: it can only where an index is wrong or a range end
     comes twice, and then stream_format or ring_covered_once tells.
     """
-    yield from _without_streams(rows)
+    facts = Facts()
+    add_facts(facts, rows, ranges)
+    return [tally for _, tally in judged(facts)]
+
+
+def add_facts(facts: Facts, rows: Rows, ranges: RangeEnds, generation: int = 0) -> None:
+    """Add the facts of some rows of a generation, under a number for it, a range a row."""
+    _without_streams(facts, rows, ranges, generation)
     for block in _blocks(rows, ranges):
         inside = _inside(block)
-        yield _vnode_colocation(block, inside)
-        yield _shard_colocation(block, inside)
-        yield _stream_format(block)
-        yield _streams_unique(block)
+        looks = (
+            _vnode_colocation(block, inside),
+            _shard_colocation(block, inside),
+            _stream_format(block),
+            _streams_unique(block),
+        )
+        columns = {
+            "generation": np.full(len(block.range_ends), generation),
+            "range_end": block.range_ends[:, 0],
+            "index": block.ranks[:, 0],
+            "streams": np.full(len(block.range_ends), block.width),
+        }
+        said: dict[tuple[str, int], str] = {}
+        for look in looks:
+            assert look.invariant.in_range is not None
+            columns[look.invariant.in_range.among] = _counted(look.among)
+            columns[look.invariant.in_range.wrong] = _counted(look.wrong)
+            said.update({(look.invariant, row): words for row, words in _explained(block, look)})
+        facts.add(columns, block.owners, said)
 
 
-def _without_streams(rows: Rows) -> Iterator[Tally]:
+def _without_streams(facts: Facts, rows: Rows, ranges: RangeEnds, generation: int) -> None:
+    """A range without streams lacks one, in whatever format."""
     empty = np.flatnonzero(rows.stream_counts == 0)
-    if len(empty):
-        first = int(rows.range_ends[empty].min())
-        yield Tally(STREAM_FORMAT, len(empty), len(empty), first, f"range end {first} has no streams")
+    if not len(empty):
+        return
+    ends = rows.range_ends[empty]
+    nothing, one = np.zeros_like(ends), np.ones_like(ends)
+    assert STREAM_FORMAT.in_range is not None
+    columns = dict.fromkeys(models.FACTS, nothing) | {
+        "generation": np.full(len(empty), generation),
+        "range_end": ends,
+        "index": np.searchsorted(ranges.ends, ends),
+        STREAM_FORMAT.in_range.among: one,
+        STREAM_FORMAT.in_range.wrong: one,
+    }
+    first = np.argsort(ends, kind="stable")[:SHOWN].tolist()
+    said: dict[tuple[str, int], str] = {(STREAM_FORMAT, row): f"range end {ends[row]} has no streams" for row in first}
+    facts.add(columns, _owners(rows, empty), said)
+
+
+def _counted(streams: Bools) -> Int64s:
+    """How many of each row's streams are so: int64[n]. Nearly always it is all or none of them."""
+    if streams.all():
+        return np.full(len(streams), streams.shape[1])
+    return np.count_nonzero(streams, axis=1) if streams.any() else np.zeros(len(streams), dtype=np.int64)
+
+
+def _explained(block: _Block, look: _Look) -> Iterator[tuple[int, str]]:
+    """The first rows on the ring that break an invariant, and what is wrong with the first stream that does."""
+    if not look.wrong.any():
+        return
+    rows = np.flatnonzero(look.wrong.any(axis=1))
+    for row in rows[np.argsort(block.range_ends[rows, 0], kind="stable")][:SHOWN].tolist():
+        stream = int(np.argmax(look.wrong[row]))
+        yield row, f"{block.name(row, stream)}: {look.explain(row, stream)}"
 
 
 def _inside(block: _Block) -> Bools:
@@ -141,15 +213,15 @@ def _inside(block: _Block) -> Bools:
     return (unbias(block.fields.tokens) - first <= length) & (block.fields.tokens != MINIMUM)
 
 
-def _vnode_colocation(block: _Block, inside: Bools) -> Tally:
+def _vnode_colocation(block: _Block, inside: Bools) -> _Look:
     def explain(row: int, stream: int) -> str:
         token, start, end = block.fields.tokens[row, stream], block.starts[row, 0], block.range_ends[row, 0]
         return f"its token {token} is outside its range ({start}, {end}]"
 
-    return _tally(VNODE_COLOCATION, block, int(block.whole.sum()), block.whole & ~inside, explain)
+    return _Look(VNODE_COLOCATION, block.whole, block.whole & ~inside, explain)
 
 
-def _shard_colocation(block: _Block, inside: Bools) -> Tally:
+def _shard_colocation(block: _Block, inside: Bools) -> _Look:
     """Counted are the pairs of row and shard in which the shard owns a token of the range.
 
     That it does is proven by its stream where that is in place; only where some stream is not, the first token of the
@@ -180,10 +252,10 @@ def _shard_colocation(block: _Block, inside: Bools) -> Tally:
         shard = shard_of(block.fields.tokens[row, stream], width, bits[row, 0])
         return f"its token {block.fields.tokens[row, stream]} is on shard {shard}, not on shard {stream}"
 
-    return _tally(SHARD_COLOCATION, block, int(owns.sum()), wrong, explain)
+    return _Look(SHARD_COLOCATION, owns, wrong, explain)
 
 
-def _stream_format(block: _Block) -> Tally:
+def _stream_format(block: _Block) -> _Look:
     fields = block.fields
     wrong = (fields.versions != VERSION) | (fields.indexes != block.ranks) | ~block.whole
 
@@ -196,10 +268,10 @@ def _stream_format(block: _Block) -> Tally:
             return f"its version is {fields.versions[row, stream]}, not {VERSION}"
         return f"its index is {fields.indexes[row, stream]}, the range is number {block.ranks[row, 0]}"
 
-    return _tally(STREAM_FORMAT, block, wrong.size, wrong, explain)
+    return _Look(STREAM_FORMAT, np.ones(wrong.shape, dtype=bool), wrong, explain)
 
 
-def _streams_unique(block: _Block) -> Tally:
+def _streams_unique(block: _Block) -> _Look:
     """Streams that are equal have equal random bits: only rows in which some are need a look at whole IDs."""
     again = np.zeros(block.whole.shape, dtype=bool)
     in_order = np.sort(block.fields.randoms, axis=1)
@@ -211,18 +283,7 @@ def _streams_unique(block: _Block) -> Tally:
     def explain(row: int, stream: int) -> str:
         return "the range has the same stream before it already"
 
-    return _tally(STREAMS_UNIQUE, block, int(block.whole.sum()), again, explain)
-
-
-def _tally(invariant: str, block: _Block, population: int, wrong: Bools, explain: Callable[[int, int], str]) -> Tally:
-    violations = int(wrong.sum())
-    if not violations:
-        return Tally(invariant, population, 0)
-    rows = np.flatnonzero(wrong.any(axis=1))
-    row = int(rows[np.argmin(block.range_ends[rows, 0])])
-    stream = int(np.argmax(wrong[row]))
-    sample = f"{block.name(row, stream)}: {explain(row, stream)}"
-    return Tally(invariant, population, violations, int(block.range_ends[row, 0]), sample)
+    return _Look(STREAMS_UNIQUE, block.whole, again, explain)
 
 
 def _blocks(rows: Rows, ranges: RangeEnds) -> Iterator[_Block]:
@@ -247,9 +308,14 @@ def _blocks(rows: Rows, ranges: RangeEnds) -> Iterator[_Block]:
                 ids=rows.streams[taken].reshape(*shape, 16),
                 whole=whole[taken].reshape(shape),
                 damaged=_damaged(rows, places) if rows.damaged else {},
+                owners=_owners(rows, chunk),
             )
 
 
 def _damaged(rows: Rows, places: Int64s) -> dict[tuple[int, int], str]:
     found = np.argwhere(np.isin(places, list(rows.damaged)))
     return {(row, stream): rows.damaged[int(places[row, stream])] for row, stream in found.tolist()}
+
+
+def _owners(rows: Rows, chosen: Int64s) -> Sequence[str | None]:
+    return [None] * len(chosen) if rows.owners is None else rows.owners[chosen].tolist()

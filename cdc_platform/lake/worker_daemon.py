@@ -1,13 +1,15 @@
 """The process that forks Spark's Python workers: pyspark's own, ready for the platform's tasks, and gone when idle.
 
-What tasks need is imported before the first fork, once for all workers. A Connect server starts such a process for
-every session that uses Python, and ends none of them: without workers it ends by itself, and Spark, which takes that
-for an accident, starts another if the session comes back. Run as a module by Spark, see `session.local_conf`.
+What tasks need is loaded before the first fork, once for all workers: what writes slices, and the models by which
+audits judge, which take a second. A Connect server starts such a process for every session that uses Python, and ends
+none of them: without workers it ends by itself, and Spark, which takes that for an accident, starts another if the
+session comes back. Run as a module by Spark, see `session.local_conf`.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 
@@ -15,6 +17,8 @@ from pyspark import daemon
 
 import cdc_platform.lake.slices  # noqa: F401 imported for the workers, with pyarrow and deltalake
 
+MODELS = "cdc_platform.invariants.models"
+"""What `load` is called of; by name, as the lake itself knows nobody's models."""
 IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
 IDLE_SECONDS = 120.0
 """How long the process waits for the next worker. Spark ends workers that have had no task for a minute."""
@@ -46,6 +50,7 @@ class Idleness:
 
 def main() -> None:
     """Serve workers until Spark ends, or until nobody wants one."""
+    importlib.import_module(MODELS).load()
     gc.collect()
     gc.freeze()
     Idleness(float(os.environ.get(IDLE_VARIABLE) or IDLE_SECONDS)).start()

@@ -81,9 +81,15 @@ def test_workers_begin_with_what_tasks_need(spark: SparkSession) -> None:
     def tell(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
         import pyarrow as pa
 
-        loaded = sorted({"cdc_platform.lake.slices", "deltalake", "pyarrow.parquet"} & set(sys.modules))
+        loaded = sorted(
+            {"cdc_platform.lake.slices", "deltalake", "pandera.pandas", "pyarrow.parquet"} & set(sys.modules)
+        )
+        models = sys.modules.get("cdc_platform.invariants.models")
+        if models is not None and models.facts_model.cache_info().currsize:
+            loaded.append("the model of facts")
         for _ in batches:
             yield pa.record_batch([pa.array([loaded])], names=["loaded"])
 
     row = spark.range(0, 1, 1, 1).mapInArrow(tell, "loaded array<string>").collect()[0]
-    assert row["loaded"] == ["cdc_platform.lake.slices", "deltalake", "pyarrow.parquet"]
+    due = ["cdc_platform.lake.slices", "deltalake", "pandera.pandas", "pyarrow.parquet", "the model of facts"]
+    assert row["loaded"] == due
