@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 from bench.cluster import Size, lake_before_join, lake_before_next_join
-from bench.measure import Result, paired, seconds, watched_memory
+from bench.measure import Pairs, Result, paired, seconds, watched_memory
 from bench.session import CLOCK, FLOOR, Bench, v2_rows
 from cdc_platform.clock import HOUR_US, Clock
+from cdc_platform.invariants import one_pass
 from cdc_platform.invariants.audit import audit_lake
+from cdc_platform.invariants.facts import Facts
+from cdc_platform.invariants.facts import judged as facts_judged
+from cdc_platform.invariants.findings import Tally
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
@@ -59,11 +67,38 @@ def audit_alone(bench: Bench) -> list[Result]:
         )
         with bench.counted_jobs() as jobs:
             summary = audit_lake(bench.workers, joins.lake, joins.generation_id)
+        judging = _judging(joins, bench.sizes.repeats)
     at = f"{size}, {len(summary)} invariants"
+    here = "the whole audit, in one process"
     return [
         Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.0),
         Result("audit-jobs", at, pairs.seconds, "none: a count of Spark jobs", 0.0, float(len(jobs)), 3.0),
+        Result("audit-pandera", at, judging.seconds, here, judging.floor_seconds, judging.ratio, 0.1),
     ]
+
+
+def _judging(joins: Joins, repeats: int) -> Pairs:
+    """What pandera's models take of an audit, by the same tasks as on Spark: those of facts and that of the summary."""
+    took: list[float] = []
+
+    def timed(facts: Facts) -> Iterator[tuple[int, Tally]]:
+        start = time.perf_counter()
+        found = list(facts_judged(facts))
+        took.append(time.perf_counter() - start)
+        return iter(found)
+
+    pairs = Pairs([], [])
+    for turn in range(1 + repeats):
+        took.clear()
+        with patch.object(one_pass, "judged", timed):
+            start = time.perf_counter()
+            summary = audit_lake(Workers.alone(), joins.lake, joins.generation_id)
+            audited = time.perf_counter() - start
+        took.append(seconds(lambda summary=summary: judge(summary)))
+        if turn:
+            pairs.subject.append(sum(took))
+            pairs.floor.append(audited + took[-1])
+    return pairs
 
 
 def growth(bench: Bench) -> list[Result]:

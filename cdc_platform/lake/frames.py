@@ -15,7 +15,7 @@ from cdc_platform.errors import InputError
 from cdc_platform.lake import slices
 from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import assert_shape, quoted, spark_schema
+from cdc_platform.lake.shape import quoted, spark_schema
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, rows_of_files
@@ -65,10 +65,9 @@ def replace_slice(
     """
     _check_partition(table, where)
     lake.ensure(table)
-    if not isinstance(rows, TaskRows):
-        rows = assert_shape(table, rows)
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translated(what):
+        rows = _of_table(table, rows)
         draft = slices.write_draft(workers, lake, table, rows, where, what)
     try:
         return _committed(what, lambda: slices.commit(lake, table, draft, where))
@@ -125,9 +124,8 @@ def _put(
     seen = None if transaction is None else lake.transaction(table, transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False
-    if not isinstance(rows, TaskRows):
-        rows = rows.select(*map(quoted, table.schema.names))
     with translated(what):
+        rows = _of_table(table, rows)
         draft = slices.write_draft(workers, lake, table, rows, {}, what)
     try:
         return _committed(
@@ -135,6 +133,11 @@ def _put(
         )
     finally:
         slices.discard(draft)
+
+
+def _of_table(table: Table, rows: DataFrame | TaskRows) -> DataFrame | TaskRows:
+    """The rows with the table's columns in order; of which types they are, the tasks see that write them."""
+    return rows if isinstance(rows, TaskRows) else rows.select(*map(quoted, table.schema.names))
 
 
 def _check_partition(table: Table, where: Mapping[str, Any]) -> None:

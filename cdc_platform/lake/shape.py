@@ -1,67 +1,124 @@
-"""The pandera model of each table, made from its declaration, and the guard that holds a DataFrame against it.
+"""Spark's types of the declared columns, and the pandera model of the columns that a DataFrame has to come in with.
 
 Only names and types are looked at, which costs no Spark job; NOT NULL and CHECK are held by Delta as the rows go in.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from cdc_platform.errors import InputError
 from cdc_platform.lake.tables import Table
 
 if TYPE_CHECKING:
-    from pandera.pyspark import DataFrameModel
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
 
-@cache
-def schema_model(table: Table) -> type[DataFrameModel]:
-    """The table's pandera model: every column by name and type, and no other column.
+@dataclass(frozen=True)
+class Misfit:
+    """A column that a DataFrame should have otherwise: of which type it is and has to be, as Spark calls them.
 
-    Nullable throughout: for each column that is not pandera would run a Spark job, where Delta checks in passing.
+    Without `found` it is missing, without `due` it is one too many.
     """
-    from pandera.pyspark import DataFrameModel, Field
-    from pyspark.sql.types import ArrayType
 
-    def annotation(kind: Any) -> Any:
-        return Annotated[ArrayType, kind.elementType, True] if isinstance(kind, ArrayType) else type(kind)
-
-    columns = spark_schema(table)
-    members: dict[str, Any] = {column.name: Field(nullable=True) for column in columns}
-    members["__annotations__"] = {column.name: annotation(column.dataType) for column in columns}
-    members["Config"] = type("Config", (), {"strict": True, "name": table.full_name})
-    return type(table.name.title().replace("_", ""), (DataFrameModel,), members)
+    column: str
+    found: str | None
+    due: str | None
 
 
-def assert_shape(table: Table, df: DataFrame) -> DataFrame:
-    """`df` with the table's columns in order.
+def same_type(found: DataType, due: DataType) -> bool:
+    """Whether a nested type is the one that is due, wherever it may hold nulls."""
+    return found.simpleString() == due.simpleString()
 
-    Raises:
-        InputError: a column is missing, is one too many or has another type.
+
+@dataclass(frozen=True, eq=False)
+class Door:
+    """What a DataFrame has to be that comes in here: `columns` by name and type, of which it may lack the `optional`
+    ones; with `strict` no others.
+
+    Flat types are a pandera model's to judge. It refuses structs, takes an array that holds no nulls for another type
+    than one that could, and fails where a map is due and none is there: nested columns are judged from the declared
+    schema, by `readable`.
     """
-    from pandera.config import ValidationDepth, config_context
+
+    name: str
+    columns: StructType
+    optional: Collection[str] = ()
+    strict: bool = False
+    readable: Callable[[DataType, DataType], bool] = same_type
+
+    def misfits(self, frame: DataFrame) -> list[Misfit]:
+        """The columns that do not fit, in the order in which they are declared, then those that are too many."""
+        from pandera.config import ValidationDepth, config_context
+
+        found = {field.name: field.dataType for field in frame.schema}
+        due = {field.name: field.dataType for field in self.columns}
+        # Validation can be switched off by the environment; what nobody validated must not come in.
+        with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_ONLY):
+            judged: Any = self.model.validate(cast("Any", _outline(frame)), lazy=True)
+        told = judged.pandera.errors.get("SCHEMA", {})
+        wrong = {entry["column"] for entries in told.values() for entry in entries}
+        wrong |= {
+            each for each in due if each in found and _nested(due[each]) and not self.readable(found[each], due[each])
+        }
+        extra = [each for each in found if each not in due and "COLUMN_NOT_IN_SCHEMA" in told]
+        return [
+            *(Misfit(each, _called(found.get(each)), _called(due[each])) for each in due if each in wrong),
+            *(Misfit(each, _called(found[each]), None) for each in extra),
+        ]
+
+    @cached_property
+    def model(self) -> Any:
+        """The pandera model. Nullable throughout: for each column that is not pandera would run a Spark job."""
+        from pandera.pyspark import Column as PanderaColumn
+        from pandera.pyspark import DataFrameSchema
+
+        columns = {
+            field.name: PanderaColumn(
+                None if _nested(field.dataType) else cast("Any", field.dataType),
+                nullable=True,
+                required=field.name not in self.optional,
+            )
+            for field in self.columns
+        }
+        return DataFrameSchema(columns, strict=self.strict, name=self.name)
+
+
+def _outline(frame: DataFrame) -> DataFrame:
+    """No rows with the columns of a frame: pandera shows rows of what lacks a column. Where it knows no such type, an
+    array stands for it, which no flat type is.
+    """
     from pyspark.sql import functions as F
 
-    schema = spark_schema(table)
-    # An array that cannot hold nulls is one that could, to Delta; to pandera it is another type.
-    arrays = {field.name: field.dataType for field in schema if field.dataType.typeName() == "array"}
-    same = {name: F.col(name).cast(kind) for name, kind in arrays.items() if _is_array_of(df, name, kind)}
-    with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_ONLY):
-        judged: Any = schema_model(table).validate(cast("Any", df.withColumns(same) if same else df), lazy=True)
-        errors = judged.pandera.errors
-    if errors is None:
-        raise InputError(f"{table.full_name}: pandera did not look at the rows; unset PANDERA_VALIDATION_ENABLED")
-    if errors:
-        said = [str(entry["error"]) for group in errors.get("SCHEMA", {}).values() for entry in group]
-        told = {re.sub(r"DataFrameSchema \{.*\}$", "the table", each) for each in said}
-        raise InputError(f"rows do not have the shape of {table.full_name}: {'; '.join(sorted(told)) or errors}")
-    return judged.select(*schema.names)
+    def shown(field: StructField) -> Column:
+        if not _nested(field.dataType) and _understood(field.dataType):
+            return F.col(quoted(field.name))
+        return F.lit(None).cast("array<string>").alias(field.name)
+
+    return frame.limit(0).select(*map(shown, frame.schema))
+
+
+def _understood(kind: DataType) -> bool:
+    from pandera.engines.pyspark_engine import Engine
+
+    try:
+        Engine.dtype(cast("Any", kind))
+    except TypeError:
+        return False
+    return True
+
+
+def _nested(kind: DataType) -> bool:
+    return kind.typeName() in ("array", "map", "struct")
+
+
+def _called(kind: DataType | None) -> str | None:
+    return None if kind is None else kind.simpleString()
 
 
 @cache
@@ -101,14 +158,6 @@ def spark_type(kind: pa.DataType) -> DataType:
         pa.timestamp("us", "UTC"): T.TimestampType(),
     }
     return simple[kind]
-
-
-def _is_array_of(df: DataFrame, name: str, kind: DataType) -> bool:
-    """Whether the column differs from `kind`, if at all, only in where nulls may be."""
-    if name not in df.columns:
-        return False
-    found = df.schema[name].dataType
-    return found != kind and found.simpleString() == kind.simpleString()
 
 
 def quoted(name: str) -> str:

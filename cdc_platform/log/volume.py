@@ -15,7 +15,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
-from cdc_platform.lake.shape import spark_struct
+from cdc_platform.lake.shape import Door, spark_struct
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
@@ -139,13 +139,13 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     expected = spark_struct(writes_schema(schema))
-    unknown = sorted(set(writes.columns) - set(expected.names))
+    door = Door(f"typed writes to {schema.full_name}", expected, optional=expected.names, strict=True)
+    misfits = door.misfits(writes)
+    unknown = sorted(each.column for each in misfits if each.due is None)
     if unknown:
-        raise InputError(f"typed writes to {schema.full_name} have no column {', '.join(unknown)}")
-    for name in writes.columns:
-        found, due = writes.schema[name].dataType.simpleString(), expected[name].dataType.simpleString()
-        if found != due:
-            raise InputError(f"column {name} of typed writes to {schema.full_name} is {found}; it has to be {due}")
+        raise InputError(f"{door.name} have no column {', '.join(unknown)}")
+    for each in misfits:
+        raise InputError(f"column {each.column} of {door.name} is {each.found}; it has to be {each.due}")
     given = set(writes.columns)
     columns = [
         F.col(f"`{field.name}`") if field.name in given else F.lit(None).cast(field.dataType).alias(field.name)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import Door
 from cdc_platform.lake.volume import settle_worker
 from cdc_platform.timeline.stream_sources import StreamSources
 
@@ -35,9 +36,9 @@ def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
     """
     from pyspark.sql import types as T
 
-    for name, kind in (("key", T.BinaryType()), ("timestamp", T.LongType())):
-        if name not in writes.columns or writes.schema[name].dataType != kind:
-            raise InputError(f"writes need a column {name!r} of type {kind.simpleString()}; they have {writes.columns}")
+    due = T.StructType([T.StructField("key", T.BinaryType()), T.StructField("timestamp", T.LongType())])
+    for each in Door("base writes", due).misfits(writes):
+        raise InputError(f"writes need a column {each.column!r} of type {each.due}; they have {writes.columns}")
     streams_of = StreamSources(lake).generations.finder()
     schema = T.StructType([*writes.schema.fields, T.StructField("stream_id", T.BinaryType())])
 

@@ -23,6 +23,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.connect import ConnectServer, _members
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import spark_session
+from cdc_platform.lake.shape import Door, Misfit, spark_struct
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import Workers
@@ -66,8 +67,13 @@ def core(spark: SparkSession, lake: Lake) -> None:
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
         frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
-    with pytest.raises(InputError, match="not in the table"):
-        frames.replace_slice(Workers(lambda: spark), lake, table, rows.withColumn("extra", F.lit(1)), {"time": TIME})
+    due = spark_struct(table.schema)
+    assert Door("rows", due).misfits(rows) == []
+    wrong = rows.drop("range_end").withColumn("time", F.lit("noon"))
+    assert Door("rows", due).misfits(wrong) == [
+        Misfit("time", "string", "timestamp"),
+        Misfit("range_end", None, "bigint"),
+    ]
     with pytest.raises(InputError, match="Syntax error"), translated("the query"):
         spark.sql("SELEC 1").collect()
     assert lake.read(table).num_rows == 5

@@ -14,7 +14,7 @@ from cdc_platform.cql.types import Value
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.session import ROWS_PER_BATCH
-from cdc_platform.lake.shape import quoted, spark_struct
+from cdc_platform.lake.shape import Door, quoted, spark_struct
 from cdc_platform.log.key_bytes import canonical_keys
 from cdc_platform.log.log_table import arrow_type, log_table
 from cdc_platform.log.log_values import arrow_value, table_rows
@@ -135,18 +135,17 @@ def _record_batch(schema: TableSchema, rows: list[dict[str, Value | None]]) -> p
 
 def _columns(schema: TableSchema, changes: DataFrame) -> list[str]:
     """The names of the log's columns that the changes have; held to be enough, and of the types of the log."""
+    told = log_columns(schema)
     due = spark_struct(log_table(schema).schema)
-    found = {field.name: field.dataType for field in changes.schema}
-    for each in log_columns(schema):
-        if each.name not in found:
-            if each.role not in _LATER_ROLES:
-                raise InputError(f"the changes have no column {each.name}; every log of {schema.full_name} has it")
-        elif not _is_readable(found[each.name], due[each.name].dataType):
-            raise InputError(
-                f"column {each.name} of the changes is {found[each.name].simpleString()}; in a log of"
-                f" {schema.full_name} it is {due[each.name].dataType.simpleString()}"
-            )
-    return [each for each in (*(column.name for column in log_columns(schema)), EXACT) if each in found]
+    columns = type(due)([due[each.name] for each in told])
+    later = [each.name for each in told if each.role in _LATER_ROLES]
+    for each in Door(f"changes of {schema.full_name}", columns, later, readable=_is_readable).misfits(changes):
+        if each.found is None:
+            raise InputError(f"the changes have no column {each.column}; every log of {schema.full_name} has it")
+        raise InputError(
+            f"column {each.column} of the changes is {each.found}; in a log of {schema.full_name} it is {each.due}"
+        )
+    return [each for each in (*columns.names, EXACT) if each in changes.columns]
 
 
 def _is_readable(found: DataType, due: DataType) -> bool:
