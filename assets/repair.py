@@ -3,7 +3,10 @@
 A repair that is asked for goes the way of a join: the sensor `waiting_joins` runs it. No Spark in here.
 """
 
+from collections.abc import Iterator
+
 from dagster import (
+    AssetCheckExecutionContext,
     AssetCheckResult,
     AssetCheckSeverity,
     Config,
@@ -16,17 +19,19 @@ from dagster import (
     TableMetadataValue,
     asset_check,
     job,
+    multi_asset_check,
     op,
     sensor,
 )
 from pydantic import Field
 
+from assets.checks import check_specs, judged
 from assets.declared import key, pool
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import few_rows
 from cdc_platform.errors import PlatformError
-from cdc_platform.invariants.findings import FIT
+from cdc_platform.invariants.findings import FIT, GENERATIONS_RETRIEVABLE, STREAMS_FIT_THE_RING
 from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
@@ -79,8 +84,8 @@ def check_and_repair_streams() -> None:
 
 @asset_check(
     asset=key(NODES),
-    name="streams_fit_the_ring",
-    description="The latest generation fits the ring as it stands: a repair is neither needed nor of use.",
+    name=str(STREAMS_FIT_THE_RING),
+    description=STREAMS_FIT_THE_RING.meaning,
 )
 def streams_fit_the_ring(home: HomeResource, clock: ClockResource) -> AssetCheckResult:
     """Judge the latest generation; what is only a warning for `repair` is one here."""
@@ -96,6 +101,15 @@ def streams_fit_the_ring(home: HomeResource, clock: ClockResource) -> AssetCheck
         description=amiss[0].detail if amiss else checkup.cannot_tell or f"{checkup.latest} fits",
         metadata={"needed": checkup.needed, "conditions": _conditions(checkup)},
     )
+
+
+@multi_asset_check(name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]))
+def audit_named_generations(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge whether what nodes, ledgers and readers name can be read; where nobody names any there is nothing to."""
+    lake = home.lake()
+    yield from judged(context, NODES, lake, clock.clock(), lambda _: [(FIT, audit_fit(lake))])
 
 
 def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> SensorResult:
@@ -145,4 +159,8 @@ def _conditions(checkup: repairing.Checkup) -> TableMetadataValue:
     return few_rows(("kind", "condition", "detail"), rows)
 
 
-DEFINED = Definitions(asset_checks=[streams_fit_the_ring], jobs=[check_and_repair_streams], sensors=[needed_repairs])
+DEFINED = Definitions(
+    asset_checks=[streams_fit_the_ring, audit_named_generations],
+    jobs=[check_and_repair_streams],
+    sensors=[needed_repairs],
+)

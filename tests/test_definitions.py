@@ -17,6 +17,8 @@ from dagster import AssetSpec
 
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
+from cdc_platform.invariants import models
+from cdc_platform.invariants.findings import DECLARED
 
 ROOT = Path(__file__).resolve().parent.parent
 SNAPSHOT = Path(__file__).resolve().parent / "data" / "definitions.json"
@@ -90,6 +92,19 @@ def told(spec: AssetSpec) -> dict[str, Any]:
         "partitions": getattr(partitions, "name", None),
         "columns": [column.name for column in spec.metadata["dagster/column_schema"].columns],
     }
+
+
+def test_checks_of_assets_say_what_the_models_say() -> None:
+    """Each is described as the check of its name in pandera's models, of facts and of summaries; none is left out."""
+    of_summaries = {check.name: check.description for check in models.summary_model(tuple(DECLARED)).checks}
+    of_facts = {
+        check.name: check.description for column in models.facts_model().columns.values() for check in column.checks
+    }
+    graph = defs.resolve_asset_graph()
+    described = {check.name: graph.get_check_spec(check).description for check in graph.asset_check_keys}
+    assert set(of_facts) == set(models.IN_RANGES)
+    assert of_facts.items() <= of_summaries.items()
+    assert {name: described.get(name) for name in of_summaries} == of_summaries
 
 
 def test_definitions_are_those_of_the_snapshot() -> None:

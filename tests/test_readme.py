@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc_platform.commands.program import COMMANDS
 from cdc_platform.invariants.findings import FAMILIES, INVARIANTS
+from cdc_platform.invariants.models import summary_model
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -28,6 +31,11 @@ def text_of(name: str) -> str:
 def blocks(text: str, language: str) -> list[str]:
     """The fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def checks_of(invariants: Sequence[str]) -> dict[str, Any]:
+    """The checks of the model of a summary of these, by name."""
+    return {check.name: check for check in summary_model(tuple(invariants)).checks}
 
 
 def commands() -> list[str]:
@@ -99,10 +107,14 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_invariant_is_documented() -> None:
-    """The page of each family names its invariants; the model's, in the order in which they are judged."""
+    """The page of each family has a row for each, which begins as the check of pandera's model says it; those of
+    generations, in the order in which they are judged.
+    """
     for family in FAMILIES:
+        told = {str(name): check.description for name, check in checks_of(family.invariants).items()}
         page = text_of(family.page)
-        assert [name for name in family.invariants if f"`{name}`" not in page] == [], family.page
+        assert list(told) == list(family.invariants)
+        assert [name for name, said in told.items() if f"\n| `{name}` | {said}" not in page] == [], family.page
     rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
     assert [row for row in rows if row in INVARIANTS] == list(INVARIANTS)
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, DagsterRunStatus, SensorResult, build_sensor_context
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterRunStatus,
+    SensorResult,
+    build_sensor_context,
+)
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.join.inbox import waiting_joins
-from assets.repair import REPAIR_JOB, needed_repairs, streams_fit_the_ring
+from assets.repair import REPAIR_JOB, audit_named_generations, needed_repairs, streams_fit_the_ring
+from cdc_platform.clock import Milliseconds
 from cdc_platform.definitions import defs
+from cdc_platform.generations import GenerationId
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_DESCRIPTIONS_V2
-from cdc_platform.records import inbox
+from cdc_platform.records import cdc_local, inbox
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
 from resources.clock import ClockResource
@@ -60,6 +70,24 @@ def test_the_check_tells_and_blocks_nothing(damaged: Rehearsal) -> None:
     assert "no generation is known at all" in (told.description or "")
     (spec,) = streams_fit_the_ring.check_specs
     assert (spec.asset_key, spec.blocking) == (AssetKey(["platform", "nodes"]), False)
+
+
+def retrievable(damaged: Rehearsal) -> AssetCheckEvaluation:
+    """What the check of named generations says."""
+    job = defs.resolve_implicit_global_asset_job_def().get_subset(
+        asset_check_selection=set(audit_named_generations.check_keys), asset_selection=set()
+    )
+    (told,) = job.execute_in_process(run_config=QUIET, instance=damaged.instance).get_asset_check_evaluations()
+    return told
+
+
+def test_a_named_generation_that_cannot_be_read_is_told_of(damaged: Rehearsal) -> None:
+    """Where nobody names one there is nothing to judge; one of a node whose description is not here is a violation."""
+    assert retrievable(damaged).passed
+    cdc_local.keep(damaged.lake, HOSTS[0].host_id, GenerationId(Milliseconds(1_700_000_000_000), UUID(int=7)))
+    told = retrievable(damaged)
+    assert (told.passed, told.metadata["violations"].value) == (False, 1)
+    assert "its description cannot be read" in str(told.description)
 
 
 def test_the_job_queues_one_repair_that_the_inbox_runs(damaged: Rehearsal) -> None:
