@@ -107,9 +107,7 @@ def test_every_command_is_documented() -> None:
 
 
 def test_every_invariant_is_documented() -> None:
-    """The page of each family has a row for each, which begins as the check of pandera's model says it; those of
-    generations, in the order in which they are judged.
-    """
+    """A row in the page of its family, in the words of the model's check; generations' in the order of judging."""
     for family in FAMILIES:
         told = {str(name): check.description for name, check in checks_of(family.invariants).items()}
         page = text_of(family.page)
