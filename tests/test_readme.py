@@ -20,7 +20,7 @@ from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def text_of(name: str) -> str:

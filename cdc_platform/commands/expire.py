@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.output import json_option, time_of, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
     from cdc_platform.lifecycle.expiry.removal import Expired
 
@@ -21,11 +22,12 @@ MOST_NODES = 10_000
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only show the plan; write nothing.")
+@click.option("--cql", is_flag=True, help="Only print what would go as DELETEs for the cluster's own tables.")
 @click.option("--forecast", type=click.IntRange(1, MOST_NODES), metavar="N", help="What is kept after N more nodes.")
 @click.option("--every", type=click.IntRange(1), metavar="HOURS", help="With --forecast: hours between two joins. [24]")
 @json_option
 @pass_session
-def expire(session: Session, dry_run: bool, forecast: int | None, every: int | None, as_json: bool) -> None:
+def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, every: int | None, as_json: bool) -> None:
     """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
 
     A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, is never touched:
@@ -34,12 +36,13 @@ def expire(session: Session, dry_run: bool, forecast: int | None, every: int | N
     \b
     Example:
       cdc-platform expire --dry-run --json
+      cdc-platform expire --cql > purge.cql
       cdc-platform expire
       cdc-platform expire --forecast 100
     """
     if forecast is not None:
-        if dry_run:
-            raise click.UsageError("--forecast changes nothing: leave --dry-run out")
+        if dry_run or cql:
+            raise click.UsageError("--forecast changes nothing: leave --dry-run and --cql out")
         _forecast(session, forecast, every or 24, as_json)
         return
     if every is not None:
@@ -49,6 +52,9 @@ def expire(session: Session, dry_run: bool, forecast: int | None, every: int | N
 
     home = session.open_home()
     lake, settings = Lake(home.lake), home.settings
+    if cql:
+        _statements(lake, purge_plan.plan(lake, session.clock, settings), as_json)
+        return
     done: Expired | None = None
     if dry_run:
         plan: Sequence[PlannedGeneration] = purge_plan.plan(lake, session.clock, settings)
@@ -77,6 +83,26 @@ def expire(session: Session, dry_run: bool, forecast: int | None, every: int | N
         click.echo(_summary(done))
 
 
+def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:
+    """The plan as CQL, to be run with cqlsh; what is not to be told by a statement stands in comments."""
+    from cdc_platform.lifecycle.expiry.purge_statements import purges
+
+    found = purges(lake, plan)
+    if as_json:
+        told = ((time_of(each.generation.time_ms), each) for each in found)
+        write_json([{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told])
+        return
+    click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
+    click.echo(
+        "CONSISTENCY QUORUM;" if found else "-- Nothing may be removed now; expire --dry-run says what keeps what."
+    )
+    for each in found:
+        name = f"generation {time_of(each.generation.time_ms)} {each.generation.id or ''}".strip()
+        click.echo(f"-- {name}: since {time_of(each.generation.expired_ms)} no log can hold a row of it")
+        for statement in each.statements:
+            click.echo(statement)
+
+
 def _told(each: PlannedGeneration) -> dict[str, object]:
     return {
         "id": each.id,
@@ -103,9 +129,16 @@ def _summary(done: Expired) -> str:
 def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.expiry import growth
+    from cdc_platform.records import no_tables
 
     home = session.open_home()
-    steps = growth.forecast(Lake(home.lake), session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
+    lake = Lake(home.lake)
+    steps = growth.forecast(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
+    if not no_tables.are_told(lake):
+        warn(
+            "nobody has said which tables have a CDC log, so nothing expires here; do so with: cdc-platform tables "
+            "add KS.T --ttl SECONDS, or cdc-platform tables none"
+        )
     if as_json:
         write_json(
             [
@@ -115,6 +148,8 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
                     "num_streams": step.num_streams,
                     "streams": step.streams,
                     "bytes": step.bytes,
+                    "published_bytes_in_scylladb": step.published_bytes,
+                    "known_to_abort": step.is_known_to_abort,
                     "streams_with_expiry": step.streams_with_expiry,
                     "bytes_with_expiry": step.bytes_with_expiry,
                 }
@@ -122,10 +157,11 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
             ]
         )
         return
-    columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">bytes", ">with expiry", ">bytes")
+    columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">in ScyllaDB", ">in the lake")
+    columns += (">with expiry", ">in the lake")
     shown = [step for step in steps if step.nodes in _few(nodes)]
     write_table(
-        f"Kept in all tables, a node every {hours} h",
+        f"Kept, a node every {hours} h: streams, and bytes of what ScyllaDB publishes and of all tables in the lake",
         columns,
         [
             (
@@ -133,6 +169,7 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
                 step.num_ranges,
                 step.num_streams,
                 step.streams,
+                step.published_bytes,
                 step.bytes,
                 step.streams_with_expiry,
                 step.bytes_with_expiry,
@@ -140,6 +177,13 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
             for step in shown
         ],
     )
+    first = next((step for step in steps if step.is_known_to_abort), None)
+    if first is not None:
+        click.echo(
+            f"after {first.nodes} more nodes cdc_streams_descriptions_v2 holds {first.published_bytes:,} bytes in "
+            f"ScyllaDB: with {growth.KNOWN_ABORT_BYTES:,} the 97th node of an empty cluster aborted at its start "
+            "(scylladb#24727)"
+        )
 
 
 def _few(nodes: int) -> set[int]:

@@ -135,12 +135,35 @@ def test_the_forecast_tells_every_step(home: Path, tmp_path: Path) -> None:
         "num_streams",
         "streams",
         "bytes",
+        "published_bytes_in_scylladb",
+        "known_to_abort",
         "streams_with_expiry",
         "bytes_with_expiry",
     }
     assert all(earlier["bytes"] < later["bytes"] for earlier, later in pairwise(steps))
     assert steps[5]["bytes_with_expiry"] < steps[5]["bytes"]
     assert "a node every 24 h" in expire(home, "--forecast", "50").stdout
+
+
+def test_the_plan_is_told_as_statements_of_the_cluster(home: Path) -> None:
+    """Of what may go, and nothing else: the timestamp before the streams, and nothing is removed here by it."""
+    before = expire(home, "--dry-run", "--json").json
+    gone = [each["id"] for each in before if each["action"] == "remove"]
+    told = expire(home, "--cql", "--json").json
+    assert [each["id"] for each in told] == gone == list(IDS[:3])
+    assert told[1]["statements"] == [
+        "DELETE FROM system_distributed.cdc_generation_timestamps WHERE key = 'timestamps' AND "
+        "time = '2026-01-02 00:00:00.000+0000';",
+        "DELETE FROM system_distributed.cdc_streams_descriptions_v2 WHERE time = '2026-01-02 00:00:00.000+0000';",
+        f"DELETE FROM system_distributed_everywhere.cdc_generation_descriptions_v2 WHERE id = {IDS[1]};",
+    ]
+    lines = expire(home, "--cql").stdout.splitlines()
+    assert [line for line in lines if line.startswith("DELETE")] == [each for one in told for each in one["statements"]]
+    assert expire(home, "--dry-run", "--json").json == before
+    kept = expire(home, "--cql", clock=iso(Milliseconds(TIMES_MS[3]))).stdout
+    assert ("Nothing may be removed" in kept, "DELETE" in kept) == (False, True)
+    assert "Nothing may be removed" in expire(home, "--cql", clock=iso(Milliseconds(TIMES_MS[0]))).stdout
+    assert run("--home", home, "expire", "--cql", "--forecast", "3").exit_code == 2
 
 
 def test_no_jvm_is_started(home: Path) -> None:

@@ -21,13 +21,20 @@ from cdc_platform.records.ring import current_ring
 from cdc_platform.settings import Settings
 from cdc_platform.timeline.generation_sizes import generation_sizes
 
+KNOWN_ABORT_BYTES = sum(rows_bytes(256 * nodes, 256 * 2 * nodes) for nodes in range(1, 97))
+"""What cdc_streams_descriptions_v2 held when the 97th node of an empty cluster aborted at its start (scylladb#24727).
+
+Its nodes had 256 tokens and 2 shards each. That is no limit of ScyllaDB's, which depends on a shard's memory.
+"""
+
 
 @dataclass(frozen=True)
 class GrowthStep:
     """What is kept when so many more `nodes` have joined.
 
     `num_ranges`, `num_streams`: of the newest generation; `streams`, `bytes`: of all generations in all tables if none
-    is ever removed; `..._with_expiry`: if each is removed when it may be.
+    is ever removed, bytes in the files of the lake; `published_bytes`: those of cdc_streams_descriptions_v2 in
+    ScyllaDB, which removes none; `..._with_expiry`: if each is removed when it may be.
     """
 
     nodes: int
@@ -35,8 +42,14 @@ class GrowthStep:
     num_streams: int
     streams: int
     bytes: int
+    published_bytes: int
     streams_with_expiry: int
     bytes_with_expiry: int
+
+    @property
+    def is_known_to_abort(self) -> bool:
+        """Whether as much is published as where a node is known to have aborted at its start."""
+        return self.published_bytes >= KNOWN_ABORT_BYTES
 
 
 def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_ms: Milliseconds) -> list[GrowthStep]:
@@ -50,7 +63,8 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     ring = current_ring(lake)
     if not ring.nodes:
         raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
-    kept = {each.time_ms: each.num_streams for each in generation_sizes(lake)}
+    sizes = generation_sizes(lake)
+    kept = {each.time_ms: each.num_streams for each in sizes}
     size = sum(part.bytes for part in purge_plan.held_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
@@ -61,6 +75,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     order = np.argsort(times, kind="stable")
     moments = np.concatenate([[now_us], starts])
     forever = sum(kept.values()) + np.concatenate([[0], np.cumsum(streams)])
+    all_ranges = sum(each.num_ranges for each in sizes) + np.concatenate([[0], np.cumsum(ranges[1:])])
     gone = _removed(lake, settings, times[order], counts[order], moments)
     bytes_a_stream = size / sum(kept.values()) if any(kept.values()) and size else rows_bytes(1, 1)
     return [
@@ -70,6 +85,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
             int(streams[number - 1]) if number else int(ring.shard_counts.sum()),
             int(total),
             round(int(total) * bytes_a_stream),
+            rows_bytes(int(all_ranges[number]), int(total)),
             int(total - less),
             round(int(total - less) * bytes_a_stream),
         )

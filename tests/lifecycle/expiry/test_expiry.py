@@ -381,6 +381,10 @@ def test_the_forecast_is_what_joins_then_keep(lake: Lake) -> None:
     assert [(step.num_ranges, step.num_streams) for step in found] == [(4, 12), (6, 18), (8, 24), (10, 30)]
     assert [step.streams for step in found] == [4 * streams + more for more in (0, 18, 42, 72)]
     assert [step.streams_with_expiry for step in found] == [step.streams for step in found]
+    # A length and 16 bytes for each stream, a count for each range; nothing of it is ever removed there.
+    ranges = [4 * RANGES + more for more in (0, 6, 14, 24)]
+    published = [20 * step.streams + 4 * count for step, count in zip(found, ranges, strict=True)]
+    assert [step.published_bytes for step in found] == published
     size = sum(
         part.bytes for table in (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2) for part in lake.slices(table)
     )
