@@ -5,18 +5,29 @@ Each is a folder of its own, in which the page's commands run: the home is `.cdc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
-from support.homes import expiring
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from support.command_line import run
+from support.homes import expiring, timelines
+from support.worlds.switch_lake import parse_node, ring_of
 
-from cdc_platform.clock import Milliseconds, us_of
+from cdc_platform.clock import DAY_US, HOUR_US, Clock, Milliseconds, ms_to_datetime, parse_time_us, us_of
+from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, Table
+from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
+from cdc_platform.settings import Settings
 
 HOME = ".cdc-platform"
 
@@ -39,6 +50,34 @@ def _node(number: int, tokens: int, shards: int) -> Node:
     return Node(UUID(int=number), tuple(drawn.tolist()), shards, 12, f"10.0.0.{number}", "dc1", "r1", features)
 
 
+def _timeline(place: Path, name: str, nodes: Iterable[int] = ()) -> Lake:
+    """A home of `timelines`, with these nodes as the ring."""
+    timelines.home_of(place, name).rename(place / HOME)
+    ring_of(_lake(place), nodes)
+    return _lake(place)
+
+
+def _resharded(place: Path, name: str, number: int, shards: int) -> None:
+    """A generation of two nodes, of which one has another number of shards in the ring by now."""
+    lake = _timeline(place, name, [1])
+    put_nodes(lake, [dataclasses.replace(parse_node(number), shard_count=shards)])
+
+
+def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Put changed rows in place of all rows of a table, as strangers or a broken export leave them."""
+    rows = lake.read(table).to_pylist()
+    change(rows)
+    opened = DeltaTable(lake.path(table))
+    write_deltalake(opened, pa.Table.from_pylist(rows, schema=table.schema.remove_metadata()), mode="overwrite")
+
+
+def _logged(place: Path, statements: str, clock: str) -> None:
+    """Keep what CQL statements leave in the log."""
+    (place / "statements.cql").write_text(statements, encoding="utf-8")
+    answer = run("--home", place / HOME, "--clock", clock, "log", place / "statements.cql", "--keep")
+    assert answer.exit_code == 0, answer.stderr
+
+
 def empty_cluster(place: Path) -> None:
     """One node of 256 tokens and two shards; nobody has said anything of tables."""
     put_nodes(_lake(place), [_node(1, 256, 2)])
@@ -57,10 +96,126 @@ def old_generations(place: Path) -> None:
     )
 
 
+def stream_history(place: Path) -> None:
+    """A tablet-based table that was split twice, and whose TTL was lowered an hour after the second split."""
+    lake, settings = _lake(place), Settings()
+    begin = parse_time_us("2026-01-31T12:00:05Z")
+    changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
+    for day, count in ((1, 4), (2, 8)):
+        changes.split(lake, Clock(begin + day * DAY_US), settings, "shop", "orders", count)
+    cdc_tables.alter(lake, Clock(begin + 2 * DAY_US + HOUR_US), "shop", "orders", ttl_seconds=3600)
+
+
+def just_booted(place: Path) -> None:
+    """One generation, which starts at 22:13:20."""
+    _timeline(place, "plain", [1])
+
+
+def gossiped_alone(place: Path) -> None:
+    """A node names a generation that nobody has the description of."""
+    _timeline(place, "named_by_node", [1])
+
+
+def switch_of_generations(place: Path) -> None:
+    """Three generations, an hour apart."""
+    _timeline(place, "three", [1, 2, 3])
+
+
+def nodes_left(place: Path) -> None:
+    """A generation of three nodes, of which one has left."""
+    _timeline(place, "three", [1, 3])
+
+
+def skewed(place: Path) -> None:
+    """A generation of one node, and a second node that is in the ring."""
+    _timeline(place, "plain", [1, 2])
+
+
+def more_cores(place: Path) -> None:
+    """A generation that was made for a node of two shards, which has three now."""
+    _resharded(place, "plain", 1, 3)
+
+
+def never_described(place: Path) -> None:
+    """A second generation that the ledger has, and of which no row is in the table that describes it."""
+    lake = _timeline(place, "introduced", [1, 2])
+    gone = timelines.uuid_of(timelines.SECOND_MS)
+    lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", gone)])
+
+
+def rows_missing(place: Path) -> None:
+    """Three generations, of the last of which readers can see the timestamp and nine of twelve rows."""
+    lake = _timeline(place, "three", [1, 2, 3])
+    last = ms_to_datetime(timelines.THIRD_MS)
+
+    def without(rows: list[dict[str, Any]]) -> None:
+        ends = sorted(row["range_end"] for row in rows if row["time"] == last)
+        rows[:] = [row for row in rows if row["time"] != last or row["range_end"] not in ends[:3]]
+
+    _logged(place, "INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);", "2023-11-15T00:20:00Z")
+    _rewritten(lake, STREAMS_DESCRIPTIONS_V2, without)
+
+
+def tablets_split(place: Path) -> None:
+    """A table of two tablets that are split into four."""
+    lake, settings = _lake(place), Settings()
+    begin = parse_time_us("2026-01-31T12:00:05Z")
+    changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
+    changes.split(lake, Clock(begin + HOUR_US), settings, "shop", "orders", 4)
+
+
+def not_published(place: Path) -> None:
+    """A second generation by which nodes go and which clients have not been shown."""
+    _timeline(place, "introduced", [1, 2])
+
+
+def unknown_shards(place: Path) -> None:
+    """A generation of which one range was made as if its owner had one shard (scylladb#6223)."""
+    lake = _timeline(place, "plain", [1])
+
+    def fewer(rows: list[dict[str, Any]]) -> None:
+        rows[0]["streams"] = rows[0]["streams"][:1]
+
+    for table in (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2):
+        _rewritten(lake, table, fewer)
+
+
+def two_hundred_nodes(place: Path) -> None:
+    """A ring of 199 nodes with 256 tokens and 64 shards each, and the step that adds another."""
+    put_nodes(_lake(place), [_node(number, 256, 64) for number in range(1, 200)])
+    steps = [{"add": {"num_tokens": 256, "shard_count": 64}}]
+    (place / "one-more.json").write_text(json.dumps(steps), encoding="utf-8")
+
+
+def old_ids(place: Path) -> None:
+    """A generation of which one stream ID is older than the version field."""
+    lake = _timeline(place, "plain", [1])
+
+    def older(rows: list[dict[str, Any]]) -> None:
+        rows[0]["streams"][0] = rows[0]["streams"][0][:15] + b"\xd2"
+
+    for table in (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2):
+        _rewritten(lake, table, older)
+
+
 PROBLEMS: dict[str, Callable[[Path], None]] = {
     make.__name__.replace("_", " "): make
     for make in (
         empty_cluster,
         old_generations,
+        stream_history,
+        just_booted,
+        gossiped_alone,
+        switch_of_generations,
+        nodes_left,
+        skewed,
+        more_cores,
+        never_described,
+        rows_missing,
+        tablets_split,
+        not_published,
+        unknown_shards,
+        two_hundred_nodes,
+        old_ids,
     )
 }
