@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from cdc_platform.commands.output import json_option, write_json, write_table
+from cdc_platform.clock import Milliseconds
+from cdc_platform.commands.arguments import GENERATION, OPERATING
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import StateError
+
+if TYPE_CHECKING:
+    from cdc_platform.generations import RingLayout
+    from cdc_platform.ring import Ring
+
+_MOST_SHOWN = 64
 
 
 @click.command()
+@click.option(
+    "--colocation",
+    metavar="[GENERATION]",
+    type=GENERATION,
+    is_flag=False,
+    flag_value=OPERATING,
+    help="How much of each node's and shard's keys have their stream there too. [default of GENERATION: operating]",
+)
 @json_option
 @pass_session
-def ring(session: Session, as_json: bool) -> None:
+def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool) -> None:
     """Show the nodes of the ring as it stands.
 
     With --json the tokens are listed too, and the result is a ring snapshot that `cdc-platform import` takes.
 
+    With --colocation: the share of the keys of each node and shard whose stream, by a generation, lies in the same
+    vnode and on the same shard. Exact, counted from tokens and shards; for streams that are not where they belong see
+    `check`.
+
     \b
     Example:
       cdc-platform ring --json > ring.json
+      cdc-platform ring --colocation
+      cdc-platform ring --colocation latest --json
     """
     from cdc_platform.records.ring import current_ring
 
     current = current_ring(session.lake())
+    if colocation is not None:
+        told = _colocation(session, current, colocation)
+        write_json(told) if as_json else _show_colocation(told)
+        return
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
         write_json(
@@ -58,3 +87,101 @@ def ring(session: Session, as_json: bool) -> None:
     ]
     streams = int(current.shard_counts.sum())
     write_table(f"{len(nodes)} nodes, {len(current.tokens)} ranges, {streams} streams in a generation", columns, rows)
+
+
+def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> dict[str, Any]:
+    """What a generation colocates on the ring as it stands: shares from 0 to 1.
+
+    Raises:
+        NotFound, StateError: there is no such generation, its description is not here, or there is no ring.
+    """
+    import numpy as np
+
+    from cdc_platform.generations import RingLayout
+    from cdc_platform.records.generation_data import description_of
+    from cdc_platform.timeline import Timeline
+
+    if not current.nodes:
+        raise StateError("no node is in the ring yet, so that nothing can be colocated; import a ring snapshot first")
+    lake = session.lake()
+    found = Timeline.read(lake).find(session.named(name))
+    made = description_of(lake, found.gossiped)
+    layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
+    excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
+    return {
+        "generation": {"id": found.id, "time": time_of(found.time_ms)},
+        **_shares(layout, current),
+        "excess_ranges": len(excess),
+        "excess_streams": int(excess.sum()),
+    }
+
+
+def _shares(layout: RingLayout, current: Ring) -> dict[str, Any]:
+    from cdc_platform.generations.colocation import colocation_by_shard
+
+    found = colocation_by_shard(layout, current)
+    everything = sum(found.tokens.tolist())
+    rows = list(zip(found.shards.tolist(), found.tokens.tolist(), found.on_shard.tolist(), strict=True))
+    nodes = []
+    for number, node in enumerate(current.nodes):
+        mine = [row for row, owner in zip(rows, found.nodes.tolist(), strict=True) if owner == number]
+        held = sum(tokens for _, tokens, _ in mine)
+        nodes.append(
+            {
+                "host_id": node.host_id,
+                "address": node.address,
+                "share_of_ring": held / everything,
+                "vnode_colocation": _share(int(found.in_vnode[number]), held),
+                "shard_colocation": _share(sum(same for _, _, same in mine), held),
+                "shards": [
+                    {"shard": shard, "share_of_ring": tokens / everything, "colocation": _share(same, tokens)}
+                    for shard, tokens, same in mine
+                ],
+            }
+        )
+    return {
+        "vnode_colocation": _share(sum(found.in_vnode.tolist()), everything),
+        "shard_colocation": _share(sum(found.on_shard.tolist()), everything),
+        "nodes": nodes,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _show_colocation(told: dict[str, Any]) -> None:
+    nodes = told["nodes"]
+    named = [(node["address"] or node["host_id"], node) for node in nodes]
+    columns = ("node", ">shards", ">of the ring", ">same vnode", ">same shard")
+    write_table(
+        f"Keys whose stream lies with them, by the generation of {told['generation']['time']}",
+        columns,
+        [
+            (name, len(node["shards"]), *(_percent(node[key]) for key in ("share_of_ring", *_BOTH)))
+            for name, node in named
+        ],
+    )
+    losing = [(name, each) for name, node in named for each in node["shards"] if each["colocation"] not in (None, 1.0)]
+    if losing:
+        rows = [
+            (name, each["shard"], _percent(each["share_of_ring"]), _percent(each["colocation"]))
+            for name, each in losing
+        ]
+        write_table("Shards that lose some", ("node", ">shard", ">of the ring", ">same shard"), rows[:_MOST_SHOWN])
+        if len(rows) > _MOST_SHOWN:
+            click.echo(f"and {len(rows) - _MOST_SHOWN} more: --json has them all")
+    write_facts(
+        [
+            ("same vnode", _percent(told["vnode_colocation"])),
+            ("same shard", _percent(told["shard_colocation"])),
+            ("of no use", f"{told['excess_streams']} streams, of {told['excess_ranges']} ranges that end at no token"),
+        ]
+    )
+
+
+_BOTH = ("vnode_colocation", "shard_colocation")
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.3f}%"

@@ -62,6 +62,40 @@ def colocation(layout: RingLayout, ring: Ring) -> Colocation:
     return Colocation(in_vnode / _TOKENS, on_shard / _TOKENS)
 
 
+@dataclass(frozen=True, eq=False)
+class ShardColocation:
+    """By node of the ring and shard, int64[k] each, ascending: how many tokens lie there, and how many are colocated.
+
+    `tokens`, `on_shard` uint64[k]: the keys of the shard, and those of them whose stream lies on it too. `in_vnode`
+    uint64[n]: by node, the keys whose stream lies in their vnode.
+    """
+
+    nodes: Int64s
+    shards: Int64s
+    tokens: UInt64s
+    on_shard: UInt64s
+    in_vnode: UInt64s
+
+
+def colocation_by_shard(layout: RingLayout, ring: Ring) -> ShardColocation:
+    """What `colocation` says as one share, for each shard of each node; exact, and counted stream by stream."""
+    widest = int(max(node.shard_count for node in ring.nodes))
+    tokens, on_shard = (np.zeros((len(ring.nodes), widest), dtype=np.uint64) for _ in range(2))
+    in_vnode = np.zeros(len(ring.nodes), dtype=np.uint64)
+    own = RingLayout.of(ring)
+    # As if the generation had been made for this ring: then every key is colocated, and counted where it lies.
+    for whose, into, vnodes in ((own, tokens, None), (layout, on_shard, in_vnode)):
+        cuts = distinct(whose.range_ends, ring.tokens)
+        for rows, shards in _streams(whose, np.arange(len(whose))):
+            for counted in _counts(whose, ring, cuts, rows, shards):
+                owners = ring.owner_index[counted.vnodes]
+                np.add.at(into, (owners, counted.shards), counted.on_shard)
+                if vnodes is not None:
+                    np.add.at(vnodes, owners, counted.in_vnode)
+    nodes, shards = np.nonzero(np.arange(widest) < np.array([[node.shard_count] for node in ring.nodes]))
+    return ShardColocation(nodes, shards, tokens[nodes, shards], on_shard[nodes, shards], in_vnode)
+
+
 Streams = UUID | TopologyDescription
 """Whose streams: those that `generate` makes for this UUID, or these."""
 
@@ -102,6 +136,28 @@ def _streams(layout: RingLayout, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]
 
 def _colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> tuple[int, int]:
     """How many tokens have one of these streams and lie in its vnode, and how many of them on its shard too."""
+    in_vnode = on_shard = 0
+    for counted in _counts(layout, ring, cuts, rows, shards):
+        in_vnode += _total(counted.in_vnode)
+        on_shard += _total(counted.on_shard)
+    return in_vnode, on_shard
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """Of some streams: the vnode that each lies in and its shard there, and how many tokens it has there in common.
+
+    `vnodes`, `shards` int64[k]; `in_vnode`, `on_shard` uint64[k]: tokens that have the stream and lie in its vnode,
+    and those of them on its shard.
+    """
+
+    vnodes: Int64s
+    shards: Int64s
+    in_vnode: UInt64s
+    on_shard: UInt64s
+
+
+def _counts(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> Iterator[_Counted]:
     counts, msbs = layout.shard_counts[rows], layout.ignore_msbs[rows]
     tokens = first_token_for_shard(layout.range_starts[rows], layout.range_ends[rows], shards, counts, msbs)
     # Between two cuts everything is in one range and in one vnode.
@@ -110,7 +166,6 @@ def _colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shard
     owner_counts, owner_msbs = ring.shard_counts[vnode], ring.ignore_msbs[vnode]
     owner_shards = shard_of(tokens, owner_counts, owner_msbs)
     again, twice = _other_end(layout, ring, cuts, rows, piece)
-    in_vnode = on_shard = 0
     for mine in _alike(counts, msbs, owner_counts, owner_msbs):
         first = mine[0]
         ours = _Shards.of(int(counts[first]), int(msbs[first]))
@@ -119,9 +174,9 @@ def _colocated(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shard
             start, end = unbias(cuts[pieces[part] - 1]), unbias(cuts[pieces[part]])
             any_shard = _Both.of(ours, shards[part], _ALL, np.zeros_like(part))
             same_shard = _Both.of(ours, shards[part], owners, owner_shards[part])
-            in_vnode += _total(any_shard.between(start, end))
-            on_shard += _total(same_shard.between(start, end))
-    return in_vnode, on_shard
+            yield _Counted(
+                vnode[part], owner_shards[part], any_shard.between(start, end), same_shard.between(start, end)
+            )
 
 
 def _other_end(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, piece: Int64s) -> tuple[Int64s, np.ndarray]:

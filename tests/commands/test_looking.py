@@ -283,3 +283,16 @@ finally:
     )
     assert (result.returncode, result.stderr.strip()) == (0, "")
     assert result.stdout
+
+
+def test_colocation_is_told_of_every_shard(cli: Cli) -> None:
+    """The home's generation on its own ring colocates everything; one of other shards what the rule says, by shard."""
+    ring = cli("ring", "--json").json
+    told = cli("--clock", AFTER, "ring", "--colocation", "--json").json
+    assert told["generation"]["time"] == iso_time(LATER_MS)
+    assert (told["vnode_colocation"], told["shard_colocation"], told["excess_streams"]) == (1.0, 1.0, 0)
+    assert [node["host_id"] for node in told["nodes"]] == [node["host_id"] for node in ring]
+    assert [len(node["shards"]) for node in told["nodes"]] == [node["shard_count"] for node in ring]
+    assert sum(each["share_of_ring"] for node in told["nodes"] for each in node["shards"]) == pytest.approx(1)
+    assert cli("ring", "--colocation", ID[:8]).exit_code == 2
+    assert "same shard  100.000%" in cli("--clock", AFTER, "ring", "--colocation", ID).stdout

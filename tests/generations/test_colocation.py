@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from support.histories.strategies import rings
 from support.oracles import oracle
 
 from cdc_platform.generations import RingLayout, generate
-from cdc_platform.generations.colocation import changed_share, colocation
+from cdc_platform.generations.colocation import changed_share, colocation, colocation_by_shard
 from cdc_platform.generations.comparison import compare
 from cdc_platform.ring import FIRST, LAST, Node, Ring
 
@@ -50,9 +51,16 @@ def owner_at(owners: Owners, token: int) -> int:
 
 def slow(layout: Owners, ring: Owners) -> tuple[Fraction, Fraction]:
     """Shares of vnode and shard colocation, piece by piece."""
+    found = list(pieces(layout, ring))
+    in_vnode = sum(width * same_vnode for _, _, width, same_vnode, _ in found)
+    on_shard = sum(width * same_shard for _, _, width, _, same_shard in found)
+    return Fraction(in_vnode, RING_SIZE), Fraction(on_shard, RING_SIZE)
+
+
+def pieces(layout: Owners, ring: Owners) -> Iterator[tuple[int, int, int, bool, bool]]:
+    """The ring in pieces: the end of their vnode, their shard, how many keys; whether the stream lies in both."""
     last_tokens = sorted(boundaries(layout) | boundaries(ring))
     ends = sorted(layout)
-    in_vnode = on_shard = 0
     before = FIRST - 1
     for token in last_tokens:
         end = owner_at(layout, token)
@@ -61,11 +69,10 @@ def slow(layout: Owners, ring: Owners) -> tuple[Fraction, Fraction]:
         stream = oracle.first_token_for_shard(start, end, shard, *layout[end])
         same_vnode = owner_at(ring, stream) == owner_at(ring, token)
         sharding = ring[owner_at(ring, token)]
-        same_shard = oracle.shard_of(stream, *sharding) == oracle.shard_of(token, *sharding)
-        in_vnode += (token - before) * same_vnode
-        on_shard += (token - before) * (same_vnode and same_shard)
+        mine = oracle.shard_of(token, *sharding)
+        same_shard = same_vnode and oracle.shard_of(stream, *sharding) == mine
+        yield owner_at(ring, token), mine, token - before, same_vnode, same_shard
         before = token
-    return Fraction(in_vnode, RING_SIZE), Fraction(on_shard, RING_SIZE)
 
 
 @given(few_windows, few_windows)
@@ -73,6 +80,22 @@ def test_any_generation_on_any_ring(layout: Owners, ring: Owners) -> None:
     """Other tokens, other sharding, ranges that wrap: the same shares as piece by piece."""
     found = colocation(RingLayout.of(ring_of(layout)), ring_of(ring))
     assert (found.vnode, found.shard) == tuple(map(float, slow(layout, ring)))
+
+
+@given(few_windows, few_windows)
+def test_each_shard_of_each_node_has_its_part(layout: Owners, owners: Owners) -> None:
+    """Every key lies on one shard of one node; those whose stream lies there too are the ones found piece by piece."""
+    ring = ring_of(owners)
+    found = colocation_by_shard(RingLayout.of(ring_of(layout)), ring)
+    there: dict[tuple[int, int], tuple[int, int]] = {}
+    for end, shard, width, _, same_shard in pieces(layout, owners):
+        number = list(owners).index(end)
+        so_far = there.get((number, shard), (0, 0))
+        there[number, shard] = so_far[0] + width, so_far[1] + width * same_shard
+    told = zip(found.nodes.tolist(), found.shards.tolist(), found.tokens.tolist(), found.on_shard.tolist(), strict=True)
+    hosts = [node.host_id.int - 1 for node in ring.nodes]
+    assert {(hosts[node], shard): (total, same) for node, shard, total, same in told if total} == there
+    assert sum(found.in_vnode.tolist()) == sum(width * same for _, _, width, same, _ in pieces(layout, owners))
 
 
 @given(few_windows, st.data())

@@ -19,7 +19,7 @@ from support.command_line import run
 from support.homes import expiring, timelines
 from support.worlds.switch_lake import parse_node, ring_of
 
-from cdc_platform.clock import DAY_US, HOUR_US, Clock, Milliseconds, ms_to_datetime, parse_time_us, us_of
+from cdc_platform.clock import DAY_US, HOUR_US, Clock, Microseconds, Milliseconds, ms_to_datetime, parse_time_us, us_of
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, Table
@@ -102,8 +102,8 @@ def stream_history(place: Path) -> None:
     begin = parse_time_us("2026-01-31T12:00:05Z")
     changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
     for day, count in ((1, 4), (2, 8)):
-        changes.split(lake, Clock(begin + day * DAY_US), settings, "shop", "orders", count)
-    cdc_tables.alter(lake, Clock(begin + 2 * DAY_US + HOUR_US), "shop", "orders", ttl_seconds=3600)
+        changes.split(lake, Clock(Microseconds(begin + day * DAY_US)), settings, "shop", "orders", count)
+    cdc_tables.alter(lake, Clock(Microseconds(begin + 2 * DAY_US + HOUR_US)), "shop", "orders", ttl_seconds=3600)
 
 
 def just_booted(place: Path) -> None:
@@ -161,7 +161,7 @@ def tablets_split(place: Path) -> None:
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
-    changes.split(lake, Clock(begin + HOUR_US), settings, "shop", "orders", 4)
+    changes.split(lake, Clock(Microseconds(begin + HOUR_US)), settings, "shop", "orders", 4)
 
 
 def not_published(place: Path) -> None:
