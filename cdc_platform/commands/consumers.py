@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cdc_platform.clock import format_us
+from cdc_platform.commands import consumer_plans
 from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -87,3 +88,7 @@ def forget(session: Session, name: str, table: tuple[str, str], as_json: bool) -
         write_json(told)
     else:
         write_facts(told.items())
+
+
+consumers.add_command(consumer_plans.plan)
+consumers.add_command(consumer_plans.lag)

@@ -18,6 +18,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.records import no_tables
 from cdc_platform.records.ring import current_ring
+from cdc_platform.ring import Ring
 from cdc_platform.settings import Settings
 from cdc_platform.timeline.generation_sizes import generation_sizes
 
@@ -62,7 +63,7 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
     """
     ring = current_ring(lake)
     if not ring.nodes:
-        raise StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
+        raise _no_ring()
     sizes = generation_sizes(lake)
     kept = {each.time_ms: each.num_streams for each in sizes}
     size = sum(part.bytes for part in purge_plan.held_sizes(lake).values())
@@ -91,6 +92,22 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
         )
         for number, (total, less) in enumerate(zip(forever, gone, strict=True))
     ]
+
+
+def size_after(ring: Ring, nodes: int) -> tuple[int, int]:
+    """Ranges and streams of the generation that the last of `nodes` more nodes makes, each like those of the ring.
+
+    Raises:
+        StateError: there is no node, so that nobody can say what the next one is like.
+    """
+    if not ring.nodes:
+        raise _no_ring()
+    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), np.arange(1, nodes + 1))
+    return int(ranges[-1]), int(streams[-1])
+
+
+def _no_ring() -> StateError:
+    return StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
 
 
 def _shapes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
