@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from cdc_platform.clock import format_us
@@ -28,11 +30,13 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
+    from cdc_platform.log.reading.checkpoints import standing_of
     from cdc_platform.records import consumers as registered
     from cdc_platform.records.passed_over import passed_over
+    from cdc_platform.timeline import StreamSources
 
     lake = session.lake()
-    passed = passed_over(lake)
+    passed, sources = passed_over(lake), StreamSources(lake)
     rows = [
         {
             "name": consumer.name,
@@ -43,13 +47,23 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
             "window_number": consumer.window_number,
             "updated_at": format_us(consumer.updated_at_us),
             "passed_over": [format_us(each) for each in passed.get(consumer.key, ())],
+            "goes_on_in": standing_of(consumer, sources.of(consumer.keyspace_name, consumer.table_name).periods()),
         }
         for consumer in registered.consumers(lake)
     ]
     if as_json:
         write_json(rows)
     else:
-        columns = ("name", "table", "generation or set", "position", ">windows", "updated_at", "passed over")
+        columns = (
+            "name",
+            "table",
+            "generation or set",
+            "position",
+            ">windows",
+            "updated_at",
+            "passed over",
+            "goes on in",
+        )
         write_table(
             "Consumers",
             columns,
@@ -62,10 +76,65 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
                     row["window_number"],
                     row["updated_at"],
                     ", ".join(row["passed_over"]) or None,
+                    _SAID[row["goes_on_in"]],
                 )
                 for row in rows
             ],
         )
+
+
+_SAID = {
+    "there": None,
+    "removed": "a generation that was removed",
+    "gone": "one that is older than all that there are",
+    "unknown": "one that nobody knows of",
+}
+"""Where a checkpoint leads that leads nowhere."""
+
+
+@consumers.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--table", type=TABLE_NAME, help="The table that is read, where it is a tablet-based one.")
+@json_option
+@pass_session
+@click.pass_context
+def checkpoints(ctx: click.Context, session: Session, file: Path, table: tuple[str, str] | None, as_json: bool) -> None:
+    """Which checkpoints of FILE lead to generations that are gone: the table of scylla-cdc-go or -rust, as cqlsh
+    exports it with its header.
+
+    The exit code is 1 where there are some.
+
+    \b
+    Example:
+      cdc-platform consumers checkpoints cdc_progress.csv
+    """
+    from cdc_platform.log.reading.checkpoints import kept_in
+    from cdc_platform.sources.json_files import read_text
+    from cdc_platform.timeline import StreamSources
+
+    text = read_text(file)
+    sources = StreamSources(session.lake())
+    source = sources.generations if table is None else sources.of(*table)
+    found = kept_in(str(file), text, source.periods())
+    rows = [
+        {
+            "generation": format_us(each.begin_us),
+            "checkpoints": each.streams,
+            "current": each.is_current,
+            "leads_to": each.standing,
+        }
+        for each in found
+    ]
+    if as_json:
+        write_json(rows)
+    else:
+        columns = ("generation", ">checkpoints", "a reader is in it", "leads to")
+        shown = [(*list(row.values())[:3], _SAID[row["leads_to"]] or "it is there") for row in rows]
+        write_table("Checkpoints", columns, shown)
+    dead = [each for each in found if each.is_dead]
+    if dead and not as_json:
+        click.echo(f"{sum(each.streams for each in dead)} checkpoints lead to {len(dead)} generations that are gone")
+    ctx.exit(int(bool(dead)))
 
 
 @consumers.command()

@@ -113,6 +113,7 @@ def test_consumers_are_listed_and_forgotten(home: Path) -> None:
             "window_number": 0,
             "updated_at": iso(START_MS),
             "passed_over": [],
+            "goes_on_in": "there",
         }
     ]
     assert expire(home, "--dry-run", "--json").json[0]["blocked_by"] == ["audit"]

@@ -198,6 +198,19 @@ def old_ids(place: Path) -> None:
         _rewritten(lake, table, older)
 
 
+def dead_checkpoints(place: Path) -> None:
+    """A generation that was removed although a consumer stands in it; and what a Go client kept of it."""
+    lake = _timeline(place, "removed", [1])
+    first, second = timelines.FIRST_MS, timelines.SECOND_MS
+    for name, at in (("audit", first), ("search", second)):
+        consumers.register(lake, expiring.at(first), name, "ks", "t", position_us=us_of(Milliseconds(at + 60_000)))
+    kept = [(expiring.iso(each), f"0x{number:032x}", "") for each in (first, second) for number in range(3)]
+    rows = [("0001-01-01 00:00:00+0000", "0x", expiring.iso(second)), *kept]
+    lines = [f"{when},app,ks.t,{stream},{current}," for when, stream, current in rows]
+    head = "generation,application_name,table_name,stream_id,current_generation,last_timestamp"
+    (place / "cdc_progress.csv").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
+
+
 PROBLEMS: dict[str, Callable[[Path], None]] = {
     make.__name__.replace("_", " "): make
     for make in (
@@ -217,5 +230,6 @@ PROBLEMS: dict[str, Callable[[Path], None]] = {
         unknown_shards,
         two_hundred_nodes,
         old_ids,
+        dead_checkpoints,
     )
 }
