@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "expire": ("expire", "Which generations can go, and why others cannot; removes them."),
     "log": ("log", "CQL statements, their log rows, and the tables rebuilt from those."),
     "consume": ("consume", "Copy what is new in a table's CDC log, each row once."),
+    "complete": ("complete", "Was everything between two times read by a consumer: proof."),
     "sql": ("sql", "A query over every table, under ScyllaDB's own names."),
     "bundle": ("bundle", "Pack status, findings, versions and ends of logs into one file."),
     "completion": ("completion", "Print a shell's completion script."),

@@ -24,6 +24,9 @@ from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, Table
 from cdc_platform.lifecycle.tablets import changes
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.reader import sink_table
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
@@ -68,7 +71,7 @@ def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]]
     rows = lake.read(table).to_pylist()
     change(rows)
     opened = DeltaTable(lake.path(table))
-    write_deltalake(opened, pa.Table.from_pylist(rows, schema=table.schema.remove_metadata()), mode="overwrite")
+    write_deltalake(opened, pa.Table.from_pylist(rows, schema=pa.schema(opened.schema())), mode="overwrite")
 
 
 def _logged(place: Path, statements: str, clock: str) -> None:
@@ -211,6 +214,23 @@ def dead_checkpoints(place: Path) -> None:
     (place / "cdc_progress.csv").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
 
 
+def lost_batch(place: Path) -> None:
+    """A log with two readers, of which one and the log have lost a batch as a whole since."""
+    lake = _timeline(place, "three", [1, 2, 3])
+    for number, clock in enumerate(("2023-11-14T22:20:00Z", "2023-11-14T23:20:00Z", "2023-11-15T00:20:00Z")):
+        _logged(place, f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, 1);", clock)
+    for name in ("audit", "search"):
+        answer = run("--home", place / HOME, "--clock", "2023-11-15T00:10:00Z", "consume", "ks.t", "--name", name)
+        assert answer.exit_code == 0, answer.stderr
+    schema = schema_of(lake, "ks", "t")
+
+    def without(rows: list[dict[str, Any]]) -> None:
+        rows[:] = [row for row in rows if row["p"] != 1]
+
+    for table in (log_table(schema), sink_table(schema, "audit")):
+        _rewritten(lake, table, without)
+
+
 PROBLEMS: dict[str, Callable[[Path], None]] = {
     make.__name__.replace("_", " "): make
     for make in (
@@ -231,5 +251,6 @@ PROBLEMS: dict[str, Callable[[Path], None]] = {
         two_hundred_nodes,
         old_ids,
         dead_checkpoints,
+        lost_batch,
     )
 }
