@@ -66,14 +66,26 @@ def log(
         result = keep(text, lake, session.clock, home.settings, strict=strict, values=given)
     else:
         result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict, values=given)
-    for line in result.left:
+    notes = _notes(result)
+    for line in (*result.left, *notes):
         warn(line)
     if as_json:
         statements = [_facts(outcome) for outcome in result.outcomes]
-        write_json({"statements": statements, "tables": _tables(result), "summary": result.summary})
+        write_json({"statements": statements, "tables": _tables(result), "summary": result.summary, "notes": notes})
     elif result.wrong is None:
         _show(result)
     _finish(ctx, result, _name(file))
+
+
+def _notes(result: Result) -> list[str]:
+    """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380)."""
+    count = sum(row.get("cdc$ttl") is not None for outcome in result.outcomes for row in outcome.rows or ())
+    if not count:
+        return []
+    return [
+        f"{count} log rows have a cdc$ttl: what they wrote leaves the table when that has passed, and no log row tells "
+        "of it; whoever rebuilds the table has to go by cdc$ttl"
+    ]
 
 
 def _text_of(file: Path) -> str:

@@ -19,12 +19,15 @@ WRITTEN_AT = "cdc$timestamp"
 EXACT = "cdc$exact"
 """A column that a log has once a value was kept that no native column holds: see `exact`."""
 
+GENERATION = "cdc$generation"
+"""A column of sinks: when the generation or stream set began of which a reader has read the row."""
+
 
 @lru_cache(maxsize=512)
 def stored(schema: TableSchema) -> TableSchema:
     """The schema with the names that its log has in Delta; itself where no names differ by case alone."""
     heads = [each.name for each in log_columns(schema) if each.base is None]
-    names = _apart([column.name for column in schema.columns], taken=(WRITTEN_AT, EXACT, *heads))
+    names = _apart([column.name for column in schema.columns], taken=(WRITTEN_AT, EXACT, GENERATION, *heads))
     columns = tuple(
         replace(column, name=names[column.name], type=stored_type(column.type)) for column in schema.columns
     )

@@ -88,6 +88,20 @@ def test_a_refused_write_is_told(cli: Cli, tmp_path: Path) -> None:
     assert "ks.t: no rows" in answer.stdout
 
 
+def test_a_ttl_that_passes_leaves_no_row_and_that_is_said(cli: Cli, tmp_path: Path) -> None:
+    """Of the statement's TTL and of the table's; nothing is said of a script without."""
+    file = tmp_path / "s.cql"
+    mine = PLAIN.replace("ks.t", "ks.u").replace("WITH", "WITH default_time_to_live = 60 AND")
+    text = f"{PLAIN} {mine} INSERT INTO ks.t (pk) VALUES (1) USING TTL 60; INSERT INTO ks.u (pk) VALUES (1);"
+    file.write_text(f"{text} INSERT INTO ks.t (pk) VALUES (2);")
+    answer = cli("--clock", NOW, "log", file, "--json")
+    (note,) = answer.json["notes"]
+    assert note.startswith("2 log rows have a cdc$ttl: ")
+    assert answer.stderr == f"warning: {note}\n"
+    file.write_text(f"{PLAIN} INSERT INTO ks.t (pk) VALUES (2);")
+    assert cli("--clock", NOW, "log", file, "--json").json["notes"] == []
+
+
 def test_exit_codes(cli: Cli, tmp_path: Path) -> None:
     """1 where a statement was passed over, 2 where one was wrong; each is marked, and counted by kind."""
     file = tmp_path / "s.cql"

@@ -45,6 +45,7 @@ from cdc_platform.log.reading.reader import (
     registered,
     sink_table,
     whole_windows,
+    with_generation,
 )
 from cdc_platform.log.reading.sets import SAFETY_US, stream_sets
 from cdc_platform.log.reading.windows import Window
@@ -168,7 +169,7 @@ def _copied(
         # Its other hours are compared with the log from now on, and asked for again where rows are missing.
         left_out.read_after_all(lake, consumer, window.set_us)
         for piece in _pieces(lake, schema, window):
-            rows = read_window(lake, schema, piece)
+            rows = with_generation(read_window(lake, schema, piece), piece)
             _put(lake, sink, rows, piece)
             operations.update(
                 {each["values"]: each["counts"] for each in rows["cdc$operation"].value_counts().to_pylist()}

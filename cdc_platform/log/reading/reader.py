@@ -19,13 +19,14 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
-from cdc_platform.lake.tables import Table
+from cdc_platform.lake.tables import TIMESTAMP, Table, column
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
 from cdc_platform.log.reading.windows import Window, next_window
+from cdc_platform.log.stored_names import GENERATION
 from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
@@ -42,6 +43,12 @@ FROM_CLUSTER = "ingest"
 _TAKEN = {BY_HOUR: "copies logs hour by hour", FROM_CLUSTER: "brings in the log of a live cluster"}
 _MOST_NAME = 48
 """The letters of a consumer's name, which stands in that of its table."""
+_GENERATION = column(
+    GENERATION,
+    TIMESTAMP,
+    "when the generation or stream set began that the row was read of; null: not noted",
+    null=True,
+)
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
@@ -119,9 +126,16 @@ def sink_table(schema: TableSchema, name: str) -> Table:
     """
     check_name(name)
     table = log_table(schema)
+    columns = table.schema.append(_GENERATION)
     return Table(
-        table.keyspace, f"{table.name}_{name}", table.schema, table.keys, f"What consumer {name} read of {table.name}"
+        table.keyspace, f"{table.name}_{name}", columns, table.keys, f"What consumer {name} read of {table.name}"
     )
+
+
+def with_generation(rows: pa.Table, window: Window) -> pa.Table:
+    """Rows of a window with the begin of its generation or stream set beside each, as sinks have it."""
+    begin = pa.scalar(to_datetime(window.set_us), TIMESTAMP)
+    return rows.append_column(_GENERATION, pa.repeat(begin, rows.num_rows))
 
 
 def consume(
@@ -188,7 +202,7 @@ class _FromLake:
 
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         empty = log_table(self.schema).schema.empty_table()
-        rows = empty if window.passed else read_window(self.lake, self.schema, window)
+        rows = with_generation(empty if window.passed else read_window(self.lake, self.schema, window), window)
         sink = self.lake.widen(self.sink)
         failpoints.reached(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None

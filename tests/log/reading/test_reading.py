@@ -17,7 +17,7 @@ from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, ms_of, parse_time_us, to_datetime, us_of
+from cdc_platform.clock import Clock, Microseconds, from_datetime, ms_of, parse_time_us, to_datetime, us_of
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
@@ -29,6 +29,7 @@ from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.reading import reader
 from cdc_platform.log.reading.reader import consume, read_changes, sink_table
 from cdc_platform.log.reading.sets import SAFETY_US
+from cdc_platform.log.stored_names import GENERATION
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_sets
 from cdc_platform.settings import Settings
@@ -99,7 +100,11 @@ def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
     assert consume(lake, Clock(Microseconds(NOW_US + 1)), table, "audit")[1] == 1
     assert times_of(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - SAFETY_US + 1]
     everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
-    assert lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")]).equals(everything)
+    copied = lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")])
+    assert copied.drop_columns([GENERATION]).equals(everything)
+    # Beside each row stands the generation that operates at its time.
+    begun = zip(map(from_datetime, copied[WRITTEN_AT].to_pylist()), copied[GENERATION].to_pylist(), strict=True)
+    assert all(from_datetime(begin) == (SWITCH_US if at >= SWITCH_US else START_US) for at, begin in begun)
 
 
 def test_until_and_names_are_the_consumers_own(home: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from support.command_line import run
-from support.homes import expiring, timelines
+from support.homes import expiring, timelines, v1_tables
 from support.worlds.switch_lake import parse_node, ring_of
 
 from cdc_platform.clock import DAY_US, HOUR_US, Clock, Microseconds, Milliseconds, ms_to_datetime, parse_time_us, us_of
@@ -231,6 +231,22 @@ def lost_batch(place: Path) -> None:
         _rewritten(lake, table, without)
 
 
+def half_rewritten(place: Path) -> None:
+    """Three V1 generations of which one has lost its description; the rewrite ran on one of three nodes."""
+    first, *_ = times = v1_tables.times(3)
+    v1_tables.old_cluster(_lake(place), times, without_data=[first])
+    clock = expiring.iso(Milliseconds(times[-1] + v1_tables.HOUR_MS))
+    node = "00000000-0000-0000-0000-000000000001"
+    assert run("--home", place / HOME, "--clock", clock, "rewrite", "--node", node).exit_code == 0
+
+
+def expiring_row(place: Path) -> None:
+    """A generation, and a file with a write that has a TTL."""
+    _timeline(place, "plain", [1])
+    text = "INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1) USING TTL 60;\n"
+    (place / "with-ttl.cql").write_text(text, encoding="utf-8")
+
+
 PROBLEMS: dict[str, Callable[[Path], None]] = {
     make.__name__.replace("_", " "): make
     for make in (
@@ -252,5 +268,7 @@ PROBLEMS: dict[str, Callable[[Path], None]] = {
         old_ids,
         dead_checkpoints,
         lost_batch,
+        half_rewritten,
+        expiring_row,
     )
 }
