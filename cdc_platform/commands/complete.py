@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 @click.option("--consumer", "name", required=True, metavar="NAME", help="The reader, as `consumers` lists it.")
 @click.option("--table", type=TABLE_NAME, help="Whose log; needed where the reader reads several.")
 @click.option("--against", metavar="NAME", multiple=True, help="A second reader of the log, to be compared with.")
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What cqlsh prints of SELECT JSON * FROM the table now: compared with what the whole log amounts to.",
+)
 @json_option
 @pass_session
 @click.pass_context
@@ -34,13 +41,14 @@ def complete(
     name: str,
     table: tuple[str, str] | None,
     against: tuple[str, ...],
+    base: Path | None,
     as_json: bool,
 ) -> None:
     """Prove that the rows from A up to and without B were all read by a consumer, or say what speaks against it.
 
     Rows are compared one by one: what the log has against what the consumer has, and back, so that a batch which either
-    has lost as a whole is found. One that both have lost is found --against a second reader that has it. The exit
-    code is 1 where something does not hold.
+    has lost as a whole is found. One that both have lost is found --against a second reader that has it, or by the
+    rows of the base table (--base). The exit code is 1 where something does not hold.
 
     \b
     Example:
@@ -56,6 +64,11 @@ def complete(
     others = [consumers.find(lake, each, *consumer.key[1:]) for each in against]
     schema = schema_of(lake, *consumer.key[1:])
     held = judge(lake, session.clock, schema, consumer, since, until, others)
+    if base is not None:
+        from cdc_platform.log.audit.base import judge_base
+        from cdc_platform.sources.json_files import read_text
+
+        held.append(judge_base(lake, session.clock, schema, str(base), read_text(base)))
     whole = all(each.holds for each in held)
     if as_json:
         told = {"consumer": name, "table": schema.full_name, "from": format_us(since), "until": format_us(until)}

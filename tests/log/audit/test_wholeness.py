@@ -128,6 +128,26 @@ def test_a_batch_that_both_lost_is_found_by_a_second_reader(home: Path) -> None:
     assert found["all that search has read is there"].startswith("1 of the 7 rows of consumer search")
 
 
+def test_a_batch_that_all_have_lost_is_found_by_the_base_table(home: Path, tmp_path: Path) -> None:
+    """As cqlsh prints it; equal rows hold, and so do rows that are gone by now where the log tells why."""
+    rows = [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (7, 0, 1), (7, 1, 1), (7, 2, 1)]
+    lines = [f' {{"p": {p}, "k": {k}, "v": {v}}}' for p, k, v in rows]
+    file = tmp_path / "base.txt"
+    file.write_text("\n".join([" [json]", "-------", *lines, "", "(7 rows)", ""]), encoding="utf-8")
+    assert broken(asked(home, "--base", str(file))) == {}
+    for name in (None, "audit", "search"):
+        changed(home, name, without_it)
+    found = broken(asked(home, "--against", "search", "--base", str(file)))
+    assert set(found) == {"the base table is what the log tells"}
+    assert found["the base table is what the log tells"].startswith("of 7 rows 1 are not in the log, 0 are otherwise")
+    assert '{"p": 4, "k": 1}' in found["the base table is what the log tells"]
+    file.write_text('{"p": 1, "k": 1, "v": 2}', encoding="utf-8")
+    found = broken(asked(home, "--base", str(file)))
+    assert "0 are not in the log, 1 are otherwise there; 5 that" in found["the base table is what the log tells"]
+    file.write_text('{"p": 1}', encoding="utf-8")
+    assert asked(home, "--base", str(file)).exit_code == 2
+
+
 def test_torn_and_doubled_batches_are_found(home: Path) -> None:
     """A row of three that is gone everywhere; a row that the reader has again."""
     changed(home, "audit", lambda rows: [*rows, rows[0]])

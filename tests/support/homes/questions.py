@@ -215,7 +215,7 @@ def dead_checkpoints(place: Path) -> None:
 
 
 def lost_batch(place: Path) -> None:
-    """A log with two readers, of which one and the log have lost a batch as a whole since."""
+    """A log with two readers, of which one and the log have lost a batch as a whole since; and its base table."""
     lake = _timeline(place, "three", [1, 2, 3])
     for number, clock in enumerate(("2023-11-14T22:20:00Z", "2023-11-14T23:20:00Z", "2023-11-15T00:20:00Z")):
         _logged(place, f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, 1);", clock)
@@ -229,6 +229,8 @@ def lost_batch(place: Path) -> None:
 
     for table in (log_table(schema), sink_table(schema, "audit")):
         _rewritten(lake, table, without)
+    rows = "\n".join(json.dumps({"p": number, "k": 1, "v": 1}) for number in range(3))
+    (place / "base.txt").write_text(f"{rows}\n", encoding="utf-8")
 
 
 def half_rewritten(place: Path) -> None:
