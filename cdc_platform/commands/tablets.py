@@ -150,9 +150,10 @@ def show(session: Session, table: _Name, as_json: bool) -> None:
 @tablets.command()
 @click.argument("table", type=TABLE_NAME, required=False)
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--ttl", type=TTL, metavar="SECONDS", help="With --dry-run: as if that were the TTL from now on.")
 @json_option
 @pass_session
-def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> None:
+def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as_json: bool) -> None:
     """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
 
     A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
@@ -163,7 +164,10 @@ def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> N
     \b
     Example:
       cdc-platform tablets gc --dry-run
+      cdc-platform tablets gc shop.orders --dry-run --ttl 3600
     """
+    if ttl is not None and not dry_run:
+        raise click.UsageError("--ttl goes with --dry-run: to change it say so with `tables alter KS.T --ttl`")
     from cdc_platform.lifecycle.tablets import changes as lifecycle
     from cdc_platform.lifecycle.tablets import garbage
 
@@ -173,8 +177,12 @@ def gc(session: Session, table: _Name | None, dry_run: bool, as_json: bool) -> N
     if not dry_run:
         lifecycle.finish_all(lake, session.clock)
     names = _known_tables(lake) if table is None else [table]
-    step = garbage.plan if dry_run else garbage.collect
-    planned = [step(lake, session.clock, *name) for name in names]
+    planned = [
+        garbage.plan(lake, session.clock, *name, ttl_seconds=ttl)
+        if dry_run
+        else garbage.collect(lake, session.clock, *name)
+        for name in names
+    ]
     _show_collections(planned, dry_run, as_json)
 
 

@@ -138,6 +138,17 @@ def test_gc_says_what_goes(home: Path) -> None:
     assert "ks.t" in at(home, clock, "tablets", "gc").stdout
 
 
+def test_gc_says_what_another_ttl_would_do(home: Path) -> None:
+    """An hour instead of a day, two hours after the split: the first set would go, and rows of it may be there."""
+    clock = "2025-09-09T17:00:00Z"
+    (now,) = at(home, clock, "tablets", "gc", "--dry-run", "--json").json
+    (lower,) = at(home, clock, "tablets", "gc", "--dry-run", "--ttl", "3600", "--json").json
+    assert (now["removed"], now["ttl_seconds"]) == ([], 86_400)
+    assert (lower["removed"], lower["at_risk"], lower["ttl_seconds"]) == ([FIRST_SET], [FIRST_SET], 3600)
+    assert at(home, clock, "tablets", "gc", "--ttl", "3600").exit_code == 2
+    assert at(home, clock, "tablets", "gc", "--json").json[0]["removed"] == []
+
+
 def test_gc_says_who_holds_a_set_back(home: Path) -> None:
     """In one line, with the dry run and with the run, which removes nothing; a consumer that has read on lets go."""
     lake, clock = Lake(home / "lake"), Clock(parse_time_us(SPLIT))

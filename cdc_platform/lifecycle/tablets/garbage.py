@@ -66,8 +66,10 @@ class Collection:
         return f"{self.keyspace}.{self.table}"
 
 
-def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
+def plan(lake: Lake, clock: Clock, keyspace: str, table: str, *, ttl_seconds: int | None = None) -> Collection:
     """What can go of a table by its TTL of now, as ScyllaDB decides it, and by its consumers. Nothing is removed.
+
+    With `ttl_seconds`: what could go if that were the TTL from now on; rows that are there keep theirs.
 
     Raises:
         NotFound: the table has no stream sets, or is not known.
@@ -75,8 +77,9 @@ def plan(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
     times = tablet_rows.listed_times(lake, keyspace, table)
     if not times:
         raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; list tables with: cdc-platform tables")
-    ttl_seconds = cdc_tables.find(lake, keyspace, table).ttl_seconds
+    known = cdc_tables.find(lake, keyspace, table).ttl_seconds
     readers = [each for each in consumers.consumers(lake) if each.key[1:] == (keyspace, table)]
+    ttl_seconds = known if ttl_seconds is None else ttl_seconds
     return _collection(lake, (keyspace, table), times, ttl_seconds, readers, clock.now_ms())
 
 

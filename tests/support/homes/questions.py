@@ -100,13 +100,12 @@ def old_generations(place: Path) -> None:
 
 
 def stream_history(place: Path) -> None:
-    """A tablet-based table that was split twice, and whose TTL was lowered an hour after the second split."""
+    """A tablet-based table that was split twice, each time a day later."""
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     changes.create(lake, Clock(begin), settings, "shop", "orders", uniform_ends(2), ttl_seconds=86_400)
     for day, count in ((1, 4), (2, 8)):
         changes.split(lake, Clock(Microseconds(begin + day * DAY_US)), settings, "shop", "orders", count)
-    cdc_tables.alter(lake, Clock(Microseconds(begin + 2 * DAY_US + HOUR_US)), "shop", "orders", ttl_seconds=3600)
 
 
 def just_booted(place: Path) -> None:
