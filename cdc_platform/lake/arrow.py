@@ -65,12 +65,12 @@ def stream_lists(counts: np.ndarray, streams: np.ndarray) -> pa.ListArray:
 def stream_ids(streams: np.ndarray, valid: np.ndarray | None = None) -> pa.Array:
     """Stream IDs uint8[n, 16] as binaries; null where not `valid` (bool[n])."""
     bitmap = None if valid is None or valid.all() else _buffer(np.packbits(valid, bitorder="little"))
-    return _binaries(streams, STREAM_ID_BYTES * np.arange(len(streams) + 1), bitmap)
+    return cut_binaries(streams, STREAM_ID_BYTES * np.arange(len(streams) + 1), bitmap)
 
 
 def fixed_width(values: np.ndarray) -> pa.Array:
     """Values of one width (any dtype [n]) as binaries, the bytes of each as they lie in memory."""
-    return _binaries(values, values.itemsize * np.arange(len(values) + 1))
+    return cut_binaries(values, values.itemsize * np.arange(len(values) + 1))
 
 
 def uuid_texts(values: np.ndarray) -> pa.Array:
@@ -104,13 +104,13 @@ def flat_streams(lists: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
 
 def fixed_bytes(values: pa.Array) -> np.ndarray:
     """Binaries of 16 bytes each, none null, as uint8[n, 16]; a view of their buffer."""
-    data, bounds = _layout(values)
+    data, bounds = layout(values)
     return data[bounds[0] : bounds[0] + STREAM_ID_BYTES * len(values)].reshape(-1, STREAM_ID_BYTES)
 
 
 def tokens_of_column(keys: pa.Array) -> np.ndarray:
     """Tokens (int64[n]) of serialized partition keys (binary); where the key is null the token means nothing."""
-    return tokens_of_buffer(*_layout(keys))
+    return tokens_of_buffer(*layout(keys))
 
 
 def composite_column(components: Sequence[pa.Array]) -> pa.Array:
@@ -119,16 +119,16 @@ def composite_column(components: Sequence[pa.Array]) -> pa.Array:
     Raises:
         InputError: a component is longer than 65,535 bytes.
     """
-    return _binaries(*composite_keys([_layout(component) for component in components]))
+    return cut_binaries(*composite_keys([layout(component) for component in components]))
 
 
-def _binaries(values: np.ndarray, offsets: np.ndarray, bitmap: pa.Buffer | None = None) -> pa.Array:
-    """The bytes of `values`, cut at the offsets (int[n + 1]), as a column of binaries; the inverse of `_layout`."""
+def cut_binaries(values: np.ndarray, offsets: np.ndarray, bitmap: pa.Buffer | None = None) -> pa.Array:
+    """The bytes of `values`, cut at the offsets (int[n + 1]), as a column of binaries; the inverse of `layout`."""
     buffers = [bitmap, _buffer(offsets.astype(np.int32)), _buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def _layout(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+def layout(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """The bytes (uint8[]) and offsets (int[n + 1]) of a column of binaries; views of its buffers."""
     _, offsets, data = values.buffers()
     if len(values) == 0 or offsets is None:

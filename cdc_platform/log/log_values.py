@@ -5,7 +5,7 @@ It knows how each CQL type is kept; which columns there are is `log_table`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 from uuid import UUID
@@ -62,7 +62,7 @@ def _uuid(row: Row) -> UUID:
 def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Value | None]]:
     """The log rows of a log's Delta table, with values in canonical form; columns that it lacks are null."""
     columns = stored_columns(schema)
-    places = [_place(each, name, table) for each, name in columns]
+    places = [place_of(each, name, table) for each, name in columns]
     lists = [
         [None] * table.num_rows if place is None else canonical_values(stored_type(each.type), table.column(place))
         for (each, _), place in zip(columns, places, strict=True)
@@ -78,7 +78,7 @@ def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterato
         yield dict(zip(names, values, strict=True))
 
 
-def _place(each: LogColumn, name: str, table: pa.Table | pa.RecordBatch) -> str | None:
+def place_of(each: LogColumn, name: str, table: pa.Table | pa.RecordBatch) -> str | None:
     """The name that a column has in a table, which may be of a time when other columns were beside it."""
     present = set(table.schema.names)
     if each.base is None or name in present:
@@ -86,6 +86,16 @@ def _place(each: LogColumn, name: str, table: pa.Table | pa.RecordBatch) -> str 
     prefix = each.name.removesuffix(each.base.name)
     known = (prefix + other for other in candidates(each.base.name))
     return next((other for other in known if other in present), None)
+
+
+def exact_values(table: pa.Table | pa.RecordBatch) -> dict[str, dict[int, str]]:
+    """By column of a log's Delta table and by row, the values as JSON of which the column has but the nearest."""
+    found: dict[str, dict[int, str]] = {}
+    if EXACT in table.schema.names and table.column(EXACT).null_count < table.num_rows:
+        for number, beside in _exact(table):
+            for place, text in beside:
+                found.setdefault(place, {})[number] = text
+    return found
 
 
 def _exact(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[int, list[tuple[str, str]]]]:
@@ -161,8 +171,15 @@ def canonical_value(kind: CqlType, value: Any) -> Value | None:
 
 def _field(value: Mapping[str, Any], name: str) -> Any:
     """A field of a user type, which may have been written when the type had no other field of that name."""
+    found = field_name(value, name)
+    return None if found is None else value[found]
+
+
+def field_name(names: Collection[str], name: str) -> str | None:
+    """The name that a field of a user type has in values that were written at any time; None: they have none."""
     plain = name.rpartition("$")[0]
-    return value[name] if name in value else value.get(plain if plain and marked(plain) == name else marked(name))
+    other = plain if plain and marked(plain) == name else marked(name)
+    return name if name in names else other if other in names else None
 
 
 def _scalar_of(kind: Scalar, value: Any) -> Value:

@@ -1,0 +1,125 @@
+"""The merge of states: of several rows of one place the one that wins, as in `cql.mutation.merge` for one partition.
+
+It does not matter how often a row is given, in which order, or what was merged before: states of parts of a history
+merge into the state of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.cql.ranges import normal_form
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.lake.arrow import compute
+from cdc_platform.log.state.forms import in_one_form
+from cdc_platform.log.state.ranges import range_of, range_row
+from cdc_platform.log.state.shape import STATE, Kind
+
+
+def merged(schema: TableSchema, states: Iterable[pa.Table]) -> pa.Table:
+    """The one state (`shape.STATE`) that several of one table come to, in no order, a row a place.
+
+    Of two cells, or markers, of one place the later wins; at the same time the dead one, else the one that expires,
+    else the one that expires later, else the one with the shorter TTL, else the one with the larger value
+    (mutation/atomic_cell.cc, compare_atomic_cell_for_merge). Elements that a tombstone of their collection covers are
+    gone; rows that other tombstones cover stay. Ranges come to their normal form, see `cql.ranges`.
+    """
+    state = pa.concat_tables([*states, STATE.empty_table()]).combine_chunks()
+    if state.num_rows == 0:
+        return state
+    kinds = np.asarray(state["kind"])
+    is_range = kinds == Kind.RANGE_TOMBSTONE
+    if is_range.any():
+        ranges = _normal(schema, state.filter(pa.array(is_range)))
+        return pa.concat_tables([_without_ranges(schema, state.filter(pa.array(~is_range))), ranges])
+    return _without_ranges(schema, state)
+
+
+def codes(column: Any) -> np.ndarray:
+    """Integers (int64), equal where the values of a column are, from 1 on; 0 for null."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    indices = encoded.indices
+    if indices.null_count:
+        indices = compute.fill_null(indices, -1)
+    return np.asarray(indices, dtype=np.int64) + 1
+
+
+def together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """One integer (int64) of several that are not negative, equal where all of them are."""
+    total = columns[0]
+    for column in columns[1:]:
+        size, most = int(column.max(initial=0)) + 1, int(total.max(initial=0))
+        if most >= 2**62 // size:
+            total = np.unique(total, return_inverse=True)[1].astype(np.int64)
+        total = total * size + column
+    return total
+
+
+def _without_ranges(schema: TableSchema, state: pa.Table) -> pa.Table:
+    if state.num_rows == 0:
+        return state
+    state = in_one_form(schema, state)
+    kinds = np.asarray(state["kind"]).astype(np.int64)
+    columns = together([codes(state["partition"]), codes(state["clustering"]), codes(state["column"])])
+    places = together([columns, kinds, codes(state["path"])])
+    timestamps = np.asarray(state["timestamp"])
+    last = _winners(state, places, timestamps)
+    covered = _covered(columns[last], kinds[last], timestamps[last])
+    kept = last[~covered]
+    return state if len(kept) == state.num_rows else state.take(pa.array(kept))
+
+
+def _winners(state: pa.Table, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    """The row of each place that wins, ascending."""
+    order = np.lexsort((timestamps, places))
+    ends = np.flatnonzero(np.append(np.diff(places[order]) != 0, True))
+    winners = order[ends]
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] = (np.diff(places[order]) == 0) & (np.diff(timestamps[order]) == 0)
+    if tied[ends].any():
+        # Places whose last time comes more than once.
+        again = np.isin(places, places[winners[tied[ends]]])
+        latest = np.zeros(len(places), dtype=bool)
+        latest[winners] = True
+        rows = np.flatnonzero(again)
+        winners = np.concatenate([np.flatnonzero(latest & ~again), rows[_won(state, rows, places, timestamps)]])
+    return np.sort(winners)
+
+
+def _won(state: pa.Table, rows: np.ndarray, places: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    """Of some rows of a state, those (by their place in `rows`) that win where times tie."""
+    tied = state.take(pa.array(rows))
+    expires = np.asarray(tied["expires"])
+    value = compute.fill_null(tied["value"].combine_chunks(), b"")
+    by_value = np.asarray(compute.rank(value, tiebreaker="dense")).astype(np.int64)
+    keys = (by_value, -np.asarray(tied["ttl"]), expires, np.asarray(tied["dead"]), timestamps[rows], places[rows])
+    order = np.lexsort(keys)
+    return order[np.append(np.diff(places[rows][order]) != 0, True)]
+
+
+def _covered(columns: np.ndarray, kinds: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    """Which rows (bool) are elements that the tombstone of their collection, of which there is one, covers."""
+    deleted = np.flatnonzero(kinds == Kind.COLLECTION_TOMBSTONE)
+    if not len(deleted):
+        return np.zeros(len(kinds), dtype=bool)
+    deleted = deleted[np.argsort(columns[deleted])]
+    place = np.minimum(np.searchsorted(columns[deleted], columns), len(deleted) - 1)
+    found = deleted[place]
+    return (kinds == Kind.CELL) & (columns[found] == columns) & (timestamps <= timestamps[found])
+
+
+def _normal(schema: TableSchema, ranges: pa.Table) -> pa.Table:
+    by_partition: dict[bytes, list[Any]] = {}
+    for row in ranges.to_pylist():
+        by_partition.setdefault(row["partition"], []).append(range_of(schema, row))
+    rows = [
+        range_row(schema, partition, each)
+        for partition, several in by_partition.items()
+        for each in normal_form(schema, several)
+    ]
+    return pa.Table.from_pylist(rows, schema=STATE)

@@ -1,0 +1,218 @@
+"""What a SELECT would find in a merged state: rows with native columns, a column at a time.
+
+It is `cql.live` for all partitions at once: what a tombstone covers, or has expired, is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import Microseconds
+from cdc_platform.cql.schema import Column, TableSchema, element_key_type
+from cdc_platform.cql.types import SMALLINT, CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.lake.arrow import compute
+from cdc_platform.log.log_table import arrow_type
+from cdc_platform.log.state.merging import codes, together
+from cdc_platform.log.state.ranges import NEVER, covering
+from cdc_platform.log.state.shape import Kind
+from cdc_platform.log.state.wire import components, from_wire, ranks
+from cdc_platform.log.stored_names import stored, stored_type
+
+
+def selected_schema(schema: TableSchema) -> pa.Schema:
+    """The columns of the base table in the order of `SELECT *`, with the types that values have in a log's table."""
+    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in stored(schema).selected])
+
+
+def selected(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = None) -> pa.Table:
+    """The rows of `SELECT *` (`selected_schema`) that a merged state holds, in the order of their keys.
+
+    Cells and markers with a TTL are gone if they have expired by `now_us` (µs); None: nothing expires. The static row
+    is mixed into every row of its partition, and stands alone where there is none.
+    """
+    fields = selected_schema(schema)
+    state = state.combine_chunks()
+    if state.num_rows == 0:
+        return fields.empty_table()
+    seen = _Seen(schema, state, now_us)
+    arrays = [seen.key(place) for place in range(len(schema.partition_key))]
+    arrays += [seen.clustering(place) for place in range(len(schema.clustering_key))]
+    for column in schema.selected[len(arrays) :]:
+        arrays.append(seen.column(column))
+    return pa.table([array.cast(field.type) for array, field in zip(arrays, fields, strict=True)], schema=fields)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The living cells of a column: the row or partition that each is of, and what it holds."""
+
+    owners: np.ndarray
+    paths: Any
+    values: Any
+
+
+class _Seen:
+    """The rows of a state that are alive, and the rows of the table that they make."""
+
+    def __init__(self, schema: TableSchema, state: pa.Table, now_us: Microseconds | None) -> None:
+        self._schema = schema
+        self._kinds = np.asarray(state["kind"])
+        self._timestamps = np.asarray(state["timestamp"])
+        self._paths = state["path"].combine_chunks()
+        self._values = state["value"].combine_chunks()
+        self._names = state["column"].combine_chunks().dictionary_encode()
+        self._name_codes = codes(self._names)
+        keys = state["partition"].combine_chunks().dictionary_encode()
+        order = np.asarray(compute.sort_indices(keys.dictionary), dtype=np.int64)
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        self._partitions = rank[np.asarray(keys.indices, dtype=np.int64)]
+        self._keys = keys.dictionary.take(pa.array(order))
+        self._find_rows(state)
+        self._alive = self._living(state, now_us)
+        self._find_shown()
+
+    def _find_rows(self, state: pa.Table) -> None:
+        """Number the clustered rows that something was written to, in the order of the table."""
+        clustering = state["clustering"].combine_chunks()
+        of_rows = np.isin(self._kinds, (Kind.ROW_TOMBSTONE, Kind.MARKER, Kind.CELL)) & np.asarray(clustering.is_valid())
+        places = np.flatnonzero(of_rows)
+        together_ = together([self._partitions[places], codes(clustering.take(pa.array(places)))])
+        _, firsts, found = np.unique(together_, return_index=True, return_inverse=True)
+        partitions = self._partitions[places[firsts]]
+        keys = clustering.take(pa.array(places[firsts]))
+        columns = self._schema.clustering_key
+        orders = [
+            _directed(column, ranks(column.type, part))
+            for column, part in zip(columns, components(keys, len(columns)), strict=True)
+        ]
+        order = np.lexsort((*reversed(orders), partitions))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        self._rows = np.full(state.num_rows, -1, dtype=np.int64)
+        self._rows[places] = rank[found.reshape(-1)]
+        self._row_partitions = partitions[order]
+        self._row_keys = keys.take(pa.array(order))
+
+    def _living(self, state: pa.Table, now_us: Microseconds | None) -> np.ndarray:
+        """Which cells and markers (bool) a SELECT finds."""
+        kinds, times = self._kinds, self._timestamps
+        of_partition = np.full(len(self._keys), NEVER)
+        gone = kinds == Kind.PARTITION_TOMBSTONE
+        of_partition[self._partitions[gone]] = times[gone]
+        is_range = kinds == Kind.RANGE_TOMBSTONE
+        ranges = state.filter(pa.array(is_range)) if is_range.any() else state.slice(0, 0)
+        of_row = covering(self._schema, ranges, self._partitions[is_range], self._row_keys, self._row_partitions)
+        gone = (kinds == Kind.ROW_TOMBSTONE) & (self._rows >= 0)
+        of_row[self._rows[gone]] = np.maximum(of_row[self._rows[gone]], times[gone])
+        deleted = of_partition[self._partitions]
+        in_row = self._rows >= 0
+        deleted[in_row] = np.maximum(deleted[in_row], of_row[self._rows[in_row]])
+        alive = ((kinds == Kind.CELL) | (kinds == Kind.MARKER)) & ~np.asarray(state["dead"]) & (times > deleted)
+        if now_us is not None:
+            expires = np.asarray(state["expires"])
+            alive &= (expires == 0) | (expires > now_us)
+        return alive & self._known()
+
+    def _known(self) -> np.ndarray:
+        """Which rows (bool) of the state are no cells, or cells of columns that the table has, and as it has them."""
+        known = np.zeros(len(self._names.dictionary) + 1, dtype=bool)
+        known[0] = True
+        elements, static = known.copy(), known.copy()
+        for place, name in enumerate(self._names.dictionary.to_pylist(), 1):
+            if self._schema.has(name):
+                column = self._schema.column(name)
+                known[place], elements[place] = True, column.type.multicell
+                static[place] = column.kind == "static"
+        cell = self._name_codes > 0
+        fits = elements[self._name_codes] == np.asarray(self._paths.is_valid())
+        fits &= static[self._name_codes] == (self._rows < 0)
+        return known[self._name_codes] & (fits | ~cell)
+
+    def _find_shown(self) -> None:
+        """The rows that are shown: those that live, and static rows that stand alone."""
+        there = np.zeros(len(self._row_partitions), dtype=bool)
+        there[self._rows[self._alive & (self._rows >= 0)]] = True
+        rows = np.flatnonzero(there)
+        alone = np.zeros(len(self._keys), dtype=bool)
+        alone[self._partitions[self._alive & (self._rows < 0)]] = True
+        alone[self._row_partitions[rows]] = False
+        partitions = np.concatenate([self._row_partitions[rows], np.flatnonzero(alone)])
+        order = np.argsort(partitions, kind="stable")
+        self._shown_partitions = partitions[order]
+        self._shown_rows = np.concatenate([rows, np.full(np.count_nonzero(alone), -1)])[order]
+        self._shown = pa.array(self._shown_rows, mask=self._shown_rows < 0)
+
+    def key(self, place: int) -> pa.Array:
+        """A column of the partition key."""
+        columns = self._schema.partition_key
+        found = [self._keys] if len(columns) == 1 else components(self._keys, len(columns), header=2, trailer=1)
+        values = from_wire(stored_type(columns[place].type), found[place])
+        return values.take(pa.array(self._shown_partitions))
+
+    def clustering(self, place: int) -> pa.Array:
+        """A clustering column."""
+        columns = self._schema.clustering_key
+        values = from_wire(stored_type(columns[place].type), components(self._row_keys, len(columns))[place])
+        return values.take(self._shown)
+
+    def column(self, column: Column) -> pa.Array:
+        """A column that is none of a key."""
+        static = column.kind == "static"
+        cells = self._cells(column)
+        count = len(self._keys) if static else len(self._row_partitions)
+        values = _collected(column.type, cells, count) if column.type.multicell else _atomic(column.type, cells, count)
+        return values.take(pa.array(self._shown_partitions) if static else self._shown)
+
+    def _cells(self, column: Column) -> _Cells:
+        place = compute.index(self._names.dictionary, column.name).as_py() + 1
+        chosen = np.flatnonzero((self._name_codes == place) & self._alive) if place else np.empty(0, np.int64)
+        taken = pa.array(chosen)
+        owners = (self._partitions if column.kind == "static" else self._rows)[chosen]
+        return _Cells(owners, self._paths.take(taken), self._values.take(taken))
+
+
+def _directed(column: Column, order: np.ndarray) -> np.ndarray:
+    return ~order if column.descending else order
+
+
+def _atomic(kind: CqlType, cells: _Cells, count: int) -> pa.Array:
+    places = np.full(count, -1, dtype=np.int64)
+    places[cells.owners] = np.arange(len(cells.owners))
+    return from_wire(stored_type(kind), cells.values.take(pa.array(places, mask=places < 0)))
+
+
+def _collected(kind: CqlType, cells: _Cells, count: int) -> pa.Array:
+    """Collections and user types of their elements, null where there is none."""
+    if isinstance(kind, UserType):
+        return _fields(kind, cells, count)
+    key = element_key_type(kind).frozen()
+    order = pa.array(np.lexsort((ranks(key, cells.paths), cells.owners)))
+    counts = np.bincount(cells.owners, minlength=count)
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    empty = pa.array(counts == 0)
+    bounds: Any = pa.array(offsets)
+    shown = stored_type(kind)
+    paths, values = cells.paths.take(order), cells.values.take(order)
+    if isinstance(shown, MapType):
+        keys, items = from_wire(shown.key, paths), from_wire(shown.value, values)
+        return pa.MapArray.from_arrays(bounds, keys, items, arrow_type(shown), mask=empty)
+    assert isinstance(shown, ListType | SetType)
+    elements = from_wire(shown.element, paths if isinstance(shown, SetType) else values)
+    return pa.ListArray.from_arrays(bounds, elements, type=arrow_type(shown), mask=empty)
+
+
+def _fields(kind: UserType, cells: _Cells, count: int) -> pa.Array:
+    fields = []
+    for index, (_, part) in enumerate(kind.fields):
+        mine = np.asarray(compute.equal(cells.paths, SMALLINT.to_bytes(index)))
+        values = cells.values.filter(pa.array(mine))
+        fields.append(_atomic(part, _Cells(cells.owners[mine], cells.paths, values), count))
+    there = np.zeros(count, dtype=bool)
+    there[cells.owners] = True
+    return pa.StructArray.from_arrays(fields, fields=list(arrow_type(stored_type(kind))), mask=pa.array(~there))

@@ -1,0 +1,97 @@
+"""Columns of Arrow as bytes of CQL's protocol: as the types write single values, in their order, and back."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_platform.cql import types as t
+from cdc_platform.cql.types import CqlType, scalar
+from cdc_platform.lake.arrow import composite_column
+from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS
+from cdc_platform.log.log_table import arrow_type
+from cdc_platform.log.log_values import arrow_value, canonical_values
+from cdc_platform.log.state.wire import components, composed, from_wire, ranks, to_wire
+
+_UUID_BITS = st.integers(0, 2**128 - 1)
+_FLOATS = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan])
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "ascii": st.text(st.characters(max_codepoint=127), max_size=3),
+    "bigint": st.integers(-(2**63), 2**63 - 1),
+    "blob": st.binary(max_size=4),
+    "boolean": st.booleans(),
+    "date": st.integers(FIRST_DAY, LAST_DAY),
+    "decimal": st.sampled_from([Decimal(text) for text in ("1.0", "1.00", "-3", "2e9", "0")]),
+    "double": _FLOATS,
+    "float": st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan]),
+    "inet": st.ip_addresses(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "smallint": st.integers(-(2**15), 2**15 - 1),
+    "text": st.text(st.characters(exclude_categories=["Cs"]), max_size=3),
+    "time": st.integers(0, 86_399_999_999_999),
+    "timestamp": st.integers(FIRST_MS, LAST_MS),
+    "timeuuid": _UUID_BITS.map(lambda bits: UUID(int=bits & ~(0xF << 76) | 1 << 76)),
+    "tinyint": st.integers(-128, 127),
+    "uuid": _UUID_BITS.map(lambda bits: UUID(int=bits)),
+    "varint": st.integers(),
+}
+KINDS: dict[str, tuple[CqlType, st.SearchStrategy[Any]]] = {
+    **{name: (scalar(name), SCALARS[name]) for name in SCALARS},
+    "tuple": (t.TupleType((t.INT, t.TEXT)), st.tuples(st.none() | SCALARS["int"], st.none() | SCALARS["text"])),
+    "set": (t.SetType(t.INT, True), st.sets(SCALARS["int"], max_size=3)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_a_column_is_as_its_values_are(name: str, data: st.DataObject) -> None:
+    """Each type writes, orders and reads a column as it does with single values, of which some are null."""
+    kind, values = KINDS[name]
+    drawn = [kind.canonical(value) for value in data.draw(st.lists(values, max_size=6))]
+    column = pa.array([arrow_value(kind, value) for value in drawn], arrow_type(kind))
+    # The column may be a part of a longer one.
+    found = to_wire(kind, pa.concat_arrays([column, column]).slice(len(drawn)))
+    assert found.to_pylist() == [kind.to_bytes(value) for value in drawn]
+    keys = [kind.sort_key(value) for value in drawn]
+    rank = ranks(kind, found).tolist()
+    assert [[a < b for b in rank] for a in rank] == [[a < b for b in keys] for a in keys]
+    assert [[a == b for b in rank] for a in rank] == [[a == b for b in keys] for a in keys]
+    nulls = pa.concat_arrays([pa.nulls(1, pa.binary()), found, pa.nulls(1, pa.binary())])
+    back = from_wire(kind, nulls)
+    assert back.type == column.type
+    # NaN is not what it is.
+    assert list(map(repr, canonical_values(kind, back))) == list(map(repr, [None, *drawn, None]))
+
+
+def test_what_no_column_holds_is_the_nearest() -> None:
+    """Timestamps and dates of any year have their bytes; a native column shows what every reader has."""
+    far = pa.array([(2**63 - 1).to_bytes(8, "big"), (-(2**63)).to_bytes(8, "big", signed=True)], pa.binary())
+    assert from_wire(t.TIMESTAMP, far).cast(pa.int64()).to_pylist() == [LAST_MS * 1000, FIRST_MS * 1000]
+    days = pa.array([b"\xff" * 4, bytes(4)], pa.binary())
+    assert from_wire(t.DATE, days).cast(pa.int32()).to_pylist() == [LAST_DAY, FIRST_DAY]
+
+
+def test_times_inside_of_a_millisecond_are_of_that() -> None:
+    """A reader's timestamps are finer than CQL's."""
+    at = datetime(1969, 12, 31, 23, 59, 59, 999_900, tzinfo=UTC)
+    column = pa.array([at], pa.timestamp("us", "UTC"))
+    assert to_wire(t.TIMESTAMP, column).to_pylist() == [t.TIMESTAMP.to_bytes(-1)]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=4))
+def test_several_columns_become_one_and_come_apart(rows: list[tuple[bytes, bytes]]) -> None:
+    """Values behind their lengths, and the composite that a partition key of several columns is."""
+    columns = [pa.array([row[place] for row in rows], pa.binary()) for place in range(2)]
+    one = composed(columns, len(rows))
+    assert [part.to_pylist() for part in components(one, 2)] == [column.to_pylist() for column in columns]
+    keys = composite_column(columns)
+    assert [part.to_pylist() for part in components(keys, 2, 2, 1)] == [column.to_pylist() for column in columns]
+    assert composed([], len(rows)).to_pylist() == [b""] * len(rows)

@@ -1,0 +1,131 @@
+"""The one shape of a table's state: merged in parts it is what it is at once, and what single mutations come to."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from support.histories.log_histories import EPOCH_US, histories
+
+from cdc_platform.clock import Microseconds
+from cdc_platform.cql.base_table import BaseTable
+from cdc_platform.cql.mutation import Cell, CollectionChange, Mutation, RowChange, merge
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import DECIMAL, INT, MapType
+from cdc_platform.log.log_values import canonical_values, rows_table
+from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.state.merging import merged
+from cdc_platform.log.state.of_log import state_of_log
+from cdc_platform.log.state.of_mutations import mutations_of, state_of
+from cdc_platform.log.state.selecting import selected
+from cdc_platform.log.state.shape import empty
+
+History = tuple[TableSchema, list[list[Mutation]]]
+SEED = st.integers(0, 2**32).map(random.Random)
+NOW = st.none() | st.integers(EPOCH_US + 5_000_000, EPOCH_US + 9_000_010)
+
+
+def told(state: pa.Table) -> list[str]:
+    """The rows of a state, in an order that is theirs alone."""
+    return sorted(map(repr, state.to_pylist()))
+
+
+def writes(history: History) -> list[Mutation]:
+    """Every mutation of a history."""
+    return [mutation for batch in history[1] for mutation in batch]
+
+
+def partitions(mutations: list[Mutation]) -> dict[bytes, Mutation]:
+    """What the mutations of each partition come to, one by one."""
+    found: dict[bytes, list[Mutation]] = {}
+    for mutation in mutations:
+        found.setdefault(mutation.schema.partition_bytes(mutation.partition_key), []).append(mutation)
+    return {key: merge(several) for key, several in found.items()}
+
+
+@given(histories(), SEED)
+def test_parts_of_a_history_merge_into_its_state(history: History, chance: random.Random) -> None:
+    """Whatever is merged first, in whatever order, and however often: associative, commutative and idempotent."""
+    schema, mutations = history[0], writes(history)
+    whole = merged(schema, [state_of(mutations)])
+    states = [state_of([each]) for each in mutations] + [state_of([chance.choice(mutations)])]
+    while len(states) > 1:
+        chance.shuffle(states)
+        count = chance.randint(1, min(3, len(states)))
+        states = [merged(schema, states[:count]), *states[count:]]
+    assert told(merged(schema, states)) == told(whole)
+    assert told(merged(schema, [whole, whole, empty()])) == told(whole)
+
+
+@given(histories())
+def test_a_state_is_what_the_mutations_come_to(history: History) -> None:
+    """Cell by cell, marker by marker and tombstone by tombstone what the merge of single partitions has, and back."""
+    schema, mutations = history[0], writes(history)
+    whole = merged(schema, [state_of(mutations)])
+    expected = partitions(mutations)
+    assert told(whole) == told(state_of(expected.values()))
+    assert told(state_of(mutations_of(schema, whole).values())) == told(whole)
+
+
+def logged(history: History) -> list[dict[str, Any]]:
+    """The log rows of a history, without images."""
+    rows: list[dict[str, Any]] = []
+    for number, batch in enumerate(history[1]):
+        for part in log_mutations(merge(batch), identity=number.to_bytes(4, "big")):
+            rows += part.in_stream(bytes(16))
+    return rows
+
+
+@given(histories(), SEED)
+def test_a_log_tells_of_the_state(history: History, chance: random.Random) -> None:
+    """The rows of a log, in any order, come to the state that the batches have left, which is merged as they are."""
+    schema, rows = history[0], logged(history)
+    chance.shuffle(rows)
+    batches = [merge(batch) for batch in history[1]]
+    assert told(merged(schema, [state_of_log(schema, rows_table(schema, rows))])) == told(
+        merged(schema, [state_of(batches)])
+    )
+
+
+@given(histories(), NOW)
+def test_a_state_shows_what_select_finds(history: History, now_us: Microseconds | None) -> None:
+    """The rows, in clustering order, that each partition by itself would show."""
+    schema, mutations = history[0], writes(history)
+    table = selected(schema, merged(schema, [state_of(mutations)]), now_us)
+    columns = [canonical_values(column.type, table[column.name]) for column in schema.selected]
+    found = [
+        {column.name: column.type.json(value) for column, value in zip(schema.selected, row, strict=True)}
+        for row in zip(*columns, strict=True)
+    ]
+    base = BaseTable(schema, partitions(mutations))
+    expected = (base if now_us is None else base.without_expired(now_us)).rows()
+    assert by_partition(schema, found) == by_partition(schema, expected)
+
+
+def test_one_key_in_two_forms_is_one_row() -> None:
+    """1.0 and 1.00 are one clustering key and one key of a map, of which the last write wins; 2.0 is another."""
+    kinds = (Column("p", INT, "partition"), Column("k", DECIMAL, "clustering"), Column("m", MapType(DECIMAL, INT)))
+    schema = TableSchema("ks", "t", kinds, CdcOptions(enabled=True))
+    one, same, other = Decimal("1.0"), Decimal("1.00"), Decimal("2.0")
+
+    def write(key: Decimal, path: Decimal, at: int) -> pa.Table:
+        cells = {"m": CollectionChange(None, {path: Cell(Microseconds(at), at)})}
+        return state_of([Mutation(schema, (0,), rows={(key,): RowChange(None, cells)})])
+
+    states = [write(one, same, 1), write(same, one, 2), write(other, other, 1)]
+    for parts in (states, states[::-1]):
+        found = selected(schema, merged(schema, [merged(schema, parts[:2]), parts[2]]))
+        assert found.select(["k", "m"]).to_pylist() == [
+            {"k": "1.0", "m": [("1.0", 2)]},
+            {"k": "2.0", "m": [("2.0", 1)]},
+        ]
+
+
+def by_partition(schema: TableSchema, rows: list[dict[str, Any]]) -> list[str]:
+    """Rows as text; partitions in any order, rows of one as they come."""
+    names = [column.name for column in schema.partition_key]
+    return [repr(row) for row in sorted(rows, key=lambda row: repr([row[name] for name in names]))]
