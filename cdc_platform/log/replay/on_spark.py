@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.live import Partition
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.cql.types import Value
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.session import ROWS_PER_BATCH
 from cdc_platform.lake.shape import Door, quoted, spark_struct
-from cdc_platform.log.key_bytes import canonical_keys
-from cdc_platform.log.log_table import arrow_type, log_table
-from cdc_platform.log.log_values import arrow_value, table_rows
-from cdc_platform.log.replay.partitions import assert_full_delta, lacking, replay
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.state.merging import merged
+from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
+from cdc_platform.log.state.of_log import partition_keys as keys_of
+from cdc_platform.log.state.selecting import selected, selected_schema
 from cdc_platform.log.stored_names import EXACT, stored
 
 if TYPE_CHECKING:
@@ -70,11 +69,6 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
     return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
 
 
-def selected_schema(schema: TableSchema) -> pa.Schema:
-    """The columns of the base table in the order of `SELECT *`, with the types that values have in a log's table."""
-    return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in stored(schema).selected])
-
-
 def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
     """The serialized partition keys (binary) of log rows, from the columns of the partition key and, if the log has
     it, that of values which those have but nearly.
@@ -82,10 +76,9 @@ def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.A
     Raises:
         InputError: a value is null, or none of its type.
     """
-    for column, values in zip(schema.partition_key, columns, strict=True):
-        if values.null_count:
-            raise lacking(column.name)
-    return canonical_keys(schema, columns, exact)
+    names = [column.name for column in stored(schema).partition_key]
+    beside = {} if exact is None else {EXACT: exact}
+    return keys_of(schema, pa.table(dict(zip(names, columns, strict=True)) | beside))
 
 
 def base_rows(
@@ -118,19 +111,9 @@ def _replayed(
     schema: TableSchema, batches: list[pa.RecordBatch], now_us: Microseconds | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of whole base partitions, in the order of their keys."""
-    states = replay(schema, table_rows(schema, pa.Table.from_batches(batches)))
-    rows = [row for key in sorted(states) for row in Partition(states[key], now_us).selected()]
-    for first in range(0, len(rows), ROWS_PER_BATCH):
-        yield _record_batch(schema, rows[first : first + ROWS_PER_BATCH])
-
-
-def _record_batch(schema: TableSchema, rows: list[dict[str, Value | None]]) -> pa.RecordBatch:
-    fields = selected_schema(schema)
-    arrays = [
-        pa.array([arrow_value(column.type, row[column.name]) for row in rows], field.type)
-        for column, field in zip(schema.selected, fields, strict=True)
-    ]
-    return pa.record_batch(arrays, schema=fields)
+    log = pa.Table.from_batches(batches).combine_chunks()
+    state = merged(schema, [state_of_log(schema, log, log[KEY].combine_chunks())])
+    yield from selected(schema, state, now_us).to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def _columns(schema: TableSchema, changes: DataFrame) -> list[str]:

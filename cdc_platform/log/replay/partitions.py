@@ -1,28 +1,18 @@
-"""Replaying a log: the rows of a CDC log become the mutations that they came from, and those the base table.
-
-It is the inverse of `rows` for tables with full delta, and shares with it the meaning of operations and bounds.
-"""
+"""Replaying a log: the rows of a CDC log become the partitions of the base table, in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from cdc_platform.clock import ONE_US, Microseconds
-from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Marker, Mutation, RowChange, merge
-from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
-from cdc_platform.cql.schema import Column, TableSchema
-from cdc_platform.cql.types import SetType, UserType, Value, timeuuid_order, timeuuid_us
-from cdc_platform.errors import InputError, StateError
-from cdc_platform.log.rows import Operation, inferred
+from cdc_platform.cql.mutation import Mutation
+from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.types import Value
+from cdc_platform.log.log_values import rows_table
+from cdc_platform.log.state.merging import merged
+from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
+from cdc_platform.log.state.of_mutations import mutations_of
 
 LogRow = Mapping[str, Value | None]
-_IMAGES = (Operation.PRE_IMAGE, Operation.POST_IMAGE)
-_STARTS = (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_START_EXCLUSIVE)
-_ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
-_OPERATIONS = frozenset(Operation)
 
 
 def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]:
@@ -36,140 +26,8 @@ def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]
         InputError: a row is none of a log, or a batch is not complete.
     """
     assert_full_delta(schema)
-    partitions: dict[bytes, list[Mutation]] = {}
-    for mutation in mutations_of(schema, rows):
-        partitions.setdefault(schema.partition_bytes(mutation.partition_key), []).append(mutation)
-    return {key: merge(mutations) for key, mutations in partitions.items()}
-
-
-def assert_full_delta(schema: TableSchema) -> None:
-    """Hold that a table's log tells values, not keys alone; raises StateError."""
-    if schema.cdc.delta != "full":
-        raise StateError(
-            f"{schema.full_name} logs keys alone (delta 'keys'); only a log with full delta can be replayed"
-        )
-
-
-def lacking(name: str) -> InputError:
-    """The error for a log row in which a column is null that never is."""
-    return InputError(f"a log row has no {name}; every row of a CDC log has one")
-
-
-def mutations_of(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[Mutation]:
-    """One mutation a batch of log rows, ordered by time; raises InputError for a batch that is not complete."""
-    ordered = sorted(rows, key=_place)
-    for _, batch in groupby(ordered, key=lambda row: (row["cdc$stream_id"], row["cdc$time"])):
-        yield _mutation(schema, list(batch))
-
-
-def _place(row: LogRow) -> tuple[Any, ...]:
-    return timeuuid_order(_present(row, "cdc$time")), row["cdc$stream_id"] or b"", _present(row, "cdc$batch_seq_no")
-
-
-def _present(row: LogRow, name: str) -> Any:
-    value = row.get(name)
-    if value is None:
-        raise lacking(name)
-    return value
-
-
-def _operation(row: LogRow) -> Operation:
-    number = _present(row, "cdc$operation")
-    if number not in _OPERATIONS:
-        raise InputError(
-            f"operation {number} of a log row is out of bounds; operations that can be replayed are 0 to 9"
-        )
-    return Operation(number)
-
-
-def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
-    numbers = [row["cdc$batch_seq_no"] for row in batch]
-    if numbers != list(range(len(batch))) or not batch[-1].get("cdc$end_of_batch"):
-        raise InputError(f"the batch of {batch[0]['cdc$time']} in the log of {schema.full_name} is not complete")
-    timestamp = timeuuid_us(_present(batch[0], "cdc$time"))
-    empty = Mutation(schema, tuple(_present(batch[0], column.name) for column in schema.partition_key))
-    parts = [empty]
-    told = [row for row in batch if _operation(row) not in _IMAGES]
-    for row in told:
-        operation = Operation(row["cdc$operation"])
-        key = _key(schema.clustering_key, row)
-        if operation is Operation.ROW_DELETE:
-            parts.append(replace(empty, row_tombstones={key: timestamp}))
-        elif operation is Operation.PARTITION_DELETE:
-            parts.append(replace(empty, partition_tombstone=timestamp))
-        elif operation in (Operation.UPDATE, Operation.INSERT):
-            parts.append(_upsert(empty, row, timestamp, key))
-    parts.append(replace(empty, range_tombstones=list(_ranges(schema, told, timestamp))))
-    return merge(parts)
-
-
-def _key(columns: Sequence[Column], row: LogRow) -> Key:
-    """The values of key columns up to the first one that is null."""
-    values = [row.get(column.name) for column in columns]
-    return tuple(values[: values.index(None)] if None in values else values)
-
-
-def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: Key) -> Mutation:
-    schema = empty.schema
-    static = len(key) < len(schema.clustering_key)
-    ttl = row.get("cdc$ttl") or 0
-    changes = {}
-    for column in schema.statics if static else schema.regulars:
-        change = _change(column, row, timestamp, ttl)
-        if change is not None:
-            changes[column.name] = change
-    if static:
-        return replace(empty, static=changes)
-    marker = Marker(timestamp, ttl) if row["cdc$operation"] == Operation.INSERT else None
-    return replace(empty, rows={key: RowChange(marker, changes)})
-
-
-def _change(column: Column, row: LogRow, timestamp: Microseconds, ttl: int) -> ColumnChange | None:
-    """What a log row says of a column; None if nothing."""
-    value = row.get(column.name)
-    deleted = bool(row.get(f"cdc$deleted_{column.name}"))
-    if not column.type.multicell:
-        if deleted:
-            return Cell(timestamp, dead=True)
-        return None if value is None else Cell(timestamp, value, ttl)
-    dead = row.get(f"cdc$deleted_elements_{column.name}") or ()
-    elements = {key: Cell(timestamp, inner, ttl) for key, inner in _elements(column, value)}
-    elements |= {key: Cell(timestamp, dead=True) for key in dead}
-    # The log shows the tombstone of a collection one microsecond late.
-    return CollectionChange(timestamp - ONE_US if deleted else None, elements) if deleted or elements else None
-
-
-def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Value]]:
-    """The elements of a value of the log with their keys."""
-    if value is None:
-        return iter(())
-    if isinstance(column.type, UserType):
-        return ((index, inner) for index, inner in enumerate(value) if inner is not None)
-    if isinstance(column.type, SetType):
-        return ((element, None) for element in value)
-    return iter(value)
-
-
-def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: Microseconds) -> Iterator[RangeTombstone]:
-    """The range tombstones of the rows of a batch: an end belongs to the start right before it, if there is one."""
-    start: Bound | None = None
-    begun = False
-    for row in rows:
-        operation = Operation(row["cdc$operation"])
-        if operation not in (*_STARTS, *_ENDS):
-            continue
-        prefix = _key(schema.clustering_key, row)
-        inclusive = operation in (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_END_INCLUSIVE)
-        bound = Bound(prefix, inclusive) if prefix else None
-        if operation in _STARTS:
-            if begun and start is not None:
-                yield RangeTombstone(start, inferred(start), timestamp)
-            start, begun = bound, True
-            continue
-        if begun:
-            yield RangeTombstone(start, bound, timestamp)
-        else:
-            yield RangeTombstone(None if bound is None else inferred(bound), bound, timestamp)
-        begun = False
-    if begun and start is not None:
-        yield RangeTombstone(start, inferred(start), timestamp)
+    names = [column.name for column in log_columns(schema)]
+    given = [{name: row.get(name) for name in names} for row in rows]
+    if not given:
+        return {}
+    return mutations_of(schema, merged(schema, [state_of_log(schema, rows_table(schema, given))]))

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, USER_TYPE, histories, mutations
+from support.oracles.log_walker import replay
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.base_table import BaseTable
@@ -27,9 +28,9 @@ from cdc_platform.cql.types import INT, NAN, TEXT, CqlType, ListType, MapType, S
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.translate import translated
 from cdc_platform.log.log_values import canonical_values, rows_table
-from cdc_platform.log.replay.on_spark import KEY, base_rows, partition_keys, replayed, selected_schema
-from cdc_platform.log.replay.partitions import replay
+from cdc_platform.log.replay.on_spark import KEY, base_rows, partition_keys, replayed
 from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.state.selecting import selected_schema
 from cdc_platform.log.stored_names import EXACT
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
 
 
 def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: Microseconds | None) -> list[str]:
-    """The rows of the replay in one process, by partition and, inside, in clustering order."""
+    """The rows that are replayed row by row, by partition and, inside, in clustering order."""
     base = BaseTable(schema, replay(schema, rows))
     found = (base if now_us is None else base.without_expired(now_us)).rows()
     # A column of a DataFrame has the nearest date that all readers have.
