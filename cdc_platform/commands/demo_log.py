@@ -97,11 +97,13 @@ def _rehearsed(
     """Both scripts in the process, from nothing: the table, the statement of every log row, the table's rows."""
     from cdc_platform.cql.parser import parse
     from cdc_platform.log.scripts.script import Kept, Script
+    from cdc_platform.log.state.kept import state_of_rows
 
     (before, at), (after, later) = _scripts(switch_us)
     first = Script(lake, settings, at.now_us())
     outcomes = [*first.run(parse(before)).outcomes]
-    second = Script(lake, settings, later.now_us(), Kept(first.catalog, lambda schema: first.written[schema.full_name]))
+    told = Kept(first.catalog, lambda schema: state_of_rows(schema, first.written[schema.full_name]))
+    second = Script(lake, settings, later.now_us(), told)
     result = second.run(parse(after))
     outcomes += result.outcomes
     _insist(outcomes)

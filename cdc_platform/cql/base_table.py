@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from cdc_platform.clock import Microseconds, us_of_seconds
 from cdc_platform.cql.live import Partition
@@ -26,23 +27,56 @@ from cdc_platform.cql.types import Value
 from cdc_platform.ring import tokens_of_keys
 
 
+class Behind(Protocol):
+    """What a table has come to before, of which no more is looked up than is asked for."""
+
+    def partition(self, schema: TableSchema, key: bytes) -> Mutation | None:
+        """The partition of a serialized key; None if nothing was written to it."""
+        ...
+
+    def partitions(self, schema: TableSchema) -> Mapping[bytes, Mutation]:
+        """All partitions."""
+        ...
+
+
 class BaseTable:
     """The state of one table, partition by partition."""
 
-    def __init__(self, schema: TableSchema, partitions: Mapping[bytes, Mutation] | None = None) -> None:
-        """`partitions` are by serialized partition key; none of them for an empty table."""
+    def __init__(
+        self, schema: TableSchema, partitions: Mapping[bytes, Mutation] | None = None, behind: Behind | None = None
+    ) -> None:
+        """`partitions` are by serialized partition key; those that are not among them are as they are `behind`."""
         self.schema = schema
-        self._partitions = dict(partitions or {})
+        self._partitions: dict[bytes, Mutation | None] = dict(partitions or {})
+        self._behind = behind
+
+    def copy(self) -> BaseTable:
+        """The table as it is now, whatever is written to this one later."""
+        copied = BaseTable(self.schema, None, self._behind)
+        copied._partitions = dict(self._partitions)
+        return copied
+
+    def _state(self, key: bytes) -> Mutation | None:
+        if key not in self._partitions and self._behind is not None:
+            self._partitions[key] = self._behind.partition(self.schema, key)
+        return self._partitions.get(key)
+
+    def _all(self) -> dict[bytes, Mutation]:
+        """Every partition that something was written to."""
+        if self._behind is not None:
+            self._partitions = {**self._behind.partitions(self.schema), **self._partitions}
+            self._behind = None
+        return {key: state for key, state in self._partitions.items() if state is not None}
 
     def partition(self, key: Key) -> Partition:
         """A partition as it is, empty if nothing was written to it."""
-        state = self._partitions.get(self.schema.partition_bytes(key))
+        state = self._state(self.schema.partition_bytes(key))
         return Partition(Mutation(self.schema, key) if state is None else replace(state, schema=self.schema))
 
     def apply(self, mutation: Mutation) -> None:
         """Let a write take effect."""
         key = self.schema.partition_bytes(mutation.partition_key)
-        state = self._partitions.get(key)
+        state = self._state(key)
         self._partitions[key] = mutation if state is None else merge([state, mutation])
 
     def alter(self, schema: TableSchema) -> None:
@@ -52,27 +86,29 @@ class BaseTable:
             for column in schema.columns
             if self.schema.has(column.name) and self.schema.column(column.name).type.multicell == column.type.multicell
         }
+        partitions = self._all()
         self.schema = schema
-        self._partitions = {key: _only(replace(state, schema=schema), kept) for key, state in self._partitions.items()}
+        self._partitions = {key: _only(replace(state, schema=schema), kept) for key, state in partitions.items()}
 
     def without_expired(self, now_us: Microseconds) -> BaseTable:
         """The table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
-        kept = {key: _without_expired(state, now_us) for key, state in self._partitions.items()}
+        kept = {key: without_expired(state, now_us) for key, state in self._all().items()}
         return BaseTable(self.schema, kept)
 
     def truncate(self) -> None:
         """Forget all rows."""
-        self._partitions = {}
+        self._partitions, self._behind = {}, None
 
     def rows(self) -> list[dict[str, object]]:
         """The rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
-        keys = list(self._partitions)
+        partitions = self._all()
+        keys = list(partitions)
         order = sorted(zip(tokens_of_keys(keys).tolist(), keys, strict=True)) if keys else []
         types = [(column.name, column.type) for column in self.schema.selected]
         return [
             {name: kind.json(row[name]) for name, kind in types}
             for _, key in order
-            for row in Partition(replace(self._partitions[key], schema=self.schema)).selected()
+            for row in Partition(replace(partitions[key], schema=self.schema)).selected()
         ]
 
 
@@ -81,7 +117,8 @@ def json_row(columns: Iterable[LogColumn], row: Mapping[str, Value | None]) -> d
     return {column.name: column.type.json(row[column.name]) for column in columns}
 
 
-def _without_expired(state: Mutation, now_us: Microseconds) -> Mutation:
+def without_expired(state: Mutation, now_us: Microseconds) -> Mutation:
+    """A partition without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
     rows = {
         key: RowChange(
             None if row.marker is None or _is_expired(row.marker, now_us) else row.marker,

@@ -100,14 +100,20 @@ def append(
 
 
 def replace_all(
-    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, transaction: tuple[str, int] | None = None
+    workers: Workers,
+    lake: Lake,
+    table: Table,
+    rows: DataFrame | TaskRows,
+    transaction: tuple[str, int] | None = None,
+    beside: Mapping[str, int] | None = None,
 ) -> bool:
     """Put `rows` in place of all that the table has, and its declared columns in place of those that it has.
 
     Raises:
-        As `append`, with whose transactions those of this share their meaning.
+        As `append`, with whose transactions, and those `beside`, those of this share their meaning.
     """
-    return _put(workers, lake, table, rows, transaction, f"rewriting {table.full_name}", append=False)
+    what = f"rewriting {table.full_name}"
+    return _put(workers, lake, table, rows, transaction, what, append=False, beside=beside)
 
 
 def _put(

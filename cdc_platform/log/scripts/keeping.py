@@ -7,7 +7,6 @@ whoever keeps the next, and ends where it would have ended.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, PlatformError
 from cdc_platform.generations.tablets import uniform_ends
+from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.turns import SCRIPTS, turn
@@ -33,6 +33,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.rows import Row
 from cdc_platform.log.scripts.script import Kept, Result, Script, statements_of
+from cdc_platform.log.state.kept import keep_state, kept_state
 from cdc_platform.log.stored_names import EXACT
 from cdc_platform.log.volume import append_table, replace_table
 from cdc_platform.records import cdc_tables
@@ -58,7 +59,7 @@ def kept_tables(lake: Lake) -> Kept:
     known_tables(catalog, cdc_tables.cdc_tables(lake))
     return Kept(
         catalog,
-        lambda schema: _stored_rows(lake, schema, lake.version(log_table(schema))),
+        lambda schema: kept_state(lake, schema, lake.version(log_table(schema))),
         lambda schema: history_of(cdc_tables.changes(lake), schema),
     )
 
@@ -142,7 +143,7 @@ def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.State
     catalog = _catalog(noted.definitions)
     kept = Kept(
         catalog,
-        lambda schema: _stored_rows(lake, schema, noted.log_versions.get(schema.full_name)),
+        lambda schema: kept_state(lake, schema, noted.log_versions.get(schema.full_name)),
         lambda schema: history_of(cdc_tables.changes(lake), schema),
     )
     script = Script(lake, settings, noted.at_us, kept)
@@ -168,12 +169,6 @@ def _definitions(catalog: Catalog) -> str:
 def _versions(lake: Lake, kept: Kept) -> dict[str, int]:
     found = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
     return {name: version for name, version in found.items() if version is not None}
-
-
-def _stored_rows(lake: Lake, schema: TableSchema, version: int | None) -> Iterable[Row]:
-    if version is None:
-        return ()
-    return table_rows(schema, lake.read_version(log_table(schema), version))
 
 
 def _unfinished(lake: Lake) -> list[_Noted]:
@@ -224,6 +219,10 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
         if rows:
             _append(lake, noted, schema, rows)
             failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)
+    for schema in {each.full_name: each for each in (*script.dropped, *script.touched)}.values():
+        if lake.exists(log_table(schema)):
+            keep_state(lake, schema)
+    failpoints.reached(failpoints.AFTER_SCRIPT_STATE)
     _note(lake, noted, finished=True)
 
 
@@ -293,11 +292,11 @@ def _reshape(lake: Lake, noted: _Noted, schema: TableSchema) -> None:
     version = lake.version(table)
     if version is None:
         return
-    stored = lake.read_version(table, version)
-    exact = EXACT in stored.column_names
-    if stored.schema.remove_metadata().equals(_plain(log_table(schema, exact=exact))):
+    columns = stored_schema(lake, table)
+    exact = EXACT in columns.names
+    if columns.equals(_plain(log_table(schema, exact=exact))):
         return
-    rows = rows_table(schema, list(table_rows(schema, stored)), exact=exact)
+    rows = rows_table(schema, list(table_rows(schema, lake.read_version(table, version))), exact=exact)
     _overwrite(lake, noted, schema, rows, "shape")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from cdc_platform.cql import statements as s
@@ -65,14 +67,24 @@ class Outcome:
 class TouchedTable:
     """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
 
-    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone. `missing` is what the log lacks
-    of its table's writes.
+    `replayed` is None where no log can tell: CDC is off, or the log holds keys alone. Both are made of the whole table
+    once they are asked for. `missing` is what the log lacks of its table's writes.
     """
 
     name: str
-    base: list[dict[str, object]]
-    replayed: list[dict[str, object]] | None
-    missing: list[Gap] = field(default_factory=list)
+    missing: list[Gap]
+    shows: Callable[[], list[dict[str, object]]]
+    tells: Callable[[], list[dict[str, object]]] | None
+
+    @cached_property
+    def base(self) -> list[dict[str, object]]:
+        """Its rows, as JSON has them."""
+        return self.shows()
+
+    @cached_property
+    def replayed(self) -> list[dict[str, object]] | None:
+        """The same as its log tells them."""
+        return None if self.tells is None else self.tells()
 
 
 @dataclass(frozen=True)

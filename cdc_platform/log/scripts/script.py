@@ -5,15 +5,13 @@ Knows the order of things: parse, bind, make log rows, find their streams, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import cast
-from uuid import UUID
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
-from cdc_platform.cql.base_table import BaseTable, json_row
+from cdc_platform.cql.base_table import BaseTable, json_row, without_expired
 from cdc_platform.cql.binding import Binder
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.cells import OutsideOfList
@@ -26,13 +24,14 @@ from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import Column, TableSchema, log_columns
-from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.gaps import Standing, gaps
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
 from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable, Undone
+from cdc_platform.log.state.kept import KeptState
+from cdc_platform.log.state.of_mutations import mutations_of
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources
@@ -40,15 +39,27 @@ from cdc_platform.timeline import StreamSources
 
 @dataclass(frozen=True)
 class Kept:
-    """The tables that the lake has: their catalog, and what reads the log rows of one, and the options it has had."""
+    """The tables that the lake has: their catalog, what their logs tell of one, and the options it has had."""
 
     catalog: Catalog
-    rows: Callable[[TableSchema], Iterable[Row]]
+    state: Callable[[TableSchema], KeptState]
     history: Callable[[TableSchema], list[Standing]] = lambda _: []
 
 
-def _no_rows(_: TableSchema) -> Iterable[Row]:
-    return ()
+@dataclass(frozen=True)
+class _Found:
+    """What logs tell of a table at the time (µs) of a script, by which cells have expired."""
+
+    state: KeptState
+    now_us: Microseconds
+
+    def partition(self, schema: TableSchema, key: bytes) -> Mutation | None:
+        found = self.state.partition(schema, int(tokens_of_keys([key])[0]), key)
+        return None if found is None else without_expired(found, self.now_us)
+
+    def partitions(self, schema: TableSchema) -> dict[bytes, Mutation]:
+        whole = mutations_of(schema, self.state.whole(schema))
+        return {key: without_expired(state, self.now_us) for key, state in whole.items()}
 
 
 def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> list[s.Statement]:
@@ -73,7 +84,7 @@ class Script:
 
     def __init__(self, lake: Lake, settings: Settings, now_us: Microseconds, kept: Kept | None = None) -> None:
         """`kept` are the tables that earlier scripts have left in the lake; None: the script starts with none."""
-        self._kept = kept or Kept(Catalog(), _no_rows)
+        self._kept = kept or Kept(Catalog(), lambda _: KeptState())
         self._catalog = self._kept.catalog
         self._found = list(self._catalog.tables())
         self._unread = {schema.full_name: schema for schema in self._catalog.tables()}
@@ -83,7 +94,7 @@ class Script:
         self._statements = 0
         self._undone = Undone()
         self._bases: dict[str, BaseTable] = {}
-        self._logs: dict[str, list[Row]] = {}
+        self._told: dict[str, KeptState] = {}
         self.written: dict[str, list[Row]] = {}
         """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
         self.emptied: list[TableSchema] = []
@@ -146,7 +157,7 @@ class Script:
             self._histories[name].append(Standing(self._at_us, table.cdc))
         if before.log_since_us != table.log_since_us:
             self.emptied.append(table)
-            self._logs[name], self.written[name] = [], []
+            self._told[name], self.written[name] = KeptState(), []
 
     def _rename(self, name: str, before: TableSchema, after: TableSchema) -> None:
         """Let the rows of a log have the names that key columns have now; keys stay in their places."""
@@ -154,8 +165,8 @@ class Script:
         renames = {old.name: new.name for old, new in keys if old.name != new.name}
         if not renames:
             return
-        for rows in (self._logs[name], self.written[name]):
-            rows[:] = [{renames.get(column, column): value for column, value in row.items()} for row in rows]
+        rows = self.written[name]
+        rows[:] = [{renames.get(column, column): value for column, value in row.items()} for row in rows]
         known = self.renamed.setdefault(name, {})
         self.renamed[name] = {
             **{new: known.get(old, old) for old, new in renames.items()},
@@ -169,6 +180,11 @@ class Script:
         self._base(schema).alter(self._catalog.keyspaces[schema.keyspace].tables[schema.name])
 
     @property
+    def touched(self) -> list[TableSchema]:
+        """The tables that it has looked at, as they are."""
+        return [base.schema for base in self._bases.values()]
+
+    @property
     def _at_us(self) -> Microseconds:
         """The time (µs) that the next write will have; those before are earlier."""
         return self._now_us + self._ticks
@@ -180,7 +196,7 @@ class Script:
         schema = gone if base is None else base.schema
         if schema is not None:
             self._sources.forget(schema.keyspace, schema.name)
-        self._logs.pop(name, None)
+        self._told.pop(name, None)
         self.written.pop(name, None)
         self.renamed.pop(name, None)
 
@@ -189,21 +205,21 @@ class Script:
         name = schema.full_name
         if name in self._unread:
             before = self._unread.pop(name)
-            self._logs[name] = list(self._kept.rows(before))
+            state = self._kept.state(before)
+            # What was written before the table was truncated is in its log alone.
+            self._told[name] = state if before.truncated_us is None else self._kept.state(_untruncated(before))
             self.written[name] = []
             self._histories[name] = self._kept.history(before) or [Standing(before.created_at_us, before.cdc)]
-            self._bases[name] = self._rebuilt(before, _since_truncated(before, self._logs[name]))
+            self._bases[name] = self._rebuilt(before, state)
         return self._bases[name]
 
-    def _rebuilt(self, schema: TableSchema, rows: Sequence[Row]) -> BaseTable:
-        """The table as earlier scripts have left it, as far as these rows of its log tell."""
-        if schema.cdc.delta != "full":
-            return BaseTable(schema)
-        return BaseTable(schema, replay(schema, rows)).without_expired(self._now_us)
+    def _rebuilt(self, schema: TableSchema, state: KeptState) -> BaseTable:
+        """The table as earlier scripts have left it, as far as its log tells."""
+        return BaseTable(schema, behind=_Found(state, self._now_us))
 
     def _make(self, name: str, schema: TableSchema) -> None:
         self._histories[name] = [Standing(schema.created_at_us, schema.cdc)]
-        self._bases[name], self._logs[name], self.written[name] = BaseTable(schema), [], []
+        self._bases[name], self._told[name], self.written[name] = BaseTable(schema), KeptState(), []
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
@@ -249,27 +265,28 @@ class Script:
         return rows
 
     def _touched(self, name: str) -> TouchedTable:
-        base = self._bases[name]
+        base = self._bases[name].copy()
         schema = base.schema
         missing = gaps(schema, self._histories[name])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
-            return TouchedTable(name, base.rows(), None, missing)
-        rebuilt = self._rebuilt(schema, self._logs[name])
-        for state in replay(schema, self.written[name]).values():
-            rebuilt.apply(state)
-        return TouchedTable(name, base.rows(), rebuilt.rows(), missing)
+            return TouchedTable(name, missing, base.rows, None)
+        told, written = self._told[name], list(self.written[name])
+
+        def rebuilt() -> list[dict[str, object]]:
+            table = self._rebuilt(schema, told)
+            for state in replay(schema, written).values():
+                table.apply(state)
+            return table.rows()
+
+        return TouchedTable(name, missing, base.rows, rebuilt)
 
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:
     return (*schema.partition_key, *schema.clustering_key)
 
 
-def _since_truncated(schema: TableSchema, rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows of a log that are the table's still: what was written before it was truncated is in its log alone."""
-    truncated = schema.truncated_us
-    if truncated is None:
-        return rows
-    return [row for row in rows if timeuuid_us(cast(UUID, row["cdc$time"])) >= truncated]
+def _untruncated(schema: TableSchema) -> TableSchema:
+    return replace(schema, truncated_us=None)
 
 
 def _has_timestamps(body: s.Write | s.Batch) -> bool:

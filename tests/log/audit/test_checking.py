@@ -56,6 +56,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.log_values import rows_table
 from cdc_platform.log.scripts.script import Kept, Script
+from cdc_platform.log.state.kept import KeptState
 from cdc_platform.log.stored_names import EXACT
 from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
@@ -338,7 +339,7 @@ def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
     ddl = """CREATE TABLE ks.d (a decimal, b frozen<list<int>>, c timestamp, v int, PRIMARY KEY ((a, b, c)))
         WITH cdc = {'enabled': 'true'};"""
     writes = [f"INSERT INTO ks.d (a, b, c, v) VALUES ({n}.5, [1, {n}], '2020-01-0{n}', 1);" for n in (1, 2, 3)]
-    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: ()))
+    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: KeptState()))
     script.run(parse(ddl + "".join(writes)))
     cdc_tables.add(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
     schema = schema_of(lake, "ks", "d")
@@ -360,7 +361,7 @@ def test_keys_that_no_native_column_holds_are_hashed_as_they_are(lake: Lake) -> 
     days = (2**31, 2**31 + 1, 2**31 + 2)
     writes = [f"INSERT INTO ks.d (a, b, v) VALUES ({n}, {day}, 1);" for n in (1, 2) for day in days]
     far = [f"INSERT INTO ks.d (a, b, v) VALUES ({2**63 - n}, {n}, 1);" for n in range(1, 7)]
-    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: ()))
+    script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), Kept(Catalog(), lambda _: KeptState()))
     script.run(parse(ddl + "".join(writes + far)))
     cdc_tables.add(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
     schema = schema_of(lake, "ks", "d")
