@@ -35,6 +35,8 @@ ROWS: dict[str, str] = {
     "growth": "bench.life:growth",
     "log-volume": "bench.log:log_volume",
     "log-window": "bench.log:log_window",
+    "log-replay": "bench.replay:log_replay",
+    "log-keep": "bench.scripts:log_keep",
     "rewrite": "bench.rewrite:rewriting",
     "rehearse": "bench.rehearsal:rehearsing",
 }

@@ -91,7 +91,7 @@ def log_window(bench: Bench) -> list[Result]:
         start_us = us_of(Timeline.read(lake).known[0].time_ms)
         spent = 0.0
         for part in range(10):
-            writes = _writes(bench, start_us + HOUR_US * part // 2, HOUR_US // 2, PLAIN, size // 10)
+            writes = typed_writes(bench, start_us + HOUR_US * part // 2, HOUR_US // 2, PLAIN, size // 10)
             files = max(1, size // 10 // ROWS_A_FILE)
             spent += seconds(lambda writes=writes, files=files: append_writes(lake, PLAIN, writes, files=files))
         path = lake.path(log_table(PLAIN))
@@ -129,12 +129,14 @@ def _against_rewriting(
         found = read.load(finished)
         return by_time(found, files) if ordered else found
 
-    _save(_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count), writes)
+    _save(typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count), writes)
     _save(logged(), finished)
     return paired(lambda: _save(logged(), sink), lambda: _save(rewritten(), sink), repeats=bench.sizes.repeats)
 
 
-def _writes(bench: Bench, start_us: Microseconds, span_us: Microseconds, schema: TableSchema, count: int) -> DataFrame:
+def typed_writes(
+    bench: Bench, start_us: Microseconds, span_us: Microseconds, schema: TableSchema, count: int
+) -> DataFrame:
     """Typed writes at times in no order, half of them inserts."""
     from pyspark.sql import functions as F
 

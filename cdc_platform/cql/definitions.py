@@ -214,7 +214,10 @@ def _check_table(schema: TableSchema) -> None:
     values = [*schema.statics, *schema.regulars]
     counters = [column for column in values if column.type == COUNTER]
     if counters and schema.cdc.enabled:
-        raise InputError(f"Cannot create CDC log for table {schema.full_name}. Counter support not implemented")
+        raise InputError(
+            f"Cannot create CDC log for table {schema.full_name}. Counter support not implemented: ScyllaDB refuses the"
+            " statement, and nothing of it is done; without cdc the table can be made, and its writes are in no log"
+        )
     if counters and len(counters) < len(values):
         raise InputError(
             f"{schema.full_name} mixes counters with other columns; beside its key it has one or the other"

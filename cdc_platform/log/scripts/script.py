@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
@@ -54,7 +55,7 @@ class _Found:
     now_us: Microseconds
 
     def partition(self, schema: TableSchema, key: bytes) -> Mutation | None:
-        found = self.state.partition(schema, int(tokens_of_keys([key])[0]), key)
+        found = self.state.partition(schema, _token(key), key) if self.state.parts else None
         return None if found is None else without_expired(found, self.now_us)
 
     def partitions(self, schema: TableSchema) -> dict[bytes, Mutation]:
@@ -257,7 +258,7 @@ class Script:
         if not schema.cdc.enabled:
             return []
         state = self._read(schema, mutation.partition_key).state
-        token = int(tokens_of_keys([schema.partition_bytes(mutation.partition_key)])[0])
+        token = _token(schema.partition_bytes(mutation.partition_key))
         source = self._sources.of(schema.keyspace, schema.name)
         rows: list[Row] = []
         for part in log_mutations(mutation, state, identity=number.to_bytes(8, "big")):
@@ -283,6 +284,12 @@ class Script:
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:
     return (*schema.partition_key, *schema.clustering_key)
+
+
+@lru_cache(maxsize=4096)
+def _token(key: bytes) -> int:
+    """The token of a serialized partition key; statements that follow each other often have one."""
+    return int(tokens_of_keys([key])[0])
 
 
 def _untruncated(schema: TableSchema) -> TableSchema:

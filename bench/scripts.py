@@ -1,0 +1,94 @@
+"""The rows about kept scripts: against the lexer alone, of ten times the statements, and one behind many others."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from lark import Lark
+
+from bench.base_writes import five_generations
+from bench.measure import Result, seconds
+from bench.session import QUICK, Bench
+from cdc_platform.clock import Clock, Microseconds, us_of
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log.scripts.keeping import keep
+from cdc_platform.settings import Settings
+from cdc_platform.timeline import Timeline
+
+_STATEMENTS = 100_000
+_QUICK_STATEMENTS = 1_000
+_TABLE = """CREATE TYPE ks.u (a int, b text);
+CREATE TABLE ks.t (p int, c int, s int static, a int, b text, d double, m map<int, text>, e set<int>, l list<int>,
+    u u, f frozen<map<int, int>>, PRIMARY KEY (p, c)) WITH cdc = {'enabled': true};
+"""
+_SHAPES = (
+    "INSERT INTO ks.t (p, c, a, b) VALUES (@, 1, @, 'text @');",
+    "INSERT INTO ks.t (p, c, a) VALUES (@, 2, @) USING TTL 86400;",
+    "INSERT INTO ks.t (p, c, m) VALUES (@, 3, {1: 'a', 2: 'b'});",
+    'INSERT INTO ks.t JSON \'{"p": @, "c": 4, "b": "x"}\';',
+    "INSERT INTO ks.t (p, s) VALUES (@, @);",
+    "UPDATE ks.t SET a = @, b = null WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET d = 0.5 WHERE p = @ AND c IN (1, 2);",
+    "UPDATE ks.t SET m[@] = 'v' WHERE p = @ AND c = 3;",
+    "UPDATE ks.t SET m = m - {1} WHERE p = @ AND c = 3;",
+    "UPDATE ks.t SET e = e + {@, 1} WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET l = l + [@, 2] WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET l = [@] + l WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET u.a = @ WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET f = {1: @} WHERE p = @ AND c = 1;",
+    "UPDATE ks.t SET s = @ WHERE p = @;",
+    "DELETE a FROM ks.t WHERE p = @ AND c = 1;",
+    "DELETE FROM ks.t WHERE p = @ AND c = 2;",
+    "DELETE FROM ks.t WHERE p = @ AND c > 7;",
+    "DELETE FROM ks.t WHERE p = @;",
+    "BEGIN BATCH UPDATE ks.t SET a = 1 WHERE p = @ AND c = 8; DELETE b FROM ks.t WHERE p = @ AND c = 1; APPLY BATCH;",
+)
+
+
+def log_keep(bench: Bench) -> list[Result]:
+    """Scripts of twenty shapes: how long keeping takes as a multiple of the lexer, and what grows with what."""
+    count = _QUICK_STATEMENTS if bench.sizes is QUICK else _STATEMENTS
+    with bench.scratch() as folder:
+        small, few = _kept(bench, folder / "small", count // 10)
+        large, many = _kept(bench, folder / "large", count)
+        text = _script(count)
+        lexer = Lark(files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8"), parser="lalr")
+        floor = seconds(lambda: sum(1 for _ in lexer.lex(text)))
+        one_small, one_large = _one_more(few), _one_more(many)
+    at = f"{count:,} statements of {len(_SHAPES)} shapes"
+    behind = f"one statement, on what {count:,} have written"
+    tenth = "a tenth of the statements"
+    return [
+        Result("log-keep", at, large, "the lexer alone over the same text", floor, large / floor, 3),
+        Result("log-keep-growth", at, large, tenth, small, large / small, 11),
+        Result("log-keep-next", behind, one_large, tenth, one_small, one_large / one_small, 2),
+    ]
+
+
+def _script(count: int) -> str:
+    """So many statements; each twenty write to a partition of their own."""
+    statements = (_SHAPES[place % len(_SHAPES)].replace("@", str(place // len(_SHAPES))) for place in range(count))
+    return _TABLE + "\n".join(statements)
+
+
+def _kept(bench: Bench, folder: Path, count: int) -> tuple[float, Lake]:
+    lake, text = five_generations(bench, folder), _script(count)
+    return seconds(lambda: _keep(lake, text, 0)), lake
+
+
+def _one_more(lake: Lake) -> float:
+    """The second of two, since the first may read what both read."""
+    spent = [
+        seconds(lambda turn=turn: _keep(lake, f"UPDATE ks.t SET a = {turn} WHERE p = 1 AND c = 1;", turn + 1))
+        for turn in range(2)
+    ]
+    return spent[-1]
+
+
+def _keep(lake: Lake, text: str, turn: int) -> None:
+    start_us = us_of(Timeline.read(lake).known[-1].time_ms)
+    result = keep(text, lake, Clock(Microseconds(start_us + 60_000_000 * (turn + 1))), Settings())
+    failed = [str(each.error) for each in result.outcomes if each.error is not None]
+    if failed:
+        raise AssertionError(failed[0])
