@@ -19,7 +19,7 @@ from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.schema import TableSchema, log_columns
-from cdc_platform.errors import ConflictError, EnvironmentProblem, NotFound, PlatformError
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
@@ -221,7 +221,9 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
             failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)
     for schema in {each.full_name: each for each in (*script.dropped, *script.touched)}.values():
         if lake.exists(log_table(schema)):
-            keep_state(lake, schema)
+            # What cannot be kept of it is read from the log, which says what is wrong.
+            with suppress(InputError, StateError):
+                keep_state(lake, schema)
     failpoints.reached(failpoints.AFTER_SCRIPT_STATE)
     _note(lake, noted, finished=True)
 
