@@ -1,0 +1,128 @@
+"""The chain over a table's commits: what was kept of it once tells later what was changed, cut or taken out."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc_platform.clock import ms_to_datetime, parse_time_ms
+from cdc_platform.lake import chain, commits
+from cdc_platform.lake.chain import NOTHING, Answer, Chain
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS as TABLE
+
+TIME = parse_time_ms("2026-01-31T12:00:00.384Z")
+NEWEST = 7
+"""The version of the table after its making and five writes."""
+
+
+def stamp(number: int) -> pa.Table:
+    """One row."""
+    rows = [{"key": "timestamps", "time": ms_to_datetime(TIME + number), "expired": None}]
+    return pa.Table.from_pylist(rows, schema=TABLE.schema)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake with a table of several commits."""
+    made = Lake(tmp_path / "lake")
+    for number in range(5):
+        made.merge(TABLE, stamp(number), update=False)
+    return made
+
+
+def entry(lake: Lake, version: int) -> Path:
+    """The file of a commit."""
+    return commits.entry(lake.path(TABLE), version)
+
+
+def kept(lake: Lake) -> Chain:
+    """The chain as it is now."""
+    found = chain.chain(lake, TABLE)
+    assert found is not None
+    return found
+
+
+def test_a_link_is_made_as_it_is_written_down(lake: Lake) -> None:
+    """Anyone can make the links again with SHA-256 alone, in the few lines that the documents give."""
+    link = NOTHING
+    for version in range(NEWEST + 1):
+        file = sha256(entry(lake, version).read_bytes()).hexdigest()
+        link = sha256(f"{link} {version} {file}\n".encode()).hexdigest()
+        assert kept(lake).links[version] == link
+    assert (kept(lake).first, kept(lake).last) == (0, NEWEST)
+
+
+def test_a_log_that_goes_on_still_begins_so(lake: Lake) -> None:
+    """The same log holds; with commits behind the last link it is the same history, gone on."""
+    before = kept(lake)
+    assert chain.compared(lake, TABLE, before).answer is Answer.HOLDS
+    lake.merge(TABLE, stamp(5), update=False)
+    found = chain.compared(lake, TABLE, before)
+    assert (found.answer, "1 came since" in found.said) == (Answer.NEWER, True)
+
+
+def test_a_changed_commit_is_named(lake: Lake) -> None:
+    """Whoever rewrites an old envelope changes that link and every later one; the first is named."""
+    before = kept(lake)
+    (sealed,) = (each for each in lake.envelopes(TABLE) if each.version == 2)
+    assert sealed.envelope is not None
+    text = entry(lake, 2).read_text(encoding="utf-8")
+    entry(lake, 2).write_text(text.replace(sealed.envelope.id, "0" * 36), encoding="utf-8")
+    assert entry(lake, 2).read_text(encoding="utf-8") != text
+    found = chain.compared(lake, TABLE, before)
+    assert (found.answer, found.said) == (Answer.DIFFERS, "version 2 is not the commit that it was")
+
+
+def test_a_change_between_kept_links_is_found(lake: Lake) -> None:
+    """Where not every link was kept, the change is found at the next one that was."""
+    before = kept(lake)
+    sparse = Chain(before.first, before.last, {each: before.links[each] for each in (1, NEWEST)})
+    entry(lake, 3).write_text(entry(lake, 3).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    found = chain.compared(lake, TABLE, sparse)
+    assert (found.answer, found.said) == (
+        Answer.DIFFERS,
+        f"a version from 2 to {NEWEST} is not the commit that it was",
+    )
+
+
+def test_a_log_without_its_end_differs(lake: Lake) -> None:
+    """A log whose newest entries are gone, and a table that is gone, are not what they were."""
+    before = kept(lake)
+    assert chain.compared(Lake(lake.path(TABLE)), TABLE, before).answer is Answer.DIFFERS
+    entry(lake, NEWEST).unlink()
+    found = chain.compared(Lake(Path(lake.path(TABLE)).parents[1]), TABLE, before)
+    assert (found.answer, found.said) == (
+        Answer.DIFFERS,
+        f"the log ends with version {NEWEST - 1}, it had version {NEWEST}",
+    )
+
+
+def test_a_hole_in_the_log_differs(lake: Lake) -> None:
+    """An entry that is missing between others was taken out: a clean-up takes the oldest."""
+    before = kept(lake)
+    entry(lake, 3).unlink()
+    assert chain.compared(lake, TABLE, before).answer is Answer.DIFFERS
+
+
+def test_what_was_cleaned_up_is_unknown(lake: Lake) -> None:
+    """Behind entries that are gone the rest is held against the links; nobody says that all of it is fine."""
+    before = kept(lake)
+    for version in (0, 1):
+        entry(lake, version).unlink()
+    found = chain.compared(lake, TABLE, before)
+    assert (found.answer, "0 to 1 are in the log no more" in found.said) == (Answer.UNKNOWN, True)
+    again = kept(lake)
+    assert again.first == 2
+    assert chain.compared(lake, TABLE, again).answer is Answer.HOLDS
+    entry(lake, 4).write_text("{}\n", encoding="utf-8")
+    assert chain.compared(lake, TABLE, before).answer is Answer.DIFFERS
+
+
+def test_many_links_are_not_all_kept(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long log keeps a bounded number of links, its last among them."""
+    monkeypatch.setattr(chain, "_MOST_LINKS", 2)
+    assert list(kept(lake).links) == [3, 7]
