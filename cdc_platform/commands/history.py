@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.commands.output import json_option, time_of, write_json, write_table
+from cdc_platform.commands.output import json_option, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, NotFound
 
 if TYPE_CHECKING:
-    from cdc_platform.lake.commits import Commit
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.lake.tables import Table
     from cdc_platform.timeline.keys import Keys
 
 _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
@@ -43,7 +41,9 @@ def history(session: Session, generation: str | None, run: str | None, as_json: 
         raise click.UsageError("name either a GENERATION or --run RUN_ID")
     lake = session.lake()
     if run is not None:
-        title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=_order)
+        from cdc_platform.report.writes import order
+
+        title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=order)
     else:
         title, told = _of_generation(session, lake, generation or "")
     if as_json:
@@ -54,21 +54,16 @@ def history(session: Session, generation: str | None, run: str | None, as_json: 
 
 
 def _of_generation(session: Session, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:
-    from cdc_platform.lake import provenance
+    from cdc_platform.report.writes import writes_of
     from cdc_platform.timeline import keys, parts
 
     known = keys.Keys.read(lake)
-    names = parts.names_of(lake, known, _named(session, known, name))
-    told = [
-        _row(part.table, change.commit, change.written, change.removed)
-        for part in names.parts()
-        for change in provenance.changes(lake, part.table, part.where)
-    ]
+    names = parts.names_of(lake, known, named_once(session, known, name))
     shown = names.key if names.id is None else f"{names.key}, {names.id}"
-    return f"Generation {shown}", sorted(told, key=_order)
+    return f"Generation {shown}", writes_of(lake, names)
 
 
-def _named(session: Session, known: Keys, name: str) -> str | Milliseconds:
+def named_once(session: Session, known: Keys, name: str) -> str | Milliseconds:
     """The generation of a partition, which may be withdrawn or removed, or by a name that every command takes."""
     try:
         return known.generation(name.lower() if name.count("-") == 4 else name)
@@ -83,33 +78,13 @@ def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
         NotFound: no table has any.
     """
     from cdc_platform.lake.tables import TABLES
+    from cdc_platform.report.writes import told_of
 
     found = False
     for table in TABLES.values():
         for commit in lake.envelopes(table):
             if commit.envelope is not None and commit.envelope.speaker.run == run:
                 found = True
-                yield _row(table, commit, None, 0) | {"slices": sorted(filter(None, commit.envelope.digests))}
+                yield told_of(table, commit, None, 0) | {"slices": sorted(filter(None, commit.envelope.digests))}
     if not found:
         raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
-
-
-def _row(table: Table, commit: Commit, written: int | None, removed: int) -> dict[str, Any]:
-    said = commit.envelope
-    door, command = ("", "") if said is None else (said.speaker.door, said.speaker.command)
-    return {
-        "at": time_of(commit.at_ms),
-        "table": table.full_name,
-        "version": commit.version,
-        "what": "removed" if removed and not written else "written",
-        "rows": removed if removed and not written else written,
-        "who": "unknown" if said is None else said.user,
-        "by": " ".join(filter(None, (door, command))) or commit.engine,
-        "run": None if said is None else said.speaker.run or None,
-        "commit": None if said is None else said.id,
-        "program": None if said is None else said.program,
-    }
-
-
-def _order(row: dict[str, Any]) -> tuple[str, str, int]:
-    return (row["at"] or "", row["table"], row["version"])

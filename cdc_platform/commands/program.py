@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "ring": ("ring", "Show the nodes of the ring as it stands."),
     "home": ("home", "Homes as a whole: copy one from a place to another."),
     "history": ("history", "Who wrote what of a generation: commits and runs."),
+    "report": ("report", "A page for an auditor, and whether it still holds."),
     "diff": ("diff", "What changes from one generation to another."),
     "explain": ("explain", "Where a write goes, and whether it is accepted."),
     "check": ("check", "Judge every invariant, with counts and samples."),

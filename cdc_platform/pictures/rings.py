@@ -35,7 +35,7 @@ def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, jo
     """
     if len(range_ends) == 0 or len(range_ends) != len(owners):
         raise InputError(f"a ring picture needs as many owners as range ends, and one at least: {len(owners)}")
-    edges, owner_of_slice = _slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
+    edges, owner_of_slice = slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
     figure = new_figure(6.4, 4.2)
     axes = figure.add_axes((0.02, 0.03, 0.62, 0.94), projection="polar")
     axes.set_theta_zero_location("N")  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,8 +87,8 @@ def streams_picture(counts: Int64s, names: Sequence[str]) -> bytes:
     return png(figure)
 
 
-def _slices(range_ends: Int64s, owners: Int64s) -> tuple[np.ndarray, Int64s]:
-    """Angles (radians, float64[k+1], 0 to 2π) that cut the ring, and the owner of each slice, int64[k]."""
+def slices(range_ends: Int64s, owners: Int64s) -> tuple[np.ndarray, Int64s]:
+    """Angles (radians, float64[k+1], 0 to 2π) that cut the ring, and whose each slice is, int64[k]; k is limited."""
     if len(range_ends) > _MOST_SLICES:
         edges = np.linspace(-(2.0**63), 2.0**63, _MOST_SLICES + 1)
         middles = ((edges[1:] + edges[:-1]) / 2).astype(np.int64)

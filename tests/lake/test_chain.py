@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_platform.clock import ms_to_datetime, parse_time_ms
+from cdc_platform.clock import Milliseconds, ms_to_datetime, parse_time_ms
 from cdc_platform.lake import chain, commits
 from cdc_platform.lake.chain import NOTHING, Answer, Chain
 from cdc_platform.lake.lake import Lake
@@ -21,7 +21,7 @@ NEWEST = 7
 
 def stamp(number: int) -> pa.Table:
     """One row."""
-    rows = [{"key": "timestamps", "time": ms_to_datetime(TIME + number), "expired": None}]
+    rows = [{"key": "timestamps", "time": ms_to_datetime(Milliseconds(TIME + number)), "expired": None}]
     return pa.Table.from_pylist(rows, schema=TABLE.schema)
 
 

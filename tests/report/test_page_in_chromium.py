@@ -1,0 +1,51 @@
+"""The auditor's page as a person sees it: wide, narrow and printed, in Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.nodes import node_text
+from support.processes.chromium import chromium
+
+from cdc_platform.clock import MINUTE_US, Clock, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.records import inbox
+from cdc_platform.report.making import make
+from cdc_platform.report.record import Home
+from cdc_platform.settings import Settings
+from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.timeline.keys import Keys
+from cdc_platform.timeline.parts import names_of
+
+NOON = Clock(parse_time_us("2026-01-31T12:00:00Z"))
+_WIDTHS = "[document.documentElement.scrollWidth, innerWidth]"
+
+
+@pytest.mark.browser
+def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
+    """It asks nobody for anything, is as wide as the window, tells its verdict first, and prints on a few sheets."""
+    lake = Lake(tmp_path / "lake")
+    for number in (1, 2):
+        inbox.queue(lake, NOON, parse_join_request(node_text(number), "a test"))
+        join = Keys.read(lake).joins[-1]
+        run_join(Workers.alone(), lake, Clock(NOON.now_us() + MINUTE_US * 10 * number), Settings(), join.generation_id)
+    names = names_of(lake, Keys.read(lake), join.generation_id)
+    make(Home(lake, NOON, Settings()), [names], tmp_path / "page.html")
+    with chromium() as browser:
+        context = browser.new_context(offline=True)
+        asked: list[str] = []
+        context.on("request", lambda request: asked.append(request.url))
+        page = context.new_page()
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.goto((tmp_path / "page.html").as_uri())
+            assert page.evaluate(_WIDTHS) == [width, width]
+            assert page.get_by_text("All 13 invariants hold").is_visible()
+            assert page.locator("figure svg").count() == 2
+            assert page.locator("figure svg").first.bounding_box()["width"] > 150  # pyright: ignore[reportOptionalSubscript]
+        paper = page.pdf(prefer_css_page_size=True)
+        assert set(asked) == {(tmp_path / "page.html").as_uri()}
+    assert 3 <= paper.count(b"/Type /Page\n") <= 9
