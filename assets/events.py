@@ -32,11 +32,14 @@ from dagster._core.definitions.data_version import (
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
+from assets.declared import key
+from assets.reports import linked
 from cdc_platform import __version__
 from cdc_platform.clock import ms_to_datetime
 from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.provenance import Change, last_change
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.places import address_of
 from cdc_platform.timeline.parts import Part
 
@@ -113,6 +116,8 @@ def event(
     for parent in asked.parents:
         tags |= _input_tags(instance, parent, None if parent in shared else partition, due)
     metadata = {**told_of(content, change), **content.told}
+    if partition is not None and asked.key == key(GENERATION_TIMESTAMPS) and "report" not in metadata:
+        metadata |= linked(Lake(Path(content.uri).parents[1]), partition)
     if asked.lineage is not None:
         metadata[LINEAGE] = asked.lineage
     if content.rows is not None:

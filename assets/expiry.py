@@ -86,13 +86,13 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
         plan = purge_plan.plan(lake, now, settings)
         marked = removal.mark(lake, plan)
     rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
-    told = {"marked": marked, **plan_told(plan, now), **forecast_told(lake, now, settings)}
+    told = {"marked": marked, **plan_told(lake, plan, now), **forecast_told(lake, now, settings)}
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
     content = held(lake, Part(REMOVED_GENERATIONS, {}))
     return materialized(lake, content, rows=rows, watch=watch, sources=SOURCES, told=told)
 
 
-def plan_told(plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]:
+def plan_told(lake: Lake, plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]:
     """The plan as metadata: how many generations of each action, the first rows, a picture."""
     if not plan:
         return {"generations": 0}
@@ -127,7 +127,7 @@ def plan_told(plan: Sequence[PlannedGeneration], clock: Clock) -> dict[str, Any]
         "removable": sum(each.action is Action.REMOVE for each in plan),
         "removable_bytes": sum(each.bytes for each in plan if each.action is Action.REMOVE),
         "purge_plan": few_rows(columns, rows),
-        "plan": picture(plan_picture(stays, clock.now_ms()), "purge plan"),
+        "plan": picture(lake, plan_picture(stays, clock.now_ms()), "purge plan"),
     }
 
 
@@ -140,7 +140,7 @@ def forecast_told(lake: Lake, clock: Clock, settings: Settings) -> dict[str, Any
     columns = ("nodes more", "streams kept", "bytes kept", "streams with expiry", "bytes with expiry")
     rows = [(step.nodes, step.streams, step.bytes, step.streams_with_expiry, step.bytes_with_expiry) for step in steps]
     drawn = growth_picture(*zip(*[(step.nodes, step.bytes, step.bytes_with_expiry) for step in steps], strict=True))
-    return {"forecast": few_rows(columns, rows[:: FORECAST_NODES // 10]), "growth": picture(drawn, "forecast")}
+    return {"forecast": few_rows(columns, rows[:: FORECAST_NODES // 10]), "growth": picture(lake, drawn, "forecast")}
 
 
 @multi_asset_check(

@@ -6,7 +6,6 @@ the one that wrote them, with who made it, so that Dagster's lineage and Delta's
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -26,6 +25,7 @@ from dagster import (
 
 from assets.declared import Sources, column_lineage
 from assets.events import Content, told_of, written
+from cdc_platform import shown
 from cdc_platform.lake.lake import Lake
 
 MOST_ROWS = 50
@@ -63,9 +63,10 @@ def materialized(
     return MaterializeResult(metadata=metadata, data_version=DataVersion(content.version))
 
 
-def picture(png: bytes, title: str) -> MarkdownMetadataValue:
-    """A picture that the UI shows in place."""
-    return MetadataValue.md(f"![{title}](data:image/png;base64,{base64.b64encode(png).decode()})")
+def picture(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:
+    """A picture that the UI of `cdc-platform up` shows; it is kept in the home, and the event names it."""
+    kept = shown.picture(lake.root.parent, png)
+    return MetadataValue.md(f"![{title}]({kept.address})\n\n`{kept.file}`")
 
 
 def few_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> TableMetadataValue:

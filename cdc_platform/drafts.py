@@ -61,6 +61,11 @@ def write(target: Path, text: str, *, mode: int = 0o666) -> None:
 
     It has this mode from its first byte on, but for what the process's own mask takes away.
     """
+    write_bytes(target, text.encode(), mode=mode)
+
+
+def write_bytes(target: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """As `write`, of bytes."""
     while True:
         draft = _place(target.parent, target.name)
         draft.touch(mode=mode, exist_ok=False)
@@ -68,7 +73,7 @@ def write(target: Path, text: str, *, mode: int = 0o666) -> None:
             break
     try:
         sweep(target.parent)
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         draft.replace(target)
     finally:
         discard(draft)

@@ -12,6 +12,7 @@ from dagster import MarkdownMetadataValue
 
 from assets.told import picture
 from cdc_platform.clock import Clock
+from cdc_platform.lake.lake import Lake
 from cdc_platform.pictures.rings import ring_picture, streams_picture
 from cdc_platform.pictures.timeline import Bar, timeline_picture
 from cdc_platform.ring import Node, Ring, first_token_for_shard, range_starts, shard_of
@@ -21,22 +22,22 @@ from cdc_platform.timeline import Generation
 _MOST_STREAMS = 1 << 21
 
 
-def drawn_ring(ring: Ring, joining: Node | None) -> MarkdownMetadataValue:
+def drawn_ring(lake: Lake, ring: Ring, joining: Node | None) -> MarkdownMetadataValue:
     """The ring with the owners of its ranges; those of the joining node, if there is one, are set off."""
     hosts = [node.host_id for node in ring.nodes]
     set_off = None if joining is None else hosts.index(joining.host_id)
-    return picture(ring_picture(ring.tokens, ring.owner_index, _names(ring), joining=set_off), "ring")
+    return picture(lake, ring_picture(ring.tokens, ring.owner_index, _names(ring), joining=set_off), "ring")
 
 
-def drawn_streams(ring: Ring) -> MarkdownMetadataValue:
+def drawn_streams(lake: Lake, ring: Ring) -> MarkdownMetadataValue:
     """How many streams lie on each shard of each node."""
-    return picture(streams_picture(streams_on_shards(ring), _names(ring)), "streams a node and a shard")
+    return picture(lake, streams_picture(streams_on_shards(ring), _names(ring)), "streams a node and a shard")
 
 
-def drawn_timeline(generations: Sequence[Generation], clock: Clock) -> MarkdownMetadataValue:
+def drawn_timeline(lake: Lake, generations: Sequence[Generation], clock: Clock) -> MarkdownMetadataValue:
     """When each generation operates; `generations` are oldest first."""
     bars = [Bar(known.name, known.time_ms, known.published) for known in generations]
-    return picture(timeline_picture(bars, clock.now_ms()), "timeline of generations")
+    return picture(lake, timeline_picture(bars, clock.now_ms()), "timeline of generations")
 
 
 def streams_on_shards(ring: Ring) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from logging import Logger
 from typing import Any
 
+from assets import reports
 from assets.declared import Sources
 from assets.join.drawn import drawn_ring, drawn_streams, drawn_timeline
 from assets.told import few_rows
@@ -60,8 +61,8 @@ def _description(joining: Joining, made: Described, log: Logger) -> Told:
     told = {
         **({"mixed_cluster": made.warning} if made.warning else {}),
         "streams": made.num_streams,
-        "ring": drawn_ring(ring, None if event.is_repair else event.node),
-        "streams_a_node_and_a_shard": drawn_streams(ring),
+        "ring": drawn_ring(joining.lake, ring, None if event.is_repair else event.node),
+        "streams_a_node_and_a_shard": drawn_streams(joining.lake, ring),
         "nodes": few_rows(("host_id", "address", "ranges", "shards", "ignore_msb"), _nodes(ring)),
     }
     return Told(made.num_ranges, told)
@@ -92,8 +93,8 @@ def _published(joining: Joining, made: object, log: Logger) -> Told:
 
 
 def _announced(joining: Joining, time_ms: Milliseconds, log: Logger) -> Told:
-    timeline = drawn_timeline(Timeline.read(joining.lake).known, joining.clock)
-    return Told(1, {"time": format_ms(time_ms), "timeline": timeline})
+    timeline = drawn_timeline(joining.lake, Timeline.read(joining.lake).known, joining.clock)
+    return Told(1, {"time": format_ms(time_ms), "timeline": timeline, **reports.made(joining, log)})
 
 
 def _nodes(ring: Ring) -> Iterator[tuple[str, str, int, int, int]]:

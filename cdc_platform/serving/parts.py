@@ -25,6 +25,7 @@ from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.session import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE
 from cdc_platform.lease import Lease
 from cdc_platform.serving.addresses import LOOPBACK, Names
+from cdc_platform.shown import PREFIX_VARIABLE
 from cdc_platform.supervisor import Service, ServiceDied
 
 LOCATION = "cdc_platform"
@@ -134,6 +135,7 @@ class Parts:
             SERVER_VARIABLE: str(self.spark_file),
             "DAGSTER_HOME": str(dagster_home(self.home)),
             "TMPDIR": str(owners_alone(self.held.folder / "tmp")),
+            PREFIX_VARIABLE: self.names.prefix,
             "PYTHONUNBUFFERED": "1",
         }
         # Nothing on loopback goes through a proxy, whatever the shell has set for the rest of the world.

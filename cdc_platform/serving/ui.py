@@ -13,8 +13,10 @@ from typing import cast
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
+from cdc_platform.home import location
 from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
+from cdc_platform.serving.files import ShownFiles
 from cdc_platform.serving.gate import Application, Gate
 
 bind()
@@ -57,7 +59,8 @@ def serve(listening: int, workspace: str, token_file: Path, public_url: str | No
     ):
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
-        gate = Gate(cast("Application", page), names, token)
+        files = ShownFiles(cast("Application", page), location(), names.prefix)
+        gate = Gate(files, names, token)
         # What a proxy says of who asks is not asked for: everybody on this machine could say it.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
         uvicorn.Server(config).run(sockets=[bound])

@@ -106,8 +106,8 @@ def test_the_plan_marks_and_shows_and_removes_nothing(lake: Lake) -> None:
     assert result.success
     shown = told(result)
     assert (shown["marked"], shown["generations"], shown["removable"]) == (1, 4, 0)
-    assert shown["plan"].startswith("![purge plan](data:image/png;base64,")
-    assert shown["growth"].startswith("![forecast](data:image/png;base64,")
+    assert shown["plan"].startswith("![purge plan](/shown/pictures/")
+    assert shown["growth"].startswith("![forecast](/shown/pictures/")
     assert len(shown["purge_plan"].records) == 4
     assert len(shown["forecast"].records) == 11
     assert verdicts(result) == FINE

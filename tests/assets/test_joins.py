@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import uuid
 from typing import Any
 
@@ -41,6 +40,7 @@ from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 from cdc_platform.lifecycle.join import bootstrap
 from cdc_platform.records import inbox
 from cdc_platform.ring import Node, Ring
+from cdc_platform.shown import found
 
 OF_A_GENERATION = (
     TOPOLOGY_DESCRIPTIONS,
@@ -118,11 +118,18 @@ def _tells_what_it_did(result: ExecuteInProcessResult, lake: Lake) -> None:
         for value in told(result, table).values():
             if isinstance(value, MarkdownMetadataValue):
                 pictures += 1
-                assert len(value.value) < 100_000
-                assert base64.b64decode(value.value.partition("base64,")[2].rstrip(")")).startswith(b"\x89PNG")
+                assert len(value.value) < 1_000
+                address = value.value.partition("](")[2].partition(")")[0]
+                kept = found(lake.root.parent, address)
+                assert kept is not None
+                assert kept.read_bytes().startswith(b"\x89PNG")
             if isinstance(value, TableMetadataValue):
                 assert len(value.records) <= 50
     assert pictures == 3
+    report = told(result, GENERATION_TIMESTAMPS)["report"].value
+    page = found(lake.root.parent, str(report))
+    assert page is not None
+    assert '"published":true' in page.read_text(encoding="utf-8")
 
 
 def test_a_violated_description_is_not_inserted(rehearsal: Rehearsal) -> None:

@@ -1,0 +1,121 @@
+"""Pictures and pages of a home beside the UI: named files alone are served, nothing in them runs, pages are made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nodes import node_text
+
+from cdc_platform import shown
+from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.records import inbox
+from cdc_platform.serving.files import ShownFiles
+from cdc_platform.serving.gate import Receive, Scope, Send
+from cdc_platform.settings import Settings
+from cdc_platform.sources.bootstrap_file import parse_join_request
+from cdc_platform.timeline.keys import Keys
+
+PNG = b"\x89PNG and the rest"
+
+
+def asked(home: Path, path: str, *, method: str = "GET", prefix: str = "") -> tuple[int, dict[str, str], bytes]:
+    """What is answered: status, headers, body; 0 where it is passed on to the UI."""
+    sent: list[Any] = []
+
+    async def ui(scope: Scope, receive: Receive, send: Send) -> None:
+        sent.append({"status": 0, "headers": []})
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def once() -> None:
+        await ShownFiles(ui, home, prefix)({"type": "http", "method": method, "path": path}, receive, send)
+
+    asyncio.run(once())
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return int(sent[0]["status"]), headers, b"".join(part.get("body", b"") for part in sent)
+
+
+def test_a_picture_is_kept_once_and_served(tmp_path: Path) -> None:
+    """The same bytes are one file; it is served as what it is, and can run nothing."""
+    kept = shown.picture(tmp_path, PNG)
+    assert shown.picture(tmp_path, PNG) == kept
+    status, headers, body = asked(tmp_path, kept.address)
+    assert (status, body, headers["content-type"]) == (200, PNG, "image/png")
+    assert "sandbox" in headers["content-security-policy"]
+    assert asked(tmp_path, kept.address, method="HEAD")[2] == b""
+    assert asked(tmp_path, kept.address, method="POST")[0] == 405
+    assert len(list(kept.file.parent.iterdir())) == 1
+
+
+def test_behind_a_proxy_the_address_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link of a run below `up --public-url` leads through the proxy."""
+    monkeypatch.setenv(shown.PREFIX_VARIABLE, "/cdc")
+    kept = shown.picture(tmp_path, PNG)
+    assert kept.address.startswith("/cdc/shown/pictures/")
+    assert asked(tmp_path, kept.address, prefix="/cdc")[2] == PNG
+    assert asked(tmp_path, kept.address)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/shown/pictures/../../settings.toml",
+        "/shown/pictures/%2e%2e/settings.toml",
+        "/shown/reports/../pictures/x.html",
+        "/shown/reports/.html",
+        "/shown/reports/-rf.html",
+        "/shown/settings.toml",
+        "/shown/other/x.html",
+        "/shown/pictures/x.html",
+        "/shown/pictures/0123456789abcdef0123456789abcdef.png",
+        "/shown/",
+    ],
+)
+def test_nothing_else_of_a_home_is_served(tmp_path: Path, path: str) -> None:
+    """Other names, other folders and ways out of them are answered with 404."""
+    (tmp_path / "settings.toml").write_text("secret", encoding="utf-8")
+    shown.picture(tmp_path, PNG)
+    status, _, body = asked(tmp_path, path)
+    assert (status, b"secret" in body) == (404, False)
+
+
+def test_a_page_that_is_not_there_is_made(tmp_path: Path) -> None:
+    """The first who opens the link of a page gets it made; of no generation there is none, and why is said."""
+    home = tmp_path / "home"
+    lake, noon = Lake(home / "lake"), Clock(parse_time_us("2026-01-31T12:00:00Z"))
+    inbox.queue(lake, noon, parse_join_request(node_text(1), "a test"))
+    (join,) = Keys.read(lake).joins
+    run_join(Workers.alone(), lake, noon, Settings(), join.generation_id)
+    page = shown.report(home, join.key)
+    assert page is not None
+    status, headers, body = asked(home, page.address)
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert join.key.encode() in body
+    assert body == page.file.read_bytes()
+
+
+def test_a_page_of_no_generation_says_why(tmp_path: Path) -> None:
+    """What the command says is what a reader of the link is told."""
+    status, _, body = asked(tmp_path / "nowhere", "/shown/reports/9_nobody_00000000.html")
+    assert (status, b"error:" in body) == (404, True)
+
+
+@pytest.mark.parametrize(
+    "key", ["12_10.0.0.4_5f0c3c5e", "2026-01-31T12:00:00.384Z", "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"]
+)
+def test_a_page_is_named_after_its_generation(tmp_path: Path, key: str) -> None:
+    """From the name of a file back to the generation, whichever way it is named."""
+    page = shown.report(tmp_path, key)
+    assert page is not None
+    assert shown.key_of(page.file.name) == key
+    assert shown.report(tmp_path, "../../x") is None
