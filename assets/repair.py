@@ -25,7 +25,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_specs, judged
+from assets.checks import check_specs, judged, judging, seen_on_the_run
 from assets.declared import key, pool
 from assets.failures import in_one_line
 from assets.runs import attempt
@@ -38,7 +38,7 @@ from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATIONS, NODES
 from cdc_platform.lifecycle.repair import checkup as repairing
 from cdc_platform.lifecycle.repair.audit import audit_fit, misfits
 from cdc_platform.records import inbox
-from cdc_platform.records.judgements import Judging, keep
+from cdc_platform.records.judgements import keep
 from resources.clock import ClockResource
 from resources.home import HomeResource
 
@@ -87,20 +87,25 @@ def check_and_repair_streams() -> None:
     name=str(STREAMS_FIT_THE_RING),
     description=STREAMS_FIT_THE_RING.meaning,
 )
-def streams_fit_the_ring(home: HomeResource, clock: ClockResource) -> AssetCheckResult:
-    """Judge the latest generation; what is only a warning for `repair` is one here."""
+def streams_fit_the_ring(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> AssetCheckResult:
+    """Judge the latest generation; what is only a warning for `repair` is one here. What fails is seen on the run."""
     with in_one_line():
-        look = Judging.begin(home.lake(), clock.clock(), "Dagster's check streams_fit_the_ring")
+        look = judging(context, home.lake(), clock.clock(), None)
         checkup = repairing.check(look.lake)
         findings = audit_fit(look.lake)
         keep(look, judge(findings, FIT.due(findings)))
     amiss = misfits(checkup)
-    return AssetCheckResult(
+    result = AssetCheckResult(
+        check_name=STREAMS_FIT_THE_RING,
         passed=not amiss,
         severity=AssetCheckSeverity.ERROR if checkup.needed else AssetCheckSeverity.WARN,
         description=amiss[0].detail if amiss else checkup.cannot_tell or f"{checkup.latest} fits",
         metadata={"needed": checkup.needed, "conditions": _conditions(checkup)},
     )
+    (seen,) = seen_on_the_run(context, [result])
+    return seen
 
 
 @multi_asset_check(name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]))

@@ -87,7 +87,12 @@ def page(browser: Browser, serving: Serving) -> Iterator[Page]:
 def keep(page: Page, tmp_path: Path) -> Any:
     """Keeps what the window shows under a name."""
     folder = Path(os.environ.get("CDC_PLATFORM_SCREENSHOTS") or tmp_path)
-    return lambda name: page.screenshot(path=folder / f"{name}.png", animations="disabled")
+
+    def kept(name: str) -> Path:
+        page.screenshot(path=folder / f"{name}.png", animations="disabled")
+        return folder / f"{name}.png"
+
+    return kept
 
 
 @pytest.mark.timeout(600)  # two joins, each a process of its own with a session of its own
@@ -152,6 +157,11 @@ def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
     page.goto(f"/assets/system_distributed/cdc_generation_timestamps?view=partitions&partition={generation_id}")
     show_picture(page, 0)
     keep("timeline")
+    page.get_by_role("button", name="Close").click()
+    with page.expect_popup() as opened:
+        page.locator(f'a[href="/shown/reports/{generation_id}.html"]').first.click()
+    expect(opened.value.get_by_text("invariants hold")).to_be_visible()
+    opened.value.screenshot(path=keep("published").with_name("report.png"))
 
 
 def show_picture(page: Page, number: int) -> None:

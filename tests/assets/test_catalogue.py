@@ -15,6 +15,8 @@ from dagster import (
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.loader import LoadingContextForTest
+from support.command_line import run
+from support.homes.expiring import GRACE_MS, TIMES_MS, add_table, import_generations, iso
 from support.nodes import join_request
 from support.worlds.rehearsal import Rehearsal
 
@@ -23,7 +25,7 @@ from assets.partitions import NAME
 from assets.reconcile.defined import catalogue
 from assets.reconcile.held import OF_GENERATIONS
 from assets.reconcile.reconciling import Told, reconcile
-from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.clock import Clock, Milliseconds, parse_time_us
 from cdc_platform.definitions import defs
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.tables import (
@@ -31,6 +33,7 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
+    REMOVED_GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
@@ -181,6 +184,25 @@ def test_partitions_of_what_is_gone_go(rehearsal: Rehearsal) -> None:
     inbox.withdraw(rehearsal.lake, Clock(), event.event_id)
     assert told(rehearsal).removed == ["1_10.0.0.1_" + event.generation_id[:8]]
     assert rehearsal.instance.get_dynamic_partitions(NAME) == []
+
+
+def test_partitions_of_removed_generations_go_and_their_history_stays(rehearsal: Rehearsal) -> None:
+    """A generation that expires is no partition any more; who wrote and who removed it is told all the same."""
+    home = import_generations(rehearsal.lake.root.parent.parent)
+    add_table(rehearsal.lake, 60)
+    told(rehearsal)
+    first, *others = map(iso, TIMES_MS)
+    assert set(rehearsal.instance.get_dynamic_partitions(NAME)) == {first, *others}
+    for hours in (2, 4):
+        expired = run("--home", home, "--clock", iso(Milliseconds(TIMES_MS[1] + hours * GRACE_MS)), "expire")
+        assert expired.exit_code == 0, expired.stderr
+    assert told(rehearsal).removed == [first]
+    assert set(rehearsal.instance.get_dynamic_partitions(NAME)) == set(others)
+    history = run("--home", home, "history", first, "--json").json
+    by = {(line["table"], line["what"]): line["by"] for line in history}
+    assert by[STREAMS_DESCRIPTIONS_V2.full_name, "written"] == "command line import"
+    assert by[STREAMS_DESCRIPTIONS_V2.full_name, "removed"] == "command line expire"
+    assert (REMOVED_GENERATIONS.full_name, "written") in by
 
 
 def test_a_tick_is_bounded_and_the_newest_come_first(rehearsal: Rehearsal) -> None:

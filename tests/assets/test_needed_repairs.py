@@ -7,15 +7,19 @@ from uuid import UUID
 import pytest
 from dagster import (
     AssetCheckEvaluation,
-    AssetCheckResult,
     AssetCheckSeverity,
     AssetKey,
+    AssetSelection,
     DagsterRunStatus,
+    Definitions,
     SensorResult,
     build_sensor_context,
+    define_asset_job,
+    in_process_executor,
 )
 from support.worlds.rehearsal import QUIET, Rehearsal
 
+from assets.checks import VIOLATED_TAG
 from assets.join.inbox import waiting_joins
 from assets.repair import REPAIR_JOB, audit_named_generations, needed_repairs, streams_fit_the_ring
 from cdc_platform.clock import Milliseconds
@@ -63,11 +67,19 @@ def ask(rehearsal: Rehearsal) -> None:
 
 
 def test_the_check_tells_and_blocks_nothing(damaged: Rehearsal) -> None:
-    """Without a generation the check fails; it belongs to the ring's table and holds no step up."""
-    told = streams_fit_the_ring(HomeResource(), ClockResource())
-    assert isinstance(told, AssetCheckResult)
-    assert (told.passed, told.severity) == (False, AssetCheckSeverity.ERROR)
+    """Without a generation the check fails, which the run shows; it is the ring's table's and holds no step up."""
+    checked = Definitions(
+        asset_checks=[streams_fit_the_ring],
+        jobs=[define_asset_job("checked", AssetSelection.all_asset_checks(), executor_def=in_process_executor)],
+        resources={"home": HomeResource(), "clock": ClockResource()},
+    )
+    result = checked.resolve_job_def("checked").execute_in_process(run_config=QUIET, instance=damaged.instance)
+    (told,) = result.get_asset_check_evaluations()
+    assert (result.success, told.passed, told.severity) == (True, False, AssetCheckSeverity.ERROR)
     assert "no generation is known at all" in (told.description or "")
+    run = damaged.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags[VIOLATED_TAG] == "streams_fit_the_ring"
     (spec,) = streams_fit_the_ring.check_specs
     assert (spec.asset_key, spec.blocking) == (AssetKey(["platform", "nodes"]), False)
 
