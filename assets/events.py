@@ -40,7 +40,7 @@ from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.provenance import Change, last_change
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.places import address_of
+from cdc_platform.places import address_of, place_of
 from cdc_platform.timeline.parts import Part
 
 LINEAGE = "dagster/column_lineage"
@@ -117,7 +117,7 @@ def event(
         tags |= _input_tags(instance, parent, None if parent in shared else partition, due)
     metadata = {**told_of(content, change), **content.told}
     if partition is not None and asked.key == key(GENERATION_TIMESTAMPS) and "report" not in metadata:
-        metadata |= linked(Lake(Path(content.uri).parents[1]), partition)
+        metadata |= linked(Lake(str(place_of(content.uri).folder.folder)), partition)
     if asked.lineage is not None:
         metadata[LINEAGE] = asked.lineage
     if content.rows is not None:

@@ -16,6 +16,8 @@ PACKAGES = Path(__file__).resolve().parent.parent
 _FILES = Path(__file__).resolve().parent / "data" / "dagster"
 CLOCK_VARIABLE = "CDC_PLATFORM_CLOCK"
 """Stops the clock of Dagster's processes at a time, as `--clock` does for a command."""
+USER_TAG = "cdc_platform/user"
+"""The tag of a run that has who asked for it in the UI."""
 INSTANCE_FILE = "dagster.yaml"
 
 

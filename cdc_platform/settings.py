@@ -61,6 +61,8 @@ class Settings(BaseModel):
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
     switch_margin_ms: Milliseconds = Field(default=SECOND_MS * 5, ge=0, le=HOUR_MS)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
+    user_header: str = Field(default="", pattern=r"^[A-Za-z0-9-]{0,100}$")
+    """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
 
 
 def load_settings(path: Place) -> Settings:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from cdc_platform.dagster_home import USER_TAG
 from cdc_platform.home import DEFAULT, VARIABLE, Home, open_home
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
@@ -24,9 +25,11 @@ class HomeResource(ConfigurableResource):
     _speaking: ExitStack = PrivateAttr(default_factory=ExitStack)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """Say in which run's name is committed; a sensor or a schedule has none."""
+        """Say in which run's name is committed, and who asked for it; a sensor or a schedule has none."""
         run = context.run
-        speaker = Speaker("Dagster") if run is None else Speaker("Dagster", run.job_name, run.run_id)
+        speaker = Speaker("Dagster")
+        if run is not None:
+            speaker = Speaker("Dagster", run.job_name, run.run_id, run.tags.get(USER_TAG, ""))
         self._speaking.enter_context(speaking_for(speaker))
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

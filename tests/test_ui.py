@@ -11,19 +11,24 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc_platform.serving.addresses import LOOPBACK, listening
+from cdc_platform.dagster_home import USER_TAG
+from cdc_platform.serving.addresses import LOOPBACK, Names, listening, parse_public_url
+from cdc_platform.serving.clicks import who_asks
 
 TOKEN = "a-token-of-this-test"
 LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
-  repositoryLocationName: "of_a_test", jobName: "quiet"}, runConfigData: {}}) { __typename } }"""
+  repositoryLocationName: "of_a_test", jobName: "quiet"}, runConfigData: {},
+  executionMetadata: {tags: [{key: "cdc_platform/user", value: "the king"}]}}) { __typename } }"""
+TAGS = "{ runsOrError { ... on Runs { results { tags { key value } } } } }"
 RUNS = "{ runsOrError { ... on Runs { results { runId } } } }"
 _CODE = """\
-from dagster import job, op
+from dagster import Definitions, job, op
 
 @op
 def nothing(): ...
@@ -31,12 +36,21 @@ def nothing(): ...
 @job
 def quiet():
     nothing()
+
+defs = Definitions(jobs=[quiet])
 """
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """The port of a UI that is read-only and stands behind a proxy at `/cdc`."""
+    with served("--read-only") as port:
+        yield port
+
+
+@contextmanager
+def served(*options: str) -> Iterator[int]:
+    """A UI with these options that stands behind a proxy at `/cdc`, for the length of a block."""
     # Not pytest's folder, whose path may be too long for a socket.
     with tempfile.TemporaryDirectory(prefix="cdc-") as name, listening(0) as bound:
         folder = Path(name)
@@ -49,7 +63,7 @@ def port() -> Iterator[int]:
         environment = os.environ | {"DAGSTER_HOME": name}
         code = ["dagster", "api", "grpc", "--socket", str(folder / "code.sock"), "-f", str(folder / "of_a_test.py")]
         ui = ["cdc_platform.serving.ui", "--listening", str(bound.fileno()), "--workspace", str(workspace)]
-        ui += ["--token-file", str(folder / "token"), "--read-only", "--public-url", "https://dagster.example.com/cdc"]
+        ui += ["--token-file", str(folder / "token"), "--public-url", "https://dagster.example.com/cdc", *options]
         running = [
             subprocess.Popen([sys.executable, "-m", *command], env=environment, pass_fds=[bound.fileno()])
             for command in (code, ui)
@@ -61,24 +75,29 @@ def port() -> Iterator[int]:
             process.wait(60)
 
 
-def ask(port: int, query: str) -> Any:
+def ask(port: int, query: str, **headers: str) -> Any:
     """What the UI answers to a program; asked again until it has loaded."""
     request = urllib.request.Request(
         f"http://{LOOPBACK}:{port}/cdc/graphql",
         json.dumps({"query": query}).encode(),
-        {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"},
+        {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", **headers},
     )
     with urllib.request.urlopen(request, timeout=200) as answer:
         return json.load(answer)["data"]
 
 
-def test_read_only_changes_nothing(port: int) -> None:
-    """It shows what there is, and refuses to launch a run, with the token too."""
+def launched(port: int, **headers: str) -> str:
+    """What becomes of the wish for a run, once the code location is there; it comes with a tag that names somebody."""
     deadline = time.monotonic() + 200
-    while (answer := ask(port, LAUNCH)["launchRun"]["__typename"]) == "RepositoryNotFoundError":
+    while (answer := ask(port, LAUNCH, **headers)["launchRun"]["__typename"]) == "RepositoryNotFoundError":
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert answer == "UnauthorizedError"
+    return answer
+
+
+def test_read_only_changes_nothing(port: int) -> None:
+    """It shows what there is, and refuses to launch a run, with the token too."""
+    assert launched(port) == "UnauthorizedError"
     assert ask(port, RUNS) == {"runsOrError": {"results": []}}
 
 
@@ -89,3 +108,30 @@ def test_it_is_below_the_proxys_path(port: int) -> None:
         assert b"/cdc/" in answer.read()
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://{LOOPBACK}:{port}/cdc/runs", timeout=200)
+
+
+def test_a_click_is_of_whom_the_proxy_names() -> None:
+    """A run has the user of the header, where it came by the proxy; whatever else names somebody is not believed."""
+    proxy = "dagster.example.com"
+    with served("--user-header", "X-Forwarded-User") as port:
+        for headers in (
+            {"Host": proxy, "X-Forwarded-User": "ada@example.com"},
+            {"X-Forwarded-User": "mallory"},
+            {"Host": proxy, "X-User": "mallory"},
+            {"Host": proxy, "X-Forwarded-User": "m" * 300},
+        ):
+            assert launched(port, **headers) == "LaunchRunSuccess"
+        runs = ask(port, TAGS)["runsOrError"]["results"]
+    said = [tag["value"] for run in reversed(runs) for tag in run["tags"] if tag["key"] == USER_TAG]
+    assert said == ["ada@example.com", *["unknown"] * 3]
+
+
+def test_a_name_that_nobody_vouches_for_is_no_name() -> None:
+    """Without the setting, without a proxy, or with two names, nobody is named."""
+    proxied = Names(3000, parse_public_url("https://dagster.example.com/cdc"))
+    by_proxy = {"host": ["Dagster.example.com"], "x-user": ["ada"]}
+    assert who_asks(proxied, "X-User")(by_proxy) == "ada"
+    assert who_asks(proxied, "")(by_proxy) == "unknown"
+    assert who_asks(Names(3000), "X-User")(by_proxy | {"host": ["127.0.0.1:3000"]}) == "unknown"
+    assert who_asks(proxied, "X-User")(by_proxy | {"x-user": ["mallory", "ada"]}) == "unknown"
+    assert who_asks(proxied, "X-User")(by_proxy | {"x-user": ["a\x1b[2J"]}) == "unknown"

@@ -21,23 +21,29 @@ from cdc_platform import __version__
 
 KEY = "cdc_platform"
 """The name under which a commit's `commitInfo` has its envelope, as JSON."""
+UNKNOWN = "unknown"
+"""The user where a door knows that somebody asked, and not who."""
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """Who commits: a `door` (command line, Dagster), the `command` in it, Dagster's `run`; empty where nobody said."""
+    """Who commits: a `door` (command line, Dagster), the `command` in it, Dagster's `run`; empty where nobody said.
+
+    `user` is who asked the door, where that is another one than the user of the machine, or UNKNOWN.
+    """
 
     door: str = ""
     command: str = ""
     run: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
     """One commit's: its random `id`, who made it, the numbers of consumers, and the digest of each slice it changed.
 
-    `user` is the machine's, `program` the platform's version; `digests` are those after the commit, see `digests`.
-    `accepts` says of foreign commits, by version, why they are taken as they are.
+    `user` is the speaker's or the machine's, `program` the platform's version; `digests` are those after the commit,
+    see `digests`. `accepts` says of foreign commits, by version, why they are taken as they are.
     """
 
     id: str
@@ -92,7 +98,9 @@ def sealed(
 ) -> Envelope:
     """The envelope of the next commit: one that no other commit has."""
     speaker = _block.get() or _process
-    return Envelope(str(uuid.uuid4()), speaker, _user(), __version__, numbers or {}, digests or {}, accepts or {})
+    return Envelope(
+        str(uuid.uuid4()), speaker, speaker.user or _user(), __version__, numbers or {}, digests or {}, accepts or {}
+    )
 
 
 def opened(commit_info: Mapping[str, Any]) -> Envelope | None:

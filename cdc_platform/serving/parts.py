@@ -77,6 +77,8 @@ class Parts:
         yield self._service("the Dagster code server", "code", self._code_arguments(), environment)
         public = ["--public-url", self.names.public.url] if self.names.public else []
         arguments = ["--listening", str(listening.fileno()), "--workspace", str(workspace)]
+        header = self.home.settings.user_header
+        public += ["--user-header", header] if header else []
         arguments += ["--token-file", str(self.token_file), *public, *(["--read-only"] if self.read_only else [])]
         ui = self._service("the Dagster UI", "ui", arguments, environment, listening.fileno())
         yield replace(ui, answers=self._serves)

@@ -6,6 +6,7 @@ that nobody can take it in between, and the token is in a file: command lines ca
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import cast
@@ -34,23 +35,27 @@ there may be, how often a page asks for news."""
 @click.option("--workspace", type=click.Path(exists=True, dir_okay=False), required=True)
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
 @click.option("--public-url", help="Where a proxy in front of it answers.")
+@click.option("--user-header", default="", help="The header in which that proxy names the user.")
 @click.option("--read-only", is_flag=True, help="Nothing can be changed.")
-def serve(listening: int, workspace: str, token_file: Path, public_url: str | None, read_only: bool) -> None:
+def serve(
+    listening: int, workspace: str, token_file: Path, public_url: str | None, user_header: str, read_only: bool
+) -> None:
     """Serve the UI at a socket until the process is asked to end."""
     import uvicorn
-    from dagster import DagsterInstance
-    from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import WorkspaceFileTarget
     from dagster_webserver.app import create_app_from_workspace_process_context
     from dagster_webserver.version import __version__
+
+    from cdc_platform.serving.clicks import Clicks, attributing, who_asks
 
     await_code_server(Path(workspace))
     bound = socket.socket(fileno=listening)
     names = Names(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)
     token = token_file.read_text(encoding="utf-8").strip()
     with (
-        DagsterInstance.get() as instance,
-        WorkspaceProcessContext(
+        attributing(os.environ["DAGSTER_HOME"]) as instance,
+        Clicks(
+            who_asks(names, user_header),
             instance,
             version=__version__,
             read_only=read_only,

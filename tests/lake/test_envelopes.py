@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from support.command_line import run
 from support.nodes import node_text
 
 from cdc_platform import __version__
+from cdc_platform.dagster_home import USER_TAG
 from cdc_platform.errors import ConflictError
 from cdc_platform.lake import frames, merging, placing, slices
 from cdc_platform.lake.commits import Commit
@@ -292,7 +294,7 @@ def test_commands_are_named(tmp_path: Path) -> None:
 
 
 def test_runs_of_dagster_are_named(tmp_path: Path) -> None:
-    """A run says who it is, whoever started its process; after it the process is who it was."""
+    """A run says who it is and who clicked, whoever started its process; after it the process is who it was."""
 
     @op
     def write(home: HomeResource) -> None:
@@ -305,10 +307,16 @@ def test_runs_of_dagster_are_named(tmp_path: Path) -> None:
     with speaking_for(ME):
         done = writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path))})
         Lake(tmp_path / "lake").merge(CONSUMERS, consumer(1), update=True)
+        asked = {USER_TAG: "ada@example.com"}
+        writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path / "clicked"))}, tags=asked)
+    clicked = Lake(tmp_path / "clicked" / "lake").envelopes(CONSUMERS)[0].envelope
+    assert clicked is not None
+    assert clicked.user == "ada@example.com"
     mine, runs, *_ = [each.envelope for each in Lake(tmp_path / "lake").envelopes(CONSUMERS)]
     assert mine is not None
     assert runs is not None
     assert mine.speaker == ME
+    assert mine.user == runs.user == getpass.getuser()
     assert runs.speaker == Speaker("Dagster", "writing", done.run_id)
 
 
