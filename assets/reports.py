@@ -12,14 +12,13 @@ from cdc_platform import shown
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.join.step import Joining
-from cdc_platform.records import descriptions
 from cdc_platform.report.making import make
 from cdc_platform.report.record import Home
 from cdc_platform.timeline.keys import Keys
 from cdc_platform.timeline.parts import names_of
 
-MOST_RANGES = 1 << 15
-"""A larger generation is not audited a second time in its run: its page is made when somebody opens it."""
+MOST_BYTES = 8 << 20
+"""A page reads all tables that hold its generation. Where those are larger, it is made when somebody opens it."""
 
 
 def linked(lake: Lake, key: str) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def made(joining: Joining, log: Logger) -> dict[str, Any]:
     page = shown.report(lake.root.parent, names.key)
     if page is None or names.time_ms is None:
         return {}
-    few = descriptions.published_range_ends(lake, names.time_ms).size <= MOST_RANGES
-    if few and not page.file.exists():
+    size = sum(each.bytes for part in names.parts() for each in lake.slices(part.table))
+    if size <= MOST_BYTES and not page.file.exists():
         try:
             page.file.parent.mkdir(parents=True, exist_ok=True)
             make(Home(lake, joining.clock, joining.settings), [names], page.file)

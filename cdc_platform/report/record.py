@@ -251,7 +251,7 @@ def _kept(lake: Lake) -> list[dict[str, Any]]:
     """What was judged last of everything else, by whatever door; with whether tables have changed since."""
     now = versions(lake)
     beside = [family for family in FAMILIES if family not in (families.GENERATIONS, families.STORED)]
-    found = {each: [kept for kept in judgements.kept(lake) if kept.invariant == each] for each in _names(beside)}
+    every = judgements.kept(lake)
     return [
         {
             **_meaning(family, name),
@@ -266,12 +266,9 @@ def _kept(lake: Lake) -> list[dict[str, Any]]:
         }
         for family in beside
         for name in family.invariants
-        for kept in found[name]
+        for kept in every
+        if kept.invariant == name
     ]
-
-
-def _names(some: Iterable[Family]) -> list[str]:
-    return [name for family in some for name in family.invariants]
 
 
 def _line(family: Family, line: Judgement) -> dict[str, Any]:

@@ -218,7 +218,10 @@ def test_a_tick_is_bounded_and_the_newest_come_first(rehearsal: Rehearsal) -> No
             assert status(rehearsal, key(BOOTSTRAP_EVENTS), rehearsal.partition(second)) is StaleStatus.FRESH
             assert status(rehearsal, key(BOOTSTRAP_EVENTS), rehearsal.partition(first)) is StaleStatus.MISSING
     assert ticks > 6
-    assert status(rehearsal, key(GENERATION_TIMESTAMPS), rehearsal.partition(first)) is StaleStatus.FRESH
+    partition = rehearsal.partition(first)
+    assert status(rehearsal, key(GENERATION_TIMESTAMPS), partition) is StaleStatus.FRESH
+    page = newest(rehearsal, key(GENERATION_TIMESTAMPS), partition).metadata["report"]
+    assert page.value == f"/shown/reports/{partition}.html"
 
 
 def test_partitions_of_before_go_on(rehearsal: Rehearsal) -> None:
