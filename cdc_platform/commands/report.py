@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cdc_platform.timeline.parts import Names
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_MOST_BYTES = 64 << 20
 _THERE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
@@ -104,6 +105,8 @@ def _verify(session: Session, page: Path, public_file: Path | None, as_json: boo
     from cdc_platform.report.verified import verified
 
     key = None if public_file is None else public_key(public_file)
+    if page.stat().st_size > _MOST_BYTES:
+        raise InputError(f"{page} is no page of cdc-platform report: none is larger than {_MOST_BYTES >> 20} MiB")
     try:
         text = page.read_bytes().decode()
     except UnicodeDecodeError:

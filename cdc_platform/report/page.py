@@ -78,7 +78,7 @@ def record_of(page_text: str) -> Record:
         raise InputError(f"it is no page of {GENERATOR}: there is no record in it")
     try:
         return json.loads(found[0])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"it is no page of {GENERATOR} any more: its record is no JSON ({error})") from None
 
 

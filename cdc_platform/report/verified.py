@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from cdc_platform.clock import Clock, parse_time_us
 from cdc_platform.errors import InputError, NotFound, PlatformError
 from cdc_platform.lake import provenance
@@ -54,7 +56,9 @@ def verified(lake: Lake, settings: Settings, text: str, key: str | None = None) 
             *_form(sealed, record, trusted=trusted),
         ]
         return [*about_page, *_home(lake, settings, record)]
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except InputError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, ArithmeticError, TemplateError) as error:
         raise InputError(f"its record is not one of a page ({type(error).__name__}: {error}); it was altered") from None
 
 
@@ -103,6 +107,8 @@ def _home(lake: Lake, settings: Settings, record: Record) -> Iterator[Line]:
     last: dict[str, int] = {}
     for said in record["tables"]:
         kept = Chain(int(said["first"]), int(said["last"]), {int(version): link for version, link in said["links"]})
+        if not 0 <= kept.first <= kept.last or kept.last not in kept.links:
+            raise InputError(f"its record has no chain of {said['table']}; it was altered")
         last[said["table"]] = kept.last
         found = compared(lake, _table(said["table"]), kept)
         yield Line(f"commits of {said['table']}", found.answer, found.said)

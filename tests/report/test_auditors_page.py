@@ -295,20 +295,45 @@ def test_a_wrong_request_is_one_line(
     assert not (made / "new.html").exists()
 
 
-def test_a_record_of_something_else_is_no_page(folder: Path) -> None:
-    """A page whose record is that of no page, or of tables that there are not, is refused in one line."""
-    for change in (lambda record: record.pop("tables"), lambda record: record["tables"][0].update(table="../../etc")):
-        text = (folder / "page.html").read_text(encoding="utf-8")
-        record = record_of(opened(text).body)
-        body = page(record)
-        change(record)
-        start = body.index('id="record">') + len('id="record">')
-        (folder / "page.html").write_text(
-            sealed(body[:start] + json.dumps(record) + body[body.index("</script>", start) :]), encoding="utf-8"
-        )
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.pop("tables"),
+        lambda record: record["tables"][0].update(table="../../etc"),
+        lambda record: record["tables"][0].update(first=-(10**15)),
+        lambda record: record["tables"][0].update(links=[]),
+        lambda record: record["tables"][0].update(last="many"),
+        lambda record: record.update(made_at="never"),
+        lambda record: record["generations"][0].pop("story", None) or record["generations"][0].pop("expiry"),
+        lambda record: record["generations"][0].update(ring={"nodes": 7}),
+        lambda record: record["generations"][0].update(key="\ud800"),
+        lambda record: record.update(generations=[[[[]]]]),
+    ],
+)
+def test_a_record_of_something_else_is_no_page(folder: Path, change: Any) -> None:
+    """A page with a record that no page has is refused in one line, or differs; it never is a defect of the program."""
+    body = opened((folder / "page.html").read_text(encoding="utf-8")).body
+    record = record_of(body)
+    change(record)
+    start = body.index('id="record">') + len('id="record">')
+    forged = f"{body[:start]}{json.dumps(record)}{body[body.index('</script>', start) :]}"
+    (folder / "page.html").write_text(sealed(forged), encoding="utf-8")
+    refused = verify(folder)
+    assert (refused.exit_code, refused.stderr.count("\n")) in ((2, 1), (1, 0))
+
+
+def test_a_file_that_is_no_page_is_refused(folder: Path) -> None:
+    """Too large, too deep, no text: each in one line."""
+    body = opened((folder / "page.html").read_text(encoding="utf-8")).body
+    start = body.index('id="record">') + len('id="record">')
+    deep = f"{body[:start]}{'[' * 100_000}{body[body.index('</script>', start) :]}".encode()
+    for content in (deep, b"\xff\xfe", b""):
+        (folder / "page.html").write_bytes(content)
         refused = verify(folder)
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-        (folder / "page.html").write_text(text, encoding="utf-8")
+    with (folder / "page.html").open("wb") as large:
+        large.truncate(1 << 40)
+    assert "none is larger than" in verify(folder).stderr
 
 
 def test_a_page_of_many_tells_of_all_that_operate_then(tmp_path: Path) -> None:
