@@ -68,11 +68,13 @@ def served(*options: str) -> Iterator[int]:
             subprocess.Popen([sys.executable, "-m", *command], env=environment, pass_fds=[bound.fileno()])
             for command in (code, ui)
         ]
-        yield bound.getsockname()[1]
-        for process in reversed(running):
-            process.terminate()
-        for process in running:
-            process.wait(60)
+        try:
+            yield bound.getsockname()[1]
+        finally:
+            for process in reversed(running):
+                process.terminate()
+            for process in running:
+                process.wait(60)
 
 
 def ask(port: int, query: str, **headers: str) -> Any:
