@@ -35,7 +35,8 @@ def import_files(
     A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
     COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
     cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
-    a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have.
+    a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
+    SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table.
 
     \b
     Example:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +27,9 @@ from cdc_platform.sources.cqlsh_values import (
     streams_of_set,
     whole_number,
 )
+from cdc_platform.sources.csv_rows import Rows, csv_rows
 from cdc_platform.sources.json_files import read_text
+from cdc_platform.sources.printed_rows import is_json_rows, is_printed, json_rows, printed_rows
 from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
 from cdc_platform.sources.sizes import most_export
 
@@ -53,9 +53,6 @@ _NOT_READ = {
         _OF_TABLETS,
     ),
 }
-# One after the other: a file object in memory would hold the text a second time, four bytes a character.
-_LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
-_ENDS_WHOLE = re.compile(r'.*[}\]"]|.*([+-]\d{4}|Z)|', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -139,15 +136,16 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
     )
 
 
-def _table(source: str, text: str) -> tuple[str, Iterator[tuple[int, dict[str, str]]]]:
-    """The table that the header row names, and the rows after it as (line, values by column)."""
+def _table(source: str, text: str) -> tuple[str, Rows]:
+    """The table that the columns name, and its rows, whatever form they have."""
     if not text.strip():
         raise InputError(f"{source} is empty: {HALF}; export it again")
-    # A set of a few thousand stream IDs is one field; the csv module stops at 128 KiB unless told.
-    csv.field_size_limit(max(csv.field_size_limit(), 1 << 30))
-    reader = csv.reader((line[0] for line in _LINES.finditer(text)), strict=True)
-    header = [name.strip() for name in _next(source, reader) or []]
-    rows = _dict_rows(source, reader, header, ends_whole=text.endswith("\n"))
+    if is_printed(text):
+        header, rows = printed_rows(source, text)
+    elif is_json_rows(text):
+        header, rows = json_rows(source, text)
+    else:
+        header, rows = csv_rows(source, text)
     return _table_of(source, header), rows
 
 
@@ -173,45 +171,13 @@ def _table_of(source: str, header: list[str]) -> str:
         missing = _COLUMNS[table] - columns
         if columns and columns < _COLUMNS[table] and "range_end" in columns:
             raise InputError(f"{source}: column {', '.join(sorted(missing))} of {table} is missing; export all columns")
-    if any("|" in name for name in header):
-        raise InputError(f"{source} is what SELECT prints; export with: COPY ... TO ... WITH HEADER = true")
     raise InputError(
         f"{source}: the first row is no header of {', '.join(_READ)} but {', '.join(header)[:80]!r}; "
         "export with: COPY ... TO ... WITH HEADER = true"
     )
 
 
-def _next(source: str, reader: Iterator[list[str]]) -> list[str] | None:
-    try:
-        return next(reader, None)
-    except csv.Error as error:
-        cut = f"a quote is open at its end: {HALF}; export it again" if "end of data" in str(error) else str(error)
-        raise InputError(f"{source} is no whole CSV file: {cut}") from None
-
-
-def _dict_rows(
-    source: str, reader: Iterator[list[str]], header: list[str], *, ends_whole: bool
-) -> Iterator[tuple[int, dict[str, str]]]:
-    line, last = 1, ""
-    for line, row in enumerate(iter(lambda: _next(source, reader), None), start=2):
-        if not row:
-            continue
-        if len(row) != len(header):
-            cut = f": {HALF}; export it again" if len(row) < len(header) else ""
-            raise InputError(f"{source}, line {line} has {len(row)} columns where the header names {len(header)}{cut}")
-        last = row[-1]
-        yield line, dict(zip(header, row, strict=True))
-    if line == 1:
-        raise InputError(f"{source} has a header and no rows: {HALF}, or leave the file of an empty table out")
-    # A cut inside a last number or time leaves one that reads well: only the line end tells that it is whole.
-    if not ends_whole and not _ENDS_WHOLE.fullmatch(last):
-        raise InputError(
-            f"{source}, line {line} ends in {last[-30:]!r} without a line end: {HALF}; export it again, or end the "
-            "line if the file is whole"
-        )
-
-
-def _v2_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterator[tuple[str, int, _Row]]:
+def _v2_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
     msb, num_ranges = (whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
     for line, values in rows:
         place = f"{source}, line {line}"
@@ -231,7 +197,7 @@ def _v2_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterato
 _V2_NUMBERS = (("ignore_msb", 0, MAX_IGNORE_MSB), ("num_ranges", 1, MAX_RANGES))
 
 
-def _streams_rows(source: str, rows: Iterator[tuple[int, dict[str, str]]]) -> Iterator[tuple[str, int, _Row]]:
+def _streams_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
     times: dict[str, str] = {}
     for line, values in rows:
         place = f"{source}, line {line}"
@@ -255,9 +221,7 @@ def _collect(partitions: _Partitions, source: str, rows: Iterator[tuple[str, int
             raise InputError(f"{row.place}: range_end {range_end} says something else than in {known.place}")
 
 
-def _collect_timestamps(
-    timestamps: dict[Milliseconds, Milliseconds | None], source: str, rows: Iterator[tuple[int, dict[str, str]]]
-) -> None:
+def _collect_timestamps(timestamps: dict[Milliseconds, Milliseconds | None], source: str, rows: Rows) -> None:
     seen: dict[int, int] = {}
     for line, values in rows:
         place = f"{source}, line {line}"

@@ -37,6 +37,7 @@ from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
+from cdc_platform.sources.printed_rows import is_json_rows
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
 from cdc_platform.sources.sizes import most_export, too_large
 
@@ -219,7 +220,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 def _parse(
     files: Sequence[tuple[str, str]], shards: int | None, ignore_msb: int | None
 ) -> tuple[list[Node] | None, Exports]:
-    snapshots = [(source, text) for source, text in files if _is_json(source, text)]
+    snapshots = [(source, text) for source, text in files if _is_snapshot(source, text)]
     if len(snapshots) > 1:
         names = ", ".join(source for source, _ in snapshots)
         raise InputError(f"{len(snapshots)} ring snapshots at once ({names}); the ring is one: import the newest alone")
@@ -230,8 +231,8 @@ def _parse(
     return parse_ring_snapshot(text, source, shards, ignore_msb), exports
 
 
-def _is_json(source: str, text: str) -> bool:
-    return source.lower().endswith(".json") or text.lstrip()[:1] in ("[", "{")
+def _is_snapshot(source: str, text: str) -> bool:
+    return (source.lower().endswith(".json") or text.lstrip()[:1] in ("[", "{")) and not is_json_rows(text)
 
 
 def _check_ring(lake: Lake, nodes: Sequence[Node]) -> None:

@@ -184,17 +184,34 @@ SNAPSHOTS = [
     Case("snapshot: a joining node", ("import", "{dir}/n.json"), "list of nodes", {"n.json": json.dumps(NODE)}),
 ]
 
+PRINTED = " time | range_end | streams\n------+-----------+---\n"
 EXPORTS = [
     export("empty", "is empty: half-written export", ""),
     export("no header", "is no header of", f'{AT},5,"{{{BLOB}}}"\n'),
-    export("a header alone", "has a header and no rows", "time,range_end,streams\r\n"),
+    export("half a header", "ends in its header, without a line end", "time,range_end,streams"),
     export("another table", "is no header of", "keyspace_name,table_name\nks,t\n"),
     export(
         "a table that is not taken in",
         "is cdc_generations_v3, which is not taken in",
         f"key,id,range_end,ignore_msb,streams\ncdc_generations,{ID},5,12,{{{BLOB}}}\n",
     ),
-    export("what SELECT prints", "is what SELECT prints", " time | range_end | streams\n------+---\n a | b | c\n"),
+    export("a printed table that is cut", "has no (n rows) at its end", f"{PRINTED} {AT} | 5 | {{{BLOB}}}\n"),
+    export(
+        "a printed table of more rows", "says (2 rows), and there are 1", f"{PRINTED} {AT} | 5 | {{{BLOB}}}\n(2 rows)\n"
+    ),
+    export("a printed row that is cut", "has 2 columns where the header names 3", f"{PRINTED} {AT} | 5\n(1 rows)\n"),
+    export("two printed tables", "is behind the table's end", f"{PRINTED}(0 rows)\n{PRINTED}(0 rows)\n"),
+    export(
+        "JSON rows of other columns",
+        "line 2 has columns time",
+        f'{{"time": "{AT}", "expired": null}}\n{{"time": "{AT}"}}',
+    ),
+    export("a JSON row that is cut", "line 2 is not JSON", f'{{"time": "{AT}"}}\n{{"time": "{AT}'),
+    export(
+        "a JSON token that is no integer",
+        "range_end '1e+20' is no integer",
+        f'{{"time": "{AT}", "range_end": 1e20, "streams": []}}',
+    ),
     export("a column is missing", "column streams of cdc_streams", f"time,range_end\n{AT},5\n"),
     export("a column twice", "names a column twice", f"time,time\n{AT},{AT}\n"),
     export("no text", "is not UTF-8", b"time,range_end,streams\n\xff\n"),

@@ -80,7 +80,6 @@ EXPORTS = [
         "column stream_state of cdc_streams is missing",
         header=HEADER.replace(",stream_state", ""),
     ),
-    exported("no rows", "has a header and no rows"),
     exported("no current streams", "no current streams (state 0): half-written export", *WHOLE[2:]),
     exported("no last stream", "the ring ends at 9223372036854775807: half-written export", WHOLE[0], WHOLE[2]),
     exported("two streams of a tablet", "two current streams have token -1", *WHOLE, f"{AT},0,{OPEN[:-7]}8000001"),

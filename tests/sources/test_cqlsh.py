@@ -148,6 +148,9 @@ def test_a_file_cut_anywhere_is_never_taken_for_whole(text: str) -> None:
     """Wherever a copy was broken off, inside a field or between rows, it is refused with one line."""
     one_row = text.index("\n", text.index("\n") + 1)
     for length in range(len(text) - 2):
+        # A header that is whole is an empty table's.
+        if length == text.index("\n") + 1:
+            continue
         # A first row alone might be a ring of one vnode.
         if text.startswith("time") and one_row - 2 < length <= one_row + 1:
             continue
@@ -165,7 +168,8 @@ def test_a_cut_time_is_not_taken_for_another() -> None:
             found = parsed(text[:length]).timestamps
         except InputError:
             continue
-        assert found in (whole, {TIME_MS: None})
+        nothing = {} if length == text.index("\n") + 1 else whole
+        assert found in (whole, {TIME_MS: None}, nothing)
 
 
 def test_two_generations_do_not_mix() -> None:

@@ -1,0 +1,185 @@
+"""The rows of what `cqlsh` prints for a SELECT: a table with bars, or the column of SELECT JSON; and of JSON alone.
+
+Values leave as COPY writes them, so that whoever reads them knows one form. Which table it is, its columns tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from cdc_platform.errors import InputError
+from cdc_platform.sources.cqlsh_values import HALF
+from cdc_platform.sources.csv_rows import Rows
+from cdc_platform.sources.json_files import parse_json
+
+_LINE = re.compile(r"[^\r\n]*")
+_RULE = re.compile(r"-+(\+-+)*")
+_END = re.compile(r"\((\d{1,12}) rows?\)", re.ASCII)
+_JSON_COLUMN = "[json]"
+_MORE = "---MORE---"
+_FIRST_OBJECT = re.compile(r"\s*\[?\s*\{[^}]*")
+_FIELD = re.compile(r'"(\w+)"\s*:')
+# What no node of a ring snapshot and no joining node has.
+_OF_TABLES = frozenset({"time", "range_end", "timestamp", "streams_timestamp", "stream_id", "node_state"})
+
+
+def is_printed(text: str) -> bool:
+    """Whether a text is a table as `cqlsh` prints it: its first two lines are names and a rule of dashes."""
+    lines = [line for _, line in _lines(text, 2)]
+    return len(lines) == 2 and _RULE.fullmatch(lines[1]) is not None
+
+
+def is_json_rows(text: str) -> bool:
+    """Whether a text is JSON with a row of an export an object: one object a line, or a list of objects."""
+    first = _FIRST_OBJECT.match(text)
+    return first is not None and not _OF_TABLES.isdisjoint(_FIELD.findall(first[0]))
+
+
+def printed_rows(source: str, text: str) -> tuple[list[str], Rows]:
+    """The columns of a printed table, and its rows; `(n rows)` at its end says whether it is whole.
+
+    Raises:
+        InputError: it is cut, or a row has other columns.
+    """
+    lines = _lines(text)
+    _, head = next(lines)
+    header = _cells(head)
+    if header == [_JSON_COLUMN]:
+        next(lines)
+        return _objects(
+            source, ((line, parse_json(row, f"{source}, line {line}")) for line, row in _body(source, lines))
+        )
+    return header, _table(source, lines, header, head)
+
+
+def json_rows(source: str, text: str) -> tuple[list[str], Rows]:
+    """The columns of objects, and a row of each: a list of objects, or an object a line.
+
+    Raises:
+        InputError: it is no JSON, a row is no object, or has other columns than the first.
+    """
+    if text.lstrip()[:1] == "[":
+        value = parse_json(text, source)
+        assert isinstance(value, list)
+        return _objects(source, enumerate(value, start=1), "row")
+    return _objects(source, _parsed(source, _lines(text)))
+
+
+def _lines(text: str, most: int | None = None) -> Iterator[tuple[int, str]]:
+    """The lines that hold something, stripped, with their numbers; no more than `most`."""
+    number, at, found = 1, 0, 0
+    while at <= len(text) and (most is None or found < most):
+        line = _LINE.match(text, at)
+        assert line is not None
+        if line[0].strip() and line[0].strip() != _MORE:
+            found += 1
+            yield number, line[0].strip()
+        at = line.end() + (2 if text[line.end() : line.end() + 2] == "\r\n" else 1)
+        number += 1
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")]
+
+
+def _body(source: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines between the rule and the count, which has to be theirs."""
+    count = 0
+    for number, line in lines:
+        end = _END.fullmatch(line)
+        if end is None:
+            count += 1
+            yield number, line
+            continue
+        if int(end[1]) != count:
+            raise InputError(f"{source}, line {number} says {line}, and there are {count}: {HALF}; export it again")
+        after = next(lines, None)
+        if after is not None:
+            raise InputError(
+                f"{source}, line {after[0]}: {after[1][:60]!r} is behind the table's end; a file holds one"
+            )
+        return
+    raise InputError(f"{source} has no (n rows) at its end: {HALF}; export it again")
+
+
+def _table(source: str, lines: Iterator[tuple[int, str]], header: list[str], head: str) -> Rows:
+    def rows() -> Iterator[tuple[int, str]]:
+        # A terminal gets the header again with every page.
+        return ((number, line) for number, line in lines if line != head and not _RULE.fullmatch(line))
+
+    for number, line in _body(source, rows()):
+        cells = _cells(line)
+        if len(cells) != len(header):
+            cut = f": {HALF}; export it again" if len(cells) < len(header) else ""
+            raise InputError(
+                f"{source}, line {number} has {len(cells)} columns where the header names {len(header)}{cut}"
+            )
+        yield number, {name: "" if cell == "null" else cell for name, cell in zip(header, cells, strict=True)}
+
+
+def _parsed(source: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, object]]:
+    """The JSON of each line, with its number."""
+    return ((number, parse_json(line, f"{source}, line {number}")) for number, line in lines)
+
+
+def _objects(source: str, found: Iterable[tuple[int, object]], what: str = "line") -> tuple[list[str], Rows]:
+    """The columns of the first object, and every object with the same ones."""
+    values = iter(found)
+    first = next(values, None)
+    if first is None:
+        raise InputError(f"{source} holds no row, so that nothing says which table it is; export it with COPY")
+    header = list(_row(source, what, *first))
+
+    def rows() -> Rows:
+        yield first[0], _row(source, what, *first)
+        for number, value in values:
+            row = _row(source, what, number, value)
+            if row.keys() != set(header):
+                raise InputError(
+                    f"{source}, {what} {number} has columns {', '.join(row)[:80]}, the first {', '.join(header)[:80]}"
+                )
+            yield number, row
+
+    return header, rows()
+
+
+def _row(source: str, what: str, number: int, value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{source}, {what} {number} is no JSON object; SELECT JSON writes one a row")
+    return {str(name): _SHAPES.get(str(name), _as_set)(each) for name, each in value.items()}
+
+
+def _as_set(value: object) -> str:
+    """A value as COPY writes it; a list is a set, and lists in it are tuples."""
+    if value is None or value == []:
+        return ""
+    if isinstance(value, list):
+        return "{" + ", ".join(map(_as_tuple, value)) + "}"
+    return _word(value)
+
+
+def _as_tuple(value: object) -> str:
+    return f"({', '.join(map(_word, value))})" if isinstance(value, list) else _word(value)
+
+
+def _as_description(value: object) -> str:
+    """The list of tuples that a description of the first format is: in each the streams are a list."""
+    if not isinstance(value, list):
+        return _as_set(value)
+    entries = [each if isinstance(each, list) else [each] for each in value]
+    return "[" + ", ".join(f"({', '.join(map(_as_list, entry))})" for entry in entries) + "]"
+
+
+def _as_list(value: object) -> str:
+    return f"[{', '.join(map(_as_tuple, value))}]" if isinstance(value, list) else _word(value)
+
+
+def _word(value: object) -> str:
+    if value is None or isinstance(value, (list, dict)):
+        return "null"
+    return str(value)
+
+
+_SHAPES: Mapping[str, Callable[[object], str]] = {"description": _as_description}
+"""What JSON does not tell of its lists: the columns whose value is no set."""
