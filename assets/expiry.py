@@ -39,6 +39,7 @@ from assets.events import Asked, event, held, written
 from assets.failures import RETRIES, in_one_line
 from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows, materialized, picture
+from assets.whole_homes import on_whole_homes
 from cdc_platform.clock import DAY_MS, Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.invariants.findings import EXPIRY
@@ -273,6 +274,7 @@ def removal_due(lake: Lake, clock: Clock, settings: Settings, moment: datetime) 
     default_status=DefaultScheduleStatus.RUNNING,
     description="Marks what has expired, every hour in which something has. Removes nothing, and so is on by default.",
 )
+@on_whole_homes
 def hourly_expiry_plan(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> RunRequest | SkipReason:
@@ -289,6 +291,7 @@ def hourly_expiry_plan(
     description="Removes what has been expired for the grace time, and vacuums. Off until it is switched on: what is "
     "removed cannot be had again, so look at the purge plan first.",
 )
+@on_whole_homes
 def hourly_expiry(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> RunRequest | SkipReason:

@@ -30,6 +30,7 @@ from assets.declared import key, pool
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import few_rows
+from assets.whole_homes import on_whole_homes
 from cdc_platform.errors import PlatformError
 from cdc_platform.invariants.findings import FIT, GENERATIONS_RETRIEVABLE, STREAMS_FIT_THE_RING
 from cdc_platform.invariants.judge import judge
@@ -153,6 +154,7 @@ def next_repair(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Se
     description="Asks for a repair when the latest generation no longer fits the ring. Off until it is switched on: "
     "whether a node that has left is worth a new generation now, or comes back, people know better.",
 )
+@on_whole_homes
 def needed_repairs(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
     """`next_repair` on this home and this instance."""
     return next_repair(home.lake(), context.instance, context.cursor)

@@ -28,6 +28,7 @@ from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
+from assets.whole_homes import on_whole_homes
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.generations.switch import Phase, due
 from cdc_platform.invariants.findings import SWITCHES
@@ -136,6 +137,7 @@ def next_step(lake: Lake, clock: Clock, instance: DagsterInstance, cursor: str |
     description="Asks for what is due about switches that a join has left: answers, the commit, or after the deadline "
     "the abort. All of it follows from the tables and the clock.",
 )
+@on_whole_homes
 def unfinished_switches(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`next_step` on this home and this instance."""
     return next_step(home.lake(), clock.clock(), context.instance, context.cursor)

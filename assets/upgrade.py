@@ -39,6 +39,7 @@ from assets.failures import in_one_line
 from assets.partitions import NAME, keys
 from assets.runs import attempt, unless_under_way
 from assets.told import Stopwatch, few_rows, materialized
+from assets.whole_homes import on_whole_homes
 from cdc_platform.clock import Clock, Milliseconds, format_ms, ms_to_datetime
 from cdc_platform.invariants.findings import FIRST_FORMAT
 from cdc_platform.lake.lake import Lake
@@ -223,6 +224,7 @@ def next_rewrite(
     description="Asks for the rewrite while V1 generations that can hold live rows are not in the new table and a node "
     "of the ring is not marked as rewritten.",
 )
+@on_whole_homes
 def v1_leftovers(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`next_rewrite` on this home and this instance."""
     return next_rewrite(home.lake(), clock.clock(), home.settings(), context.instance, context.cursor)
@@ -243,6 +245,7 @@ def scheduled_rewrite(
     default_status=DefaultScheduleStatus.STOPPED,
     description="The rewrite without the sensor: every hour, until every node is marked. Both may be on at once.",
 )
+@on_whole_homes
 def hourly_rewrite(context: ScheduleEvaluationContext, home: HomeResource) -> RunRequest | SkipReason:
     """`scheduled_rewrite` on this home and this instance."""
     return scheduled_rewrite(home.lake(), home.settings(), context.instance, context.scheduled_execution_time)

@@ -33,6 +33,7 @@ from assets.join.asked import content_of, joined_generation
 from assets.partitions import GENERATIONS, NAME, asked, keys
 from assets.runs import Attempt, attempt
 from assets.told import Stopwatch, few_rows, materialized
+from assets.whole_homes import on_whole_homes
 from cdc_platform.errors import NotFound
 from cdc_platform.generations.cluster_feature import CDC_GENERATIONS_V2
 from cdc_platform.lake.lake import Lake
@@ -192,6 +193,7 @@ def next_join(lake: Lake, instance: DagsterInstance, cursor: str | None) -> Sens
     description="Adds a partition for every node that waits to join; asks for the join of the one whose turn it is. "
     "A sensor and not an automation condition, because joins are taken one at a time in the order of the inbox.",
 )
+@on_whole_homes
 def waiting_joins(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
     """`next_join` on this home and this instance."""
     return next_join(home.lake(), context.instance, context.cursor)

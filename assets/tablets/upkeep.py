@@ -25,6 +25,7 @@ from assets.failures import RETRIES, in_one_line
 from assets.partitions import TABLES_NAME, TABLET_TABLES, table_name
 from assets.runs import attempt
 from assets.tablets.sets import TABLETS_JOB
+from assets.whole_homes import on_whole_homes
 from cdc_platform.clock import Clock, format_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
@@ -94,6 +95,7 @@ def next_changes(lake: Lake, instance: DagsterInstance, cursor: str | None) -> S
     description="Adds a partition for every tablet-based table, and finishes the changes that a process has decided "
     "and left, and the removal of sets whose log was dropped.",
 )
+@on_whole_homes
 def unfinished_tablets(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
     """`next_changes` on this home and this instance."""
     return next_changes(home.lake(), context.instance, context.cursor)
@@ -122,6 +124,7 @@ def next_collections(lake: Lake, clock: Clock, instance: DagsterInstance) -> Sen
     description="Every minute: asks for the removal of stream sets of which no log can hold a row any more; names the "
     "consumers that hold back what could go but for them.",
 )
+@on_whole_homes
 def collectable_stream_sets(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`next_collections` on this home and this instance."""
     return next_collections(home.lake(), clock.clock(), context.instance)

@@ -19,6 +19,7 @@ from cdc_platform.cluster.topology import Topology, read_topology
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
@@ -30,6 +31,7 @@ from cdc_platform.log.ddl import known_tables
 from cdc_platform.records import cdc_tables, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.sources.cqlsh import Exports
+from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
 
 
@@ -96,6 +98,13 @@ def look(
 
     With `unsettled` all but the nodes of a topology that is changing is taken in.
     """
+    with looking_on():
+        return _look(live, cluster, clock, seen_before, unsettled)
+
+
+def _look(
+    live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None, unsettled: bool
+) -> Observation:
     lake = Lake(cluster.open_home().lake)
     first = glance(live) if seen_before is None else seen_before
     layout = layout_of(live)
@@ -114,8 +123,10 @@ def look(
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
     exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
     _note_tables(lake, clock, logged, seen)
-    seen.imported = import_sources(lake, clock, ImportSources(list(topology.nodes) or None, exports, None, []))
-    seen.warnings += seen.imported.warnings
+    # It is the cluster itself that says so, and the next look may find it mended.
+    sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))
+    seen.imported = import_sources(lake, clock, sources)
+    seen.warnings += [*seen.imported.warnings, *seen.imported.flaws]
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
     if topology.nodes and not seen.incomplete:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Milliseconds, format_ms
+from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -69,6 +69,7 @@ def check(
     _keep(judging, judgements)
     if name is None:
         _tell_gaps(session)
+        _tell_observed(session, clean=all(line.passed for line in judgements))
     if as_json:
         write_json(
             [
@@ -134,6 +135,19 @@ def _tell_gaps(session: Session) -> None:
 
     for line in told(session.lake()):
         warn(line)
+
+
+def _tell_observed(session: Session, *, clean: bool) -> None:
+    """Say that a home is only observed; one in which everything is good is so no longer."""
+    from cdc_platform.lake.only_observed import lift, standing
+
+    found = standing(session.lake())
+    if found is None:
+        return
+    if clean and lift(session.lake(), session.clock):
+        warn("everything is whole now: this home is no longer only observed")
+    else:
+        warn(f"this home is only observed since {format_us(found.since_us)}: nothing is built on it until it is clean")
 
 
 def _judged(

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from cdc_platform.sources.importing import ImportReport
 
 
+_MOST_FLAWS = 10
+
+
 @click.command("import")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--shards", type=SHARDS, help="Shards of the nodes of a ring snapshot that does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
 @click.option("--node", metavar="HOST_ID", type=click.UUID, help="The node that an export of cdc_local is of.")
+@click.option("--as-is", is_flag=True, help="Take in what is not whole as well; the home is then only observed.")
 @json_option
 @pass_session
 def import_files(
@@ -28,6 +32,7 @@ def import_files(
     shards: int | None,
     ignore_msb: int | None,
     node: UUID | None,
+    as_is: bool,
     as_json: bool,
 ) -> None:
     """Take in files, or the .json and .csv files of folders. The same files again change nothing.
@@ -37,6 +42,9 @@ def import_files(
     cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
     a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
     SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table.
+
+    What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
+    --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.
 
     \b
     Example:
@@ -48,11 +56,17 @@ def import_files(
     from cdc_platform.lake.lake import Lake
     from cdc_platform.sources.importing import import_sources, read_sources
 
-    sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node))
+    sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
     with session.making_home() as home:
         report = import_sources(Lake(home.lake), session.clock, sources)
-    for warning in report.warnings:
+    for warning in [*report.warnings, *report.flaws[:_MOST_FLAWS]]:
         warn(warning)
+    if report.flaws:
+        more = len(report.flaws) - _MOST_FLAWS
+        warn(
+            f"{f'and {more} more; ' if more > 0 else ''}what is not whole was taken in as it is: the home is only "
+            "observed until cdc-platform check is clean, and nothing is built on it"
+        )
     if as_json:
         write_json(document_of_import(report))
     else:
@@ -85,6 +99,7 @@ def document_of_import(report: ImportReport) -> dict[str, object]:
             }
             for each in report.stream_sets
         ],
+        "flaws": report.flaws,
         "rows_written": report.rows_written,
     }
 

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError, is_full, no_space
 from cdc_platform.lake.envelope import Speaker, speaking_for
+from cdc_platform.lake.looking import OPTION, looking_on
 
 NAME = "cdc-platform"
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
@@ -66,6 +67,28 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """Commands by name: the module in cdc_platform.commands that has the function `<module>`, and what help says."""
 
 
+_BUILDS: Mapping[str, str] = {
+    "demo": "",
+    "bootstrap": "",
+    "rewrite": "",
+    "repair": "",
+    "expire": "",
+    "consume": "",
+    "consumers forget": "",
+    "switch ack": "",
+    "switch commit": "",
+    "switch abort": "",
+    "tablets create": "",
+    "tablets split": "",
+    "tablets merge": "",
+    "tablets resize": "",
+    "tablets gc": "",
+    "log": "--keep",
+}
+"""The commands that build on a home, each with the option that it needs for it: refused where that is only observed."""
+_ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--list", "--help", "-h"})
+
+
 class Failure(click.ClickException):
     """A failure as it is shown: one line on standard error, and the exit code."""
 
@@ -97,7 +120,10 @@ class Program(click.Group):
         """The command that is asked for, in whose name is committed from here on; none of its arguments is told."""
         name, command, rest = super().resolve_command(ctx, args)
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
-        ctx.with_resource(speaking_for(Speaker("command line", f"{name} {inner}".strip())))
+        path = f"{name} {inner}".strip()
+        ctx.with_resource(speaking_for(Speaker("command line", path)))
+        if builds(path, rest):
+            _assert_may_build(ctx, path)
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -152,6 +178,25 @@ class Program(click.Group):
         sys.exit(code if isinstance(code, int) else DONE)
 
 
+def builds(path: str, arguments: Sequence[str]) -> bool:
+    """Whether a command, which is `path`, would build on its home with these arguments, and not only look."""
+    needed = _BUILDS.get(path)
+    return needed is not None and needed in ("", *arguments) and _ONLY_SHOW.isdisjoint(arguments)
+
+
+def _assert_may_build(ctx: click.Context, path: str) -> None:
+    """Refuse, before a command does anything, what its first commit would refuse."""
+    from cdc_platform.home import location
+
+    lake = location(ctx.params["home"]) / "lake"
+    if ctx.params["build"] or not (lake / "platform" / "only_observed").is_dir():
+        return
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.only_observed import assert_may_write
+
+    assert_may_write(Lake(lake), path)
+
+
 def _write_to_nobody() -> None:
     """Let what is left to be written go nowhere, so that the end of the process does not fail over it."""
     nobody = os.open(os.devnull, os.O_WRONLY)
@@ -184,8 +229,11 @@ def _trace(ctx: click.Context) -> None:
 @click.option("--clock", type=CLOCK_TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
 @click.option("--debug", is_flag=True, help="Show where a failure comes from.")
+@click.option(OPTION, "build", is_flag=True, help="Build on a home that is only observed: it is not whole.")
 @click.pass_context
-def program(ctx: click.Context, home: str | None, clock: Microseconds | None, verbose: bool, debug: bool) -> None:
+def program(
+    ctx: click.Context, home: str | None, clock: Microseconds | None, verbose: bool, debug: bool, build: bool
+) -> None:
     """The life of ScyllaDB's CDC generations on Dagster, Spark and Delta Lake.
 
     Exit code 0: done. 1: the answer is no, a check failed or a write is refused. 2: the request was wrong.
@@ -204,4 +252,6 @@ def program(ctx: click.Context, home: str | None, clock: Microseconds | None, ve
     # py4j tells of an interrupt with a page of its stack.
     logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
+    if build:
+        ctx.with_resource(looking_on())
     ctx.obj = Session(home, Clock(clock))

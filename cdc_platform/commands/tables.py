@@ -10,6 +10,7 @@ from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.lake.looking import looking_on
 
 if TYPE_CHECKING:
     from cdc_platform.records.cdc_tables import CdcTable
@@ -36,6 +37,7 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
       cdc-platform tables --history
     """
     if ctx.invoked_subcommand is not None:
+        ctx.with_resource(looking_on())  # what is told of the cluster is no building on it
         if history or as_json:
             raise click.UsageError(f"--history and --json stand behind {ctx.invoked_subcommand}, where it takes them")
         return

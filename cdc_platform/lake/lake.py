@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, contract, creation, files, merging, placing, upkeep
+from cdc_platform.lake import commits, contract, creation, files, merging, only_observed, placing, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -68,7 +68,9 @@ class Lake:
 
         Raises:
             StateError: a table of another shape, or a folder that is no table, is in its place.
+            OnlyObserved: nothing is built on this lake.
         """
+        only_observed.assert_may_write(self, f"writing {table.full_name}")
         existing = self._open(table)
         if existing is None:
             what = f"creating {table.full_name}"
@@ -362,6 +364,7 @@ class Lake:
 
     def taken(self, table: Table) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
+        only_observed.assert_may_write(self, f"writing {table.full_name}")
         return self._opened.taken(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds, from_datetime, to_datetime
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.tables import JUDGEMENTS
 from cdc_platform.lake.versions import versions
 
@@ -91,7 +92,9 @@ def keep(judging: Judging, lines: Iterable[Line], *, all_of_them: bool = False) 
         )
 
     if rows:
-        judging.lake.transact(JUDGEMENTS, rule, whole=True)
+        # What was found is said of every home.
+        with looking_on():
+            judging.lake.transact(JUDGEMENTS, rule, whole=True)
 
 
 def kept(lake: Lake) -> list[Kept]:

@@ -19,6 +19,7 @@ from cdc_platform.sources.cqlsh_tablets import (
 from cdc_platform.sources.cqlsh_v1 import DESCRIPTIONS_V1, LOCAL, STREAMS_V1, V1Exports, collect_v1, v1_table
 from cdc_platform.sources.cqlsh_values import (
     HALF,
+    NO_STREAMS,
     read_expired,
     read_range_end,
     read_time_ms,
@@ -28,6 +29,7 @@ from cdc_platform.sources.cqlsh_values import (
     whole_number,
 )
 from cdc_platform.sources.csv_rows import Rows, csv_rows
+from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.printed_rows import is_json_rows, is_printed, json_rows, printed_rows
 from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
@@ -91,22 +93,23 @@ class _Row:
 _Partitions = dict[str, dict[int, _Row]]
 
 
-def read_exports(paths: Iterable[str | Path]) -> Exports:
+def read_exports(paths: Iterable[str | Path], flaws: Flaws | None = None) -> Exports:
     """Read export files together: a table may lie in several of them.
 
     Raises:
         NotFound: a file is not there.
-        InputError: a file is no such export, is cut, or rows of a generation are missing.
+        InputError: a file is no such export, or is cut; or rows of a generation are missing, and `flaws` are refused.
     """
-    return parse_exports([(str(path), read_text(Path(path), most_export())) for path in paths])
+    return parse_exports([(str(path), read_text(Path(path), most_export())) for path in paths], flaws)
 
 
-def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
+def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) -> Exports:
     """As `read_exports`, from (name, text) pairs.
 
     Raises:
-        InputError: a text is no such export, is cut, or rows of a generation are missing.
+        InputError: a text is no such export, or is cut; or rows of a generation are missing, and `flaws` are refused.
     """
+    flaws = flaws or Flaws()
     descriptions: _Partitions = {}
     streams: _Partitions = {}
     timestamps: dict[Milliseconds, Milliseconds | None] = {}
@@ -117,9 +120,9 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
         table, rows = _table(source, text)
         held.add(table)
         if table == V2:
-            _collect(descriptions, source, _v2_rows(source, rows))
+            _collect(descriptions, source, _v2_rows(source, rows, flaws))
         elif table == STREAMS:
-            _collect(streams, source, _streams_rows(source, rows))
+            _collect(streams, source, _streams_rows(source, rows, flaws))
         elif table == TIMESTAMPS:
             _collect_timestamps(timestamps, source, rows)
         elif table in (TABLET_TIMESTAMPS, TABLET_STREAMS):
@@ -127,11 +130,14 @@ def parse_exports(files: Sequence[tuple[str, str]]) -> Exports:
         else:
             collect_v1(v1, table, source, rows)
     return Exports(
-        {id_: _description(id_, rows) for id_, rows in descriptions.items()},
-        {Milliseconds(time_ms): _streams_of(Milliseconds(time_ms), rows) for time_ms, rows in sorted(streams.items())},
+        {id_: _description(id_, rows, flaws) for id_, rows in descriptions.items()},
+        {
+            Milliseconds(time_ms): _streams_of(Milliseconds(time_ms), rows, flaws)
+            for time_ms, rows in sorted(streams.items())
+        },
         dict(sorted(timestamps.items())),
         v1,
-        tablets.exports(),
+        tablets.exports(flaws),
         frozenset(held),
     )
 
@@ -177,13 +183,16 @@ def _table_of(source: str, header: list[str]) -> str:
     )
 
 
-def _v2_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
+def _v2_rows(source: str, rows: Rows, flaws: Flaws) -> Iterator[tuple[str, int, _Row]]:
     msb, num_ranges = (whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
     for line, values in rows:
         place = f"{source}, line {line}"
         id_ = read_uuid(place, values["id"])
         if not values["range_end"] and values["num_ranges"]:
-            raise InputError(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {HALF}")
+            flaws.tell(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {HALF}")
+            continue
+        if _has_no_streams(place, values["streams"], flaws):
+            continue
         row = _Row(
             source,
             line,
@@ -197,10 +206,12 @@ def _v2_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
 _V2_NUMBERS = (("ignore_msb", 0, MAX_IGNORE_MSB), ("num_ranges", 1, MAX_RANGES))
 
 
-def _streams_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
+def _streams_rows(source: str, rows: Rows, flaws: Flaws) -> Iterator[tuple[str, int, _Row]]:
     times: dict[str, str] = {}
     for line, values in rows:
         place = f"{source}, line {line}"
+        if _has_no_streams(place, values["streams"], flaws):
+            continue
         text = values["time"]
         time = times.get(text) or times.setdefault(text, str(read_time_ms(place, "time", text)))
         yield (
@@ -208,6 +219,14 @@ def _streams_rows(source: str, rows: Rows) -> Iterator[tuple[str, int, _Row]]:
             read_range_end(place, values["range_end"]),
             _Row(source, line, streams_of_set(place, values["streams"])),
         )
+
+
+def _has_no_streams(place: str, text: str, flaws: Flaws) -> bool:
+    """Whether a row has no streams, which is told of: such a row cannot be kept, its range is one that is missing."""
+    if text not in NO_STREAMS:
+        return False
+    flaws.tell(f"{place}: streams: no streams; every range has at least one")
+    return True
 
 
 def _collect(partitions: _Partitions, source: str, rows: Iterator[tuple[str, int, _Row]]) -> None:
@@ -238,16 +257,17 @@ def _collect_timestamps(timestamps: dict[Milliseconds, Milliseconds | None], sou
         timestamps[time] = known if expired is None else expired
 
 
-def _description(id_: str, rows: dict[int, _Row]) -> RangeRows:
+def _description(id_: str, rows: dict[int, _Row], flaws: Flaws) -> RangeRows:
     claimed = {row.num_ranges for row in rows.values()}
     source = next(iter(rows.values())).source
     if claimed != {len(rows)}:
         shown = " and ".join(str(number) for number in sorted(claimed))
-        raise InputError(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF}")
+        flaws.tell(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF}")
     msbs = {end: row.ignore_msb for end, row in rows.items()}
-    return described_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs)
+    claims = {end: row.num_ranges for end, row in rows.items()}
+    return described_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs, claims, flaws)
 
 
-def _streams_of(time_ms: Milliseconds, rows: dict[int, _Row]) -> RangeRows:
+def _streams_of(time_ms: Milliseconds, rows: dict[int, _Row], flaws: Flaws) -> RangeRows:
     source = rows[min(rows)].source
-    return published_rows(source, time_ms, {end: row.streams for end, row in rows.items()})
+    return published_rows(source, time_ms, {end: row.streams for end, row in rows.items()}, flaws)

@@ -20,6 +20,7 @@ from cdc_platform.records.cdc_tables import check_name
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED
 from cdc_platform.ring import LAST
 from cdc_platform.sources.cqlsh_values import HALF, read_stream_id, read_time_ms
+from cdc_platform.sources.flaws import Flaws, refusing
 
 TABLET_TIMESTAMPS = "cdc_timestamps"
 TABLET_STREAMS = "cdc_streams"
@@ -88,13 +89,16 @@ class TabletFiles:
         else:
             self._add_streams(source, rows)
 
-    def exports(self) -> TabletExports:
+    def exports(self, flaws: Flaws) -> TabletExports:
         """What the files hold together.
 
         Raises:
-            InputError: a set does not cover the ring, or is not what its changes make of the one before.
+            InputError: `flaws` are refused, and a set does not cover the ring, or is not what its changes make of
+                the one before.
         """
-        return TabletExports({name: list(stream_sets(name, rows)) for name, rows in self._streams.items()}, self._times)
+        return TabletExports(
+            {name: list(stream_sets(name, rows, flaws)) for name, rows in self._streams.items()}, self._times
+        )
 
     def _add_times(self, source: str, rows: _Rows) -> None:
         for place, name, time_ms, _ in _keyed(source, rows):
@@ -142,14 +146,18 @@ def _refuse_twice(source: str, place: str, known: str, what: str) -> None:
         raise InputError(f"{place}: {what} is there twice, first in {known.removeprefix(f'{source}, ')}")
 
 
-def stream_sets(name: Name, rows: Mapping[Milliseconds, Mapping[tuple[int, bytes], str]]) -> Iterator[ExportedSet]:
+def stream_sets(
+    name: Name, rows: Mapping[Milliseconds, Mapping[tuple[int, bytes], str]], flaws: Flaws | None = None
+) -> Iterator[ExportedSet]:
     """The sets of a table, oldest first, each held against the one before it.
 
     `rows`: by time (ms) the streams in their states (0 current, 1 closed, 2 opened), each with the place it is from.
 
     Raises:
-        InputError: a set does not cover the ring, or is not what its changes make of the one before.
+        InputError: `flaws` are refused, and a set does not cover the ring, or is not what its changes make of the
+            one before.
     """
+    flaws = flaws or refusing()
     previous: ExportedSet | None = None
     for time_ms in sorted(rows):
         states: dict[int, list[bytes]] = {CURRENT: [], CLOSED: [], OPENED: []}
@@ -159,43 +167,45 @@ def stream_sets(name: Name, rows: Mapping[Milliseconds, Mapping[tuple[int, bytes
         source = place.rpartition(", line ")[0] or place
         found = ExportedSet(source, time_ms, *(_ids(states[state]) for state in (CURRENT, CLOSED, OPENED)))
         where = f"{source}: {'.'.join(name)} at {format_ms(time_ms)}"
-        _check_set(where, found)
-        _check_change(where, previous, found)
+        _check_set(where, found, flaws)
+        _check_change(where, previous, found, flaws)
         yield found
         previous = found
 
 
-def _check_set(where: str, found: ExportedSet) -> None:
+def _check_set(where: str, found: ExportedSet, flaws: Flaws) -> None:
     for ids in (found.current, found.closed, found.opened):
         fields = decode(ids)
         wrong = np.flatnonzero((fields.versions != VERSION) | (fields.indexes != 0))
         if wrong.size:
             at = int(wrong[0])
-            raise InputError(
+            flaws.tell(
                 f"{where}: stream 0x{ids[at].tobytes().hex()} has version {fields.versions[at]} and index "
                 f"{fields.indexes[at]}; a tablet's has 1 and 0"
             )
     if not len(found.current):
-        raise InputError(f"{where}: no current streams (state 0): {HALF}, rows are missing")
+        flaws.tell(f"{where}: no current streams (state 0): {HALF}, rows are missing")
+        return
     tokens = tokens_of(found.current)
     repeated = np.flatnonzero(tokens[1:] == tokens[:-1])
     if repeated.size:
-        raise InputError(f"{where}: two current streams have token {tokens[repeated[0]]}; a tablet has one stream")
+        flaws.tell(f"{where}: two current streams have token {tokens[repeated[0]]}; a tablet has one stream")
     if tokens[-1] != LAST:
-        raise InputError(
+        flaws.tell(
             f"{where}: its last stream has token {tokens[-1]}, and the ring ends at {LAST}: {HALF}, rows are missing"
         )
 
 
-def _check_change(where: str, previous: ExportedSet | None, found: ExportedSet) -> None:
+def _check_change(where: str, previous: ExportedSet | None, found: ExportedSet, flaws: Flaws) -> None:
     """Hold that a set is what its changes make of the one before; the oldest opens all of itself and closes nothing."""
     before = found.current[:0] if previous is None else previous.current
     try:
         made = apply(before, StreamDifference(found.closed, found.opened))
     except InputError as error:
-        raise InputError(f"{where}: {error}: {HALF}, rows are missing") from None
+        flaws.tell(f"{where}: {error}: {HALF}, rows are missing")
+        return
     if not np.array_equal(made, found.current):
-        raise InputError(
+        flaws.tell(
             f"{where}: what was open, closed and opened makes {len(made)} streams, which are not its "
             f"{len(found.current)} current ones: {HALF}, rows are missing"
         )

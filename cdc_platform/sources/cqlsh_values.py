@@ -16,6 +16,8 @@ from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.ring import FIRST, LAST, MAX_SHARD_COUNT, MINIMUM
 
 HALF = "half-written export"
+NO_STREAMS = ("", "{}", "null")
+"""A set without a stream, as exports have it."""
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 _BLOB_SET = re.compile(r"\{0x[0-9a-fA-F]{32}(?:, ?0x[0-9a-fA-F]{32})*\}")
 _PAIR_SET = re.compile(r"\{\(-?\d{1,19}, ?-?\d{1,19}\)(?:, ?\(-?\d{1,19}, ?-?\d{1,19}\))*\}", re.ASCII)
@@ -68,7 +70,7 @@ def _pair(place: str, high: str, low: str) -> bytes:
 
 
 def _why_no_set(text: str) -> str:
-    if text in ("", "{}", "null"):
+    if text in NO_STREAMS:
         return "no streams; every range has at least one"
     if not (text.startswith("{") and text.endswith("}")):
         return f"{text[-40:]!r} ends before its set does: {HALF}; export it again"

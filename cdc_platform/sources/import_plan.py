@@ -29,10 +29,11 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import Exports
+from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan_tablets import ImportedSet, plan_tablets
 from cdc_platform.sources.import_plan_v1 import described_streams, plan_v1
 from cdc_platform.sources.ordering import OrderedRows, msbs_of_owners, put_back
-from cdc_platform.sources.range_rows import RangeRows, in_byte_order
+from cdc_platform.sources.range_rows import RangeRows, in_byte_order, tell_misplaced
 
 _SHOWN = 5
 _TIME_TYPE = STREAMS_DESCRIPTIONS_V2.schema.field("time").type
@@ -51,10 +52,17 @@ class ImportPlan:
     unmarked: list[tuple[Table, str, list[int]]] = field(default_factory=list)
     stream_sets: list[ImportedSet] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    flaws: Flaws = field(default_factory=Flaws)
 
 
 def plan_import(
-    lake: Lake, clock: Clock, exports: Exports, ring: Ring, ignore_msb: int | None, host_id: str | None = None
+    lake: Lake,
+    clock: Clock,
+    exports: Exports,
+    ring: Ring,
+    ignore_msb: int | None,
+    host_id: str | None = None,
+    flaws: Flaws | None = None,
 ) -> ImportPlan:
     """Check the exports against the lake and each other. `ring` and `ignore_msb` tell shard orders that V2 does not.
 
@@ -64,27 +72,27 @@ def plan_import(
         InputError: the export is half-written, or says something else than the lake about a generation or a table.
         StateError: the log of a tablet-based table was dropped after its stream sets began.
     """
-    plan = ImportPlan(timestamps=dict(exports.timestamps))
-    _check_times(lake, exports)
+    plan = ImportPlan(timestamps=dict(exports.timestamps), flaws=flaws or Flaws())
+    _check_times(plan, lake, exports)
     _plan_descriptions(plan, lake, exports)
     _plan_streams(plan, lake, exports, ring, ignore_msb)
     _plan_timestamps(plan, lake, exports)
     _plan_ledger(plan, lake, clock, exports)
-    rows, warnings = plan_v1(lake, exports.v1, ring, host_id)
+    rows, warnings = plan_v1(lake, exports.v1, ring, host_id, plan.flaws)
     plan.rows += rows
     plan.warnings += warnings
-    rows, plan.stream_sets, warnings = plan_tablets(lake, exports.tablets)
+    rows, plan.stream_sets, warnings = plan_tablets(lake, exports.tablets, plan.flaws)
     plan.rows += rows
     plan.warnings += warnings
     return plan
 
 
-def _check_times(lake: Lake, exports: Exports) -> None:
+def _check_times(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
     """Readers rely on rows only after the timestamp: an export has to keep to it."""
     listed = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
     for time in exports.streams:
         if time not in exports.timestamps and time not in listed:
-            raise InputError(
+            plan.flaws.tell(
                 f"half-written export: streams of {format_ms(time)} without its row in cdc_generation_timestamps; "
                 "export that table first and import both"
             )
@@ -102,11 +110,16 @@ def _plan_descriptions(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
             "id": pa.repeat(id_, len(rows)),
             "range_end": pa.array(rows.range_ends),
             "ignore_msb": pa.array(rows.ignore_msbs.astype(np.int8)),
-            "num_ranges": pa.array(np.full(len(rows), len(rows), dtype=np.int32)),
+            "num_ranges": pa.array(_claims(rows).astype(np.int32)),
         }
         existing = lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", id_)])
         plan.descriptions[id_] = ordered
         _plan_partition(plan, lake, GENERATION_DESCRIPTIONS_V2, id_, columns, ordered, existing)
+
+
+def _claims(rows: RangeRows) -> np.ndarray:
+    """How many rows a generation has by what each of its rows says, int64[n]; all that there are where none says it."""
+    return np.full(len(rows), len(rows)) if rows.claims is None else rows.claims
 
 
 def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ignore_msb: int | None) -> None:
@@ -184,6 +197,9 @@ def _plan_partition(
     settled = {end for end in _marks(lake, table, name) if end in there and end not in ordered.reasons}
     wanted = [end not in there or end in settled for end in ordered.rows.range_ends.tolist()]
     if any(wanted):
+        read = ordered.rows
+        what = f"{read.source}: {table.name} of {name}"
+        tell_misplaced(what, read.range_ends, read.offsets, read.streams, plan.flaws)
         plan.rows.append((table, rows.filter(pa.array(wanted))))
     marks = {end: reason for end, reason in ordered.reasons.items() if end not in there}
     if marks:
@@ -226,7 +242,9 @@ def _plan_timestamps(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
         for time, expired in exports.timestamps.items()
         if expired is None and time not in exports.streams and not _is_published(lake, time)
     ]
-    if bare:
+    if bare and STREAMS_DESCRIPTIONS_V2.name in exports.held and plan.flaws.as_is and plan.flaws.marks:
+        plan.flaws.tell(f"{len(bare)} timestamps without their streams rows: {_few(bare)}")
+    elif bare:
         plan.warnings.append(
             f"{len(bare)} timestamps without their streams rows: {_few(bare)}; readers pass one over when a later one"
             " operates, and wait for the newest: import cdc_streams_descriptions_v2 as well if there are any"

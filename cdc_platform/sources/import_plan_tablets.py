@@ -22,6 +22,7 @@ from cdc_platform.records.tablet_ledger import CREATED, DROPPED, RESIZED, Layout
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.sources.cqlsh_tablets import ExportedSet, Name, TabletExports
 from cdc_platform.sources.cqlsh_values import HALF
+from cdc_platform.sources.flaws import Flaws
 
 Rows = list[tuple[Table, pa.Table]]
 _STATES = (CURRENT, CLOSED, OPENED)
@@ -41,7 +42,7 @@ class ImportedSet:
     new: bool
 
 
-def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[ImportedSet], list[str]]:
+def plan_tablets(lake: Lake, exports: TabletExports, flaws: Flaws) -> tuple[Rows, list[ImportedSet], list[str]]:
     """The rows to be written, every set that was exported, newest first, and what a person should know.
 
     The same again: no rows.
@@ -57,7 +58,7 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
     for name in sorted({*exports.sets, *exports.times}):
         times = tablet_rows.listed_times(lake, *name)
         listed = [time for time in times if tablet_rows.has_rows(lake, *name, time)]
-        _check_times(name, exports, times)
+        _check_times(name, exports, times, flaws)
         exported = exports.sets.get(name, [])
         kept = [each for each in exported if not times or each.time_ms >= times[0]]
         if len(kept) < len(exported):
@@ -68,8 +69,10 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
         if kept:
             there = tablet_rows.stream_rows(lake, *name)
             new = _new_sets(name, kept, listed, set(times) - set(listed), there)
-            rows += _rows_of(name, new)
-            rows += _ledger_rows(lake, name, kept, sorted({*listed, *(each.time_ms for each in new)}))
+            rows += _rows_of(name, new, {*listed, *exports.times.get(name, {})})
+            # Sets that do not add up tell no tablets that changes made here could go on from.
+            if not flaws.told:
+                rows += _ledger_rows(lake, name, kept, sorted({*listed, *(each.time_ms for each in new)}))
             found += [_imported(name, each, each in new) for each in reversed(kept)]
         bare = _bare_times(name, exports, listed, times)
         if bare:
@@ -90,12 +93,12 @@ def plan_tablets(lake: Lake, exports: TabletExports) -> tuple[Rows, list[Importe
     return rows, found, warnings
 
 
-def _check_times(name: Name, exports: TabletExports, listed: Sequence[Milliseconds]) -> None:
+def _check_times(name: Name, exports: TabletExports, listed: Sequence[Milliseconds], flaws: Flaws) -> None:
     """Streams have the time at which readers see them: in the export, or in the lake."""
     times = exports.times.get(name, {})
     for each in exports.sets.get(name, []):
         if each.time_ms not in times and each.time_ms not in listed:
-            raise InputError(
+            flaws.tell(
                 f"{each.source}: {HALF}: streams of {_shown(name)} at {format_ms(each.time_ms)} without their "
                 "row in cdc_timestamps; export both tables once more and import both"
             )
@@ -151,13 +154,14 @@ def _new_sets(
     return new
 
 
-def _rows_of(name: Name, new: Sequence[ExportedSet]) -> Rows:
+def _rows_of(name: Name, new: Sequence[ExportedSet], listed: Collection[Milliseconds]) -> Rows:
     rows: Rows = []
     for each in new:
         states = list(zip(_STATES, (each.current, each.closed, each.opened), strict=True))
         rows.append((TABLET_STREAMS, tablet_rows.rows_of_set(*name, each.time_ms, states)))
-    if new:
-        rows.append((TABLET_TIMESTAMPS, tablet_rows.rows_of_times(*name, [each.time_ms for each in new])))
+    times = [each.time_ms for each in new if each.time_ms in listed]
+    if times:
+        rows.append((TABLET_TIMESTAMPS, tablet_rows.rows_of_times(*name, times)))
     return rows
 
 

@@ -26,13 +26,14 @@ from cdc_platform.lake.tables import (
 from cdc_platform.records import cdc_local, generation_data
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh_v1 import LOCAL, LocalRow, V1Exports, V1Generation
+from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.ordering import OrderedRows
-from cdc_platform.sources.range_rows import RangeRows, in_byte_order
+from cdc_platform.sources.range_rows import RangeRows, in_byte_order, tell_misplaced
 
 Rows = list[tuple[Table, pa.Table]]
 
 
-def plan_v1(lake: Lake, exports: V1Exports, ring: Ring, host_id: str | None) -> tuple[Rows, list[str]]:
+def plan_v1(lake: Lake, exports: V1Exports, ring: Ring, host_id: str | None, flaws: Flaws) -> tuple[Rows, list[str]]:
     """The rows of V1 tables and of `cdc_local` to be written, and what a person should know. The same again: no rows.
 
     `ring` is the ring as it will stand; `host_id` the node that exports of `cdc_local` are of, where they do not say.
@@ -42,7 +43,7 @@ def plan_v1(lake: Lake, exports: V1Exports, ring: Ring, host_id: str | None) -> 
     """
     rows: Rows = []
     for time_ms, each in sorted(exports.descriptions.items()):
-        rows += _description_row(lake, time_ms, each)
+        rows += _description_row(lake, time_ms, each, flaws)
     for time_ms, each in sorted(exports.streams.items()):
         rows += _streams_row(lake, time_ms, each)
     local, warnings = _local_rows(lake, exports.local, host_id)
@@ -68,7 +69,7 @@ def described_streams(lake: Lake, exports: V1Exports, time_ms: Milliseconds, row
     return OrderedRows(rows, np.asarray(streams), {}) if sorted_rows.has_same_streams(rows) else None
 
 
-def _description_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> Rows:
+def _description_row(lake: Lake, time_ms: Milliseconds, each: V1Generation, flaws: Flaws) -> Rows:
     assert each.description is not None
     existing = _existing(lake, GENERATION_DESCRIPTIONS, time_ms)
     if existing is not None:
@@ -80,6 +81,10 @@ def _description_row(lake: Lake, time_ms: Milliseconds, each: V1Generation) -> R
             raise _contradiction(each, GENERATION_DESCRIPTIONS, time_ms)
         if each.expired_ms in (None, existing):
             return []
+    if existing is None:
+        said = each.description
+        what = f"{each.source}: {GENERATION_DESCRIPTIONS.name} of {format_ms(time_ms)}"
+        tell_misplaced(what, said.range_ends, said.offsets, np.asarray(said.streams), flaws)
     row = generation_data.cell_row(time_ms, each.description)
     return [(GENERATION_DESCRIPTIONS, _expiring(row, each.expired_ms))]
 

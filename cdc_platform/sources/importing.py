@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.errors import ConflictError, InputError
+from cdc_platform.lake import only_observed
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
     GENERATION_DESCRIPTIONS,
@@ -33,6 +35,7 @@ from cdc_platform.records.ring import current_ring, replace_ring
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
 from cdc_platform.sources.cqlsh_v1 import V1Exports
+from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.json_files import read_text
@@ -86,6 +89,7 @@ class ImportSources:
     ignore_msb: int | None
     ignored: list[Path]
     host_id: str | None = None
+    flaws: Flaws = field(default_factory=Flaws)
 
 
 @dataclass
@@ -99,6 +103,7 @@ class ImportReport:
     stream_sets: list[ImportedSet] = field(default_factory=list)
     rows_written: int = 0
     warnings: list[str] = field(default_factory=list)
+    flaws: list[str] = field(default_factory=list)
 
 
 def import_paths(
@@ -108,13 +113,15 @@ def import_paths(
     shards: int | None = None,
     ignore_msb: int | None = None,
     host_id: str | None = None,
+    *,
+    as_is: bool = False,
 ) -> ImportReport:
     """Take in files, or the .json and .csv files of folders: `read_sources` and `import_sources` in one.
 
     Raises:
         NotFound, InputError: as those two; nothing was written.
     """
-    return import_sources(lake, clock, read_sources(paths, shards, ignore_msb, host_id))
+    return import_sources(lake, clock, read_sources(paths, shards, ignore_msb, host_id, as_is=as_is))
 
 
 def read_sources(
@@ -122,19 +129,23 @@ def read_sources(
     shards: int | None = None,
     ignore_msb: int | None = None,
     host_id: str | None = None,
+    *,
+    as_is: bool = False,
 ) -> ImportSources:
     """Read and check files, or the .json and .csv files of folders.
 
     `shards` and `ignore_msb` hold for the nodes of a ring snapshot where the file does not say; `ignore_msb` also for
-    streams whose V2 description is not known. `host_id` is the node that exports of `cdc_local` are of.
+    streams whose V2 description is not known. `host_id` is the node that exports of `cdc_local` are of. With `as_is`
+    what is not whole in the cluster is noted and not refused.
 
     Raises:
         NotFound: a path is not there.
         InputError: a file breaks a rule, or is cut.
     """
     files, ignored = _files(paths)
-    nodes, exports = _parse(_texts(files), shards, ignore_msb)
-    return ImportSources(nodes, exports, ignore_msb, ignored, host_id)
+    flaws = Flaws(as_is)
+    nodes, exports = _parse(_texts(files), shards, ignore_msb, flaws)
+    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws)
 
 
 class _ChangedMeanwhile(Exception):
@@ -145,6 +156,8 @@ class _ChangedMeanwhile(Exception):
 def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     """Take in what was read. A ring snapshot becomes the ring as it stands. The same again changes nothing.
 
+    Where what is not whole was taken in as it is, the lake is only observed from then on.
+
     Imports take turns, and each table is written as the version after the one by which its rows were judged.
 
     Raises:
@@ -153,7 +166,7 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
         ConflictError: other writers kept changing the tables.
     """
     for _ in range(_LOOKS):
-        with suppress(_ChangedMeanwhile):
+        with suppress(_ChangedMeanwhile), looking_on():
             return _import(lake, clock, sources)
     raise ConflictError(
         "the tables of the import changed each time between its look at them and its writing; run it again"
@@ -166,10 +179,13 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = current_ring(lake) if nodes is None else Ring.of(nodes)
-    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id)
+    plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id, sources.flaws)
     report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
     report.warnings += plan.warnings
+    report.flaws = list(sources.flaws.told)
+    if report.flaws and sources.flaws.marks:
+        only_observed.mark(lake, clock, report.flaws)
     if nodes is not None:
         _replace_ring(lake, nodes, report)
     report.rows_written += _write(lake, plan, seen)
@@ -218,13 +234,13 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _parse(
-    files: Sequence[tuple[str, str]], shards: int | None, ignore_msb: int | None
+    files: Sequence[tuple[str, str]], shards: int | None, ignore_msb: int | None, flaws: Flaws
 ) -> tuple[list[Node] | None, Exports]:
     snapshots = [(source, text) for source, text in files if _is_snapshot(source, text)]
     if len(snapshots) > 1:
         names = ", ".join(source for source, _ in snapshots)
         raise InputError(f"{len(snapshots)} ring snapshots at once ({names}); the ring is one: import the newest alone")
-    exports = parse_exports([file for file in files if file not in snapshots])
+    exports = parse_exports([file for file in files if file not in snapshots], flaws)
     if not snapshots:
         return None, exports
     source, text = snapshots[0]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from cdc_platform.clock import Milliseconds, format_ms
-from cdc_platform.errors import InputError
 from cdc_platform.generations.missing_rows import missing_rows
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode, ordered_words
+from cdc_platform.ring.lookup import RangeLookup
+from cdc_platform.ring.tokens import Int64s, UInt8s
 from cdc_platform.sources.cqlsh_values import HALF
+from cdc_platform.sources.flaws import Flaws, refusing
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class RangeRows:
 
     `range_ends`, `stream_counts` int64[n]; `streams` uint8[total, 16], one range after the other, each range's in
     unsigned byte order; `ignore_msbs` int64[n] in V2 descriptions, None in streams tables, which have no such column.
+    `claims` int64[n] is what each row says of the number of rows, where that is another one.
     """
 
     source: str
@@ -28,6 +31,7 @@ class RangeRows:
     stream_counts: np.ndarray
     streams: np.ndarray
     ignore_msbs: np.ndarray | None = None
+    claims: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.range_ends)
@@ -46,32 +50,45 @@ class RangeRows:
         )
 
 
-def published_rows(source: str, time_ms: Milliseconds, streams: Mapping[int, bytes]) -> RangeRows:
+def published_rows(
+    source: str, time_ms: Milliseconds, streams: Mapping[int, bytes], flaws: Flaws | None = None
+) -> RangeRows:
     """The user-facing rows of a time (ms): by range end its streams, 16 bytes each, one after the other.
 
     Raises:
-        InputError: the streams tell that rows are missing.
+        InputError: the streams tell that rows are missing, and `flaws` are refused.
     """
     partition = _range_rows(source, streams, None)
-    refuse_missing_rows(f"{source}: time {format_ms(time_ms)}", partition)
+    tell_missing_rows(f"{source}: time {format_ms(time_ms)}", partition, flaws or refusing())
     return partition
 
 
-def described_rows(source: str, id_: str, streams: Mapping[int, bytes], ignore_msbs: Mapping[int, int]) -> RangeRows:
-    """The internal rows of a generation: by range end its streams, 16 bytes each, and the ignore_msb.
+def described_rows(
+    source: str,
+    id_: str,
+    streams: Mapping[int, bytes],
+    ignore_msbs: Mapping[int, int],
+    claims: Mapping[int, int] | None = None,
+    flaws: Flaws | None = None,
+) -> RangeRows:
+    """The internal rows of a generation: by range end its streams, 16 bytes each, the ignore_msb, and what it claims.
 
     Raises:
-        InputError: a stream is older than the version field, or the streams tell that rows are missing.
+        InputError: a stream is older than the version field, or the streams tell that rows are missing, and `flaws`
+            are refused.
     """
+    flaws = flaws or refusing()
     partition = _range_rows(source, streams, ignore_msbs)
+    if claims is not None:
+        partition = replace(partition, claims=np.array([claims[end] for end in partition.range_ends.tolist()]))
     versions = decode(partition.streams).versions
     if np.any(versions > VERSION):
         legacy = partition.streams[int(np.argmax(versions > VERSION))].tobytes().hex()
-        raise InputError(
+        flaws.tell(
             f"{source}: generation {id_} has stream 0x{legacy}, older than the version field; "
             "V2 descriptions hold streams of version 1"
         )
-    refuse_missing_rows(f"{source}: generation {id_}", partition)
+    tell_missing_rows(f"{source}: generation {id_}", partition, flaws)
     return partition
 
 
@@ -95,8 +112,25 @@ def in_byte_order(stream_counts: np.ndarray, streams: np.ndarray) -> np.ndarray:
     return streams[np.lexsort((words[:, 1], words[:, 0], rows))]
 
 
-def refuse_missing_rows(what: str, rows: RangeRows) -> None:
-    """Refuse a generation whose stream IDs tell that it has more rows."""
+def tell_missing_rows(what: str, rows: RangeRows, flaws: Flaws) -> None:
+    """Tell of a generation whose stream IDs tell that it has more rows."""
     missing = missing_rows(rows.range_ends, rows.offsets, rows.streams)
     if missing is not None:
-        raise InputError(f"{what}: {missing}: {HALF}, rows are missing")
+        flaws.tell(f"{what}: {missing}: {HALF}, rows are missing")
+
+
+def tell_misplaced(what: str, range_ends: Int64s, offsets: Int64s, streams: UInt8s, flaws: Flaws) -> None:
+    """Tell of streams whose token is not in their range: swapped rows, or IDs that nobody has drawn for a ring.
+
+    `range_ends` int64[n] ascending; the streams (uint8[k, 16]) of range i begin at `offsets[i]` (int64[n + 1]).
+    """
+    ranges = np.repeat(np.arange(len(range_ends)), np.diff(offsets))
+    tokens = decode(streams).tokens
+    wrong = np.flatnonzero(RangeLookup(range_ends).row_of(tokens) != ranges)
+    if wrong.size:
+        first = int(wrong[0])
+        flaws.tell(
+            f"{what}: {wrong.size} of {len(tokens)} streams lie outside their range, the first is "
+            f"0x{streams[first].tobytes().hex()}, which has token {tokens[first]}, in the range that ends with "
+            f"{range_ends[ranges[first]]}"
+        )

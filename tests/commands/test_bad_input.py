@@ -210,7 +210,7 @@ EXPORTS = [
     export(
         "a JSON token that is no integer",
         "range_end '1e+20' is no integer",
-        f'{{"time": "{AT}", "range_end": 1e20, "streams": []}}',
+        f'{{"time": "{AT}", "range_end": 1e20, "streams": ["0x00"]}}',
     ),
     export("a column is missing", "column streams of cdc_streams", f"time,range_end\n{AT},5\n"),
     export("a column twice", "names a column twice", f"time,time\n{AT},{AT}\n"),

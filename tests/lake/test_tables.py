@@ -27,6 +27,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.judgements",
         "platform.kept_scripts",
         "platform.nodes",
+        "platform.only_observed",
         "platform.passed_over",
         "platform.removed_generations",
         "platform.switch_promises",

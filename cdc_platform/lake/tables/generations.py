@@ -244,3 +244,18 @@ JUDGEMENTS = Table(
     comment="The last judgement of each invariant, by whatever door it was asked, with the versions that were judged",
     constraints={"version_of_every_table": "cardinality(tables) = cardinality(versions)"},
 )
+
+ONLY_OBSERVED = Table(
+    "platform",
+    "only_observed",
+    pa.schema(
+        [
+            column("since", TIMESTAMP, "when what is not whole was taken in as it is"),
+            column("flaws", pa.int64(), "how many things in it are not whole"),
+            column("because", pa.string(), "the first of them"),
+            column("lifted_at", TIMESTAMP, "when everything was found good; null: only observed", null=True),
+        ]
+    ),
+    keys=("since",),
+    comment="Since when the home is only observed: nothing is built on it until everything in it is found good",
+)

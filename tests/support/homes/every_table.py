@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from cdc_platform.clock import Clock
 from cdc_platform.invariants.findings import FILES_WHOLE
 from cdc_platform.invariants.judge import Judgement
+from cdc_platform.lake import only_observed
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, CONSUMERS, PASSED_OVER, TABLES, TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
@@ -43,6 +44,8 @@ def every_table(folder: Path) -> Path:
                 lake.append_once(table, part, {"copy": number}, number - 1 or None)
         lake.merge(VERDICTS, _verdict(lake), update=False)
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
+        only_observed.mark(lake, Clock(), ["a row is missing"])
+        only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])
     return home
 

@@ -1,0 +1,213 @@
+"""A home that is only observed: commands that build refuse, those that look answer, and Dagster asks for nothing.
+
+The marked home is made by an import of streams of which a row is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pyarrow as pa
+import pytest
+from dagster import DagsterInstance, ScheduleDefinition, SensorDefinition, SkipReason
+from dagster import build_schedule_context as schedule_context
+from dagster import build_sensor_context as sensor_context
+from support.command_line import run
+from support.files.export_files import ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
+
+from cdc_platform.clock import Clock
+from cdc_platform.commands.program import COMMANDS, builds, program
+from cdc_platform.definitions import defs
+from cdc_platform.home import VARIABLE
+from cdc_platform.lake import frames
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.only_observed import OnlyObserved, lift, standing
+from cdc_platform.lake.tables import CDC_TABLES, GENERATIONS, STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.volume import Workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUILDING = {
+    "demo": (),
+    "bootstrap": ("{node}",),
+    "rewrite": (),
+    "repair": (),
+    "expire": (),
+    "consume": ("ks.t", "--name", "a"),
+    "consumers forget": ("a", "ks.t"),
+    "switch ack": (ID, "--node", ID),
+    "switch commit": (ID,),
+    "switch abort": (ID,),
+    "tablets create": ("ks.t", "--count", "2"),
+    "tablets split": ("ks.t",),
+    "tablets merge": ("ks.t",),
+    "tablets resize": ("ks.t", "--ends", "{node}"),
+    "tablets gc": (),
+    "log": ("{node}", "--keep"),
+}
+"""Every command that builds, with arguments that it takes."""
+LOOKING = {
+    *(
+        "up",
+        "doctor",
+        "import",
+        "observe",
+        "ingest",
+        "status",
+        "watch",
+        "generations",
+        "streams",
+        "ring",
+        "history",
+        "diff",
+    ),
+    *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
+    *("tables", "tables add", "tables none", "tables alter", "tables drop"),
+    *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster renew"),
+}
+"""Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
+LOOKING_TICKS = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "live_logs"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that is only observed."""
+    folder = tmp_path_factory.mktemp("observed")
+    (folder / "ring.json").write_text(json.dumps(SNAPSHOT))
+    (folder / "node.json").write_text(json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]}))
+    (folder / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
+    (folder / "s.csv").write_text(streams_csv({TIME_MS: generation()}, skip=frozenset([2])), newline="")
+    files = [folder / name for name in ("ring.json", "t.csv", "s.csv")]
+    assert run("--home", folder / "home", "import", "--as-is", *files).exit_code == 0
+    return folder / "home"
+
+
+def content(home: Path) -> dict[str, int | None]:
+    """The version of every table, and every file beside the lake."""
+    lake = Lake(home / "lake")
+    return {name: lake.version(table) for name, table in TABLES.items()}
+
+
+def paths_of(group: click.Group, before: str = "") -> set[str]:
+    """Every command of a group by its path; a group that runs by itself is one as well."""
+    found: set[str] = set()
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        path = f"{before} {name}".strip()
+        if isinstance(command, click.Group):
+            found |= paths_of(command, path) | ({path} if command.invoke_without_command else set())
+        else:
+            found.add(path)
+    return found
+
+
+def test_every_command_builds_or_looks() -> None:
+    """A new command has to say which it is; the two sorts have none in common."""
+    assert isinstance(program, click.Group)
+    there = paths_of(program)
+    assert {path.split()[0] for path in there} == set(COMMANDS)
+    assert there - BUILDING.keys() - LOOKING == set()
+    assert BUILDING.keys() & LOOKING == set()
+    assert {path for path in there if builds(path, ["--keep"])} == BUILDING.keys()
+
+
+@pytest.mark.parametrize("path", BUILDING)
+def test_a_command_that_builds_refuses(path: str, home: Path) -> None:
+    """Exit code 2, one line that says why and how on, and nothing was written."""
+    before = content(home)
+    arguments = [each.format(node=home.parent / "node.json") for each in BUILDING[path]]
+    answer = run("--home", home, *path.split(), *arguments)
+    assert (answer.exit_code, answer.stdout) == (2, ""), answer
+    assert answer.stderr.count("\n") == 1
+    assert answer.stderr.startswith(f"error: {path}: this home is only observed since")
+    assert "cdc-platform --write-to-observed" in answer.stderr
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("path", ["rewrite", "repair", "expire", "tablets gc"])
+def test_what_would_be_done_is_told(path: str, home: Path) -> None:
+    """With --dry-run nothing is built, and nothing is refused for it."""
+    before = content(home)
+    assert "only observed" not in run("--home", home, *path.split(), "--dry-run").stderr
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("command", [("generations",), ("ring",), ("status",), ("explain", "--token", "5"), ("check",)])
+def test_a_command_that_looks_answers(command: tuple[str, ...], home: Path) -> None:
+    """Broken homes are there to be looked at."""
+    assert run("--home", home, *command).exit_code in (0, 1)
+
+
+def test_no_commit_goes_by(home: Path) -> None:
+    """Whoever writes, with Spark's help or without: the lake itself refuses, also what no command does."""
+    lake, before = Lake(home / "lake"), content(home)
+    rows = lake.read(STREAMS_DESCRIPTIONS_V2)
+    one = rows.slice(0, 1)
+    cell = {"time": one["time"][0].as_py()}
+    attempts = [
+        lambda: lake.ensure(GENERATIONS),
+        lambda: lake.widen(GENERATIONS),
+        lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, one, update=True),
+        lambda: lake.merge_judged(STREAMS_DESCRIPTIONS_V2, lambda: one),
+        lambda: lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 100)]),
+        lambda: lake.compare_and_set(STREAMS_DESCRIPTIONS_V2, one, ("range_end", 100)),
+        lambda: lake.transact(CDC_TABLES, lambda _: pa.Table.from_pylist([], schema=CDC_TABLES.schema), whole=True),
+        lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
+        lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
+        lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
+        lambda: frames.replace_slice(Workers(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # type: ignore[arg-type]
+    ]
+    for attempt in attempts:
+        with pytest.raises(OnlyObserved):
+            attempt()
+    assert content(home) == before
+
+
+def _no_session() -> SparkSession:
+    raise AssertionError("Spark was asked for")
+
+
+def ticks() -> dict[str, SensorDefinition | ScheduleDefinition]:
+    """Every sensor and schedule of the code location by its name."""
+    repository = defs.get_repository_def()
+    return {each.name: each for each in (*repository.sensor_defs, *repository.schedule_defs)}
+
+
+@pytest.mark.parametrize("name", sorted(set(ticks()) - LOOKING_TICKS))
+def test_a_tick_asks_for_nothing(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sensor and schedule whose runs would build skips, and says why."""
+    monkeypatch.setenv(VARIABLE, str(home))
+    tick = ticks()[name]
+    with DagsterInstance.ephemeral() as instance:
+        resources = {key: value for key, value in (defs.resources or {}).items() if key != "spark"}
+        if isinstance(tick, SensorDefinition):
+            with sensor_context(
+                instance=instance, repository_def=defs.get_repository_def(), resources=resources
+            ) as context:
+                answer = tick(context)
+        else:
+            with schedule_context(instance=instance, resources=resources) as context:
+                answer = tick(context)
+    assert isinstance(answer, SkipReason)
+    assert "only observed since" in (answer.skip_message or "")
+
+
+def test_ticks_that_look_are_still_there() -> None:
+    """Those that only tell or judge are named, so that a new one has to say which it is."""
+    assert set(ticks()) >= LOOKING_TICKS
+
+
+def test_the_mark_is_lifted_once(home: Path, tmp_path: Path) -> None:
+    """Lifting says whether there was anything to lift; afterwards the lake takes commits."""
+    shutil.copytree(home / "lake", tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    assert lift(lake, Clock())
+    assert standing(lake) is None
+    assert not lift(lake, Clock())
+    lake.ensure(GENERATIONS)
