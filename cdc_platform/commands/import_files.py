@@ -1,4 +1,4 @@
-"""`cdc-platform import`: ring snapshots and cqlsh exports go into the lake, all of them or none."""
+"""`cdc-platform import`: ring snapshots and exports go into the lake, all of them or none."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def import_files(
     as_is: bool,
     as_json: bool,
 ) -> None:
-    """Take in files, or the .json and .csv files of folders. The same files again change nothing.
+    """Take in files, or all that are known in folders. The same files again change nothing.
 
     A ring snapshot is a JSON list of nodes and becomes the ring as it stands. A cqlsh export is a file that
     COPY ... TO ... WITH HEADER = true wrote of cdc_generation_timestamps, cdc_streams_descriptions_v2,
     cdc_generation_descriptions_v2, of the V1 tables cdc_streams_descriptions and cdc_generation_descriptions, of
     a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
-    SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table.
+    SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table. So are taken in:
+    system.topology, cdc_generations_v3, cdc_streams_state and cdc_streams_history, and what DESCRIBE SCHEMA,
+    nodetool ring and nodetool describering print. The content of a file says which it is.
 
     What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
     --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.

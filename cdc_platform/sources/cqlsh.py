@@ -29,13 +29,17 @@ from cdc_platform.sources.cqlsh_values import (
     whole_number,
 )
 from cdc_platform.sources.csv_rows import Rows, csv_rows
+from cdc_platform.sources.described_schema import DescribedTable, is_schema, parse_schema
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.printed_rows import is_json_rows, is_printed, json_rows, printed_rows
 from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
 from cdc_platform.sources.sizes import most_export
+from cdc_platform.sources.tablet_internals import HISTORY, SCHEMA_TABLES, STATE, TabletInternals
+from cdc_platform.sources.topology_rows import TOPOLOGY, TopologyExport, collect_topology, is_topology
 
 V2 = "cdc_generation_descriptions_v2"
+V3 = "cdc_generations_v3"
 STREAMS = "cdc_streams_descriptions_v2"
 TIMESTAMPS = "cdc_generation_timestamps"
 
@@ -43,18 +47,12 @@ _COLUMNS = {
     V2: {"id", "range_end", "ignore_msb", "num_ranges", "streams"},
     STREAMS: {"time", "range_end", "streams"},
     TIMESTAMPS: {"key", "time", "expired"},
+    V3: {"key", "id", "range_end", "ignore_msb", "streams"},
 }
-_READ = (V2, STREAMS, TIMESTAMPS, DESCRIPTIONS_V1, STREAMS_V1, LOCAL, TABLET_TIMESTAMPS, TABLET_STREAMS)
-_OF_TABLETS = f"{TABLET_TIMESTAMPS} and {TABLET_STREAMS}"
-# What is not taken in, and what to export instead.
-_NOT_READ = {
-    frozenset({"key", "id", "range_end", "ignore_msb", "streams"}): ("cdc_generations_v3", f"{STREAMS} or {V2}"),
-    frozenset({"table_id", "last_token", "stream_id", "timestamp"}): ("cdc_streams_state", _OF_TABLETS),
-    frozenset({"table_id", "timestamp", "stream_state", "last_token", "stream_id"}): (
-        "cdc_streams_history",
-        _OF_TABLETS,
-    ),
-}
+_READ = (
+    *(V2, STREAMS, TIMESTAMPS, DESCRIPTIONS_V1, STREAMS_V1, LOCAL, TABLET_TIMESTAMPS, TABLET_STREAMS),
+    *(V3, TOPOLOGY, STATE, HISTORY),
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,8 @@ class Exports:
     """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
 
     `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets. `held` are
-    the names of the tables that were exported, also of those without a row.
+    the names of the tables that were exported, also of those without a row. `topology` is what the cluster's group has
+    agreed on, `tables` are those with CDC options in a schema.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -71,6 +70,8 @@ class Exports:
     v1: V1Exports = field(default_factory=V1Exports)
     tablets: TabletExports = field(default_factory=TabletExports)
     held: frozenset[str] = frozenset()
+    topology: TopologyExport = field(default_factory=TopologyExport)
+    tables: Sequence[DescribedTable] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +112,30 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
     """
     flaws = flaws or Flaws()
     descriptions: _Partitions = {}
+    of_group: _Partitions = {}
+    topology, internals = TopologyExport(), TabletInternals()
     streams: _Partitions = {}
     timestamps: dict[Milliseconds, Milliseconds | None] = {}
     v1 = V1Exports()
     tablets = TabletFiles()
     held: set[str] = set()
+    tables: list[DescribedTable] = []
     for source, text in files:
+        if is_schema(text):
+            schema = parse_schema(source, text)
+            tables += schema.tables
+            internals.names.update(schema.names)
+            continue
         table, rows = _table(source, text)
         held.add(table)
         if table == V2:
             _collect(descriptions, source, _v2_rows(source, rows, flaws))
+        elif table == V3:
+            _collect(of_group, source, _v2_rows(source, rows, flaws))
+        elif table == TOPOLOGY:
+            collect_topology(topology, source, rows, flaws)
+        elif table in (STATE, HISTORY, SCHEMA_TABLES):
+            internals.add(table, source, rows)
         elif table == STREAMS:
             _collect(streams, source, _streams_rows(source, rows, flaws))
         elif table == TIMESTAMPS:
@@ -129,6 +144,9 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
             tablets.add(table, source, rows)
         else:
             collect_v1(v1, table, source, rows)
+    # The group's own table counts no rows: where both have a generation, the one that does is read.
+    descriptions = of_group | descriptions
+    tablets.add_sets(internals.sets(flaws))
     return Exports(
         {id_: _description(id_, rows, flaws) for id_, rows in descriptions.items()},
         {
@@ -139,6 +157,8 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
         v1,
         tablets.exports(flaws),
         frozenset(held),
+        topology,
+        tables,
     )
 
 
@@ -159,7 +179,7 @@ def _table_of(source: str, header: list[str]) -> str:
     columns = set(header)
     if len(columns) < len(header):
         raise InputError(f"{source}: the header names a column twice: {', '.join(header)}")
-    for table in (V2, STREAMS):
+    for table in (V2, STREAMS, V3):
         if columns == _COLUMNS[table]:
             return table
     if "time" in columns and columns <= _COLUMNS[TIMESTAMPS]:
@@ -167,9 +187,11 @@ def _table_of(source: str, header: list[str]) -> str:
     old = v1_table(columns)
     if old is not None:
         return old
-    if frozenset(columns) in _NOT_READ:
-        name, instead = _NOT_READ[frozenset(columns)]
-        raise InputError(f"{source} is {name}, which is not taken in; export {instead}")
+    internal = TabletInternals.table_of(columns)
+    if internal is not None:
+        return internal
+    if is_topology(columns):
+        return TOPOLOGY
     of_tablets = tablet_table(source, columns)
     if of_tablets is not None:
         return of_tablets
@@ -184,12 +206,13 @@ def _table_of(source: str, header: list[str]) -> str:
 
 
 def _v2_rows(source: str, rows: Rows, flaws: Flaws) -> Iterator[tuple[str, int, _Row]]:
-    msb, num_ranges = (whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
+    msb, count = (whole_number(name, low, high) for name, low, high in _V2_NUMBERS)
     for line, values in rows:
         place = f"{source}, line {line}"
         id_ = read_uuid(place, values["id"])
-        if not values["range_end"] and values["num_ranges"]:
-            flaws.tell(f"{place}: generation {id_} has num_ranges {values['num_ranges']} and no rows: {HALF}")
+        claimed = values.get("num_ranges")
+        if not values["range_end"] and claimed:
+            flaws.tell(f"{place}: generation {id_} has num_ranges {claimed} and no rows: {HALF}")
             continue
         if _has_no_streams(place, values["streams"], flaws):
             continue
@@ -198,7 +221,7 @@ def _v2_rows(source: str, rows: Rows, flaws: Flaws) -> Iterator[tuple[str, int, 
             line,
             streams_of_set(place, values["streams"]),
             msb(place, values["ignore_msb"]),
-            num_ranges(place, values["num_ranges"]),
+            0 if claimed is None else count(place, claimed),
         )
         yield id_, read_range_end(place, values["range_end"]), row
 
@@ -260,11 +283,12 @@ def _collect_timestamps(timestamps: dict[Milliseconds, Milliseconds | None], sou
 def _description(id_: str, rows: dict[int, _Row], flaws: Flaws) -> RangeRows:
     claimed = {row.num_ranges for row in rows.values()}
     source = next(iter(rows.values())).source
-    if claimed != {len(rows)}:
+    told = claimed != {0}
+    if told and claimed != {len(rows)}:
         shown = " and ".join(str(number) for number in sorted(claimed))
         flaws.tell(f"{source}: generation {id_} has {len(rows)} rows, num_ranges claims {shown}: {HALF}")
     msbs = {end: row.ignore_msb for end, row in rows.items()}
-    claims = {end: row.num_ranges for end, row in rows.items()}
+    claims = {end: row.num_ranges for end, row in rows.items()} if told else None
     return described_rows(source, id_, {end: row.streams for end, row in rows.items()}, msbs, claims, flaws)
 
 

@@ -89,6 +89,14 @@ class TabletFiles:
         else:
             self._add_streams(source, rows)
 
+    def add_sets(self, sets: Mapping[Name, Mapping[Milliseconds, Mapping[tuple[int, bytes], str]]]) -> None:
+        """Add the sets that another table tells, each with its time; rows that are there stay."""
+        for name, by_time in sets.items():
+            for time_ms, states in by_time.items():
+                known = self._streams.setdefault(name, {}).setdefault(time_ms, {})
+                known.update({key: place for key, place in states.items() if key not in known})
+                self._times.setdefault(name, {}).setdefault(time_ms, next(iter(states.values())))
+
     def exports(self, flaws: Flaws) -> TabletExports:
         """What the files hold together.
 

@@ -267,6 +267,7 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -
                 f"time {format_ms(time)} and generation {id_} have the same streams, but the lake has {other} there; "
                 "import it into another --home"
             )
+    _plan_committed(plan, lake, exports, ledger)
     timeless = [id_ for id_ in exports.descriptions if id_ not in plan.ids.values() and id_ not in ledger]
     if timeless:
         plan.warnings.append(
@@ -274,19 +275,38 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -
             "they are taken in and do not operate"
         )
     if plan.ids:
-        rows = [_ledger_row(clock, time, id_, plan.streams[time].rows) for time, id_ in plan.ids.items()]
+        rows = [_ledger_row(clock, time, id_, plan) for time, id_ in plan.ids.items()]
         plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
 
 
-def _ledger_row(clock: Clock, time_ms: Milliseconds, id_: str, rows: RangeRows) -> dict[str, object]:
+def _plan_committed(plan: ImportPlan, lake: Lake, exports: Exports, ledger: Mapping[str, Milliseconds]) -> None:
+    """What the group has committed has its time, also before clients are shown it; and it has to have rows."""
+    there = set(lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist())
+    for time, id_ in sorted(exports.topology.committed.items()):
+        if id_ in ledger or plan.ids.get(time) == id_:
+            continue
+        if id_ in plan.descriptions and time not in plan.ids:
+            plan.ids[time] = id_
+        elif id_ not in there:
+            said = f"generation {id_} of {format_ms(time)} is committed and has no rows"
+            if {"cdc_generations_v3", GENERATION_DESCRIPTIONS_V2.name} & exports.held:
+                plan.flaws.tell(said)
+            else:
+                plan.warnings.append(f"{said} here: import cdc_generations_v3 as well")
+
+
+def _ledger_row(clock: Clock, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
+    """By the rows that clients are shown, else by those that nodes have, of a generation that is not published."""
     now = to_datetime(clock.now_us())
+    shown = plan.streams.get(time_ms)
+    rows = (shown or plan.descriptions[id_]).rows
     return {
         "generation_id": id_,
         "time": ms_to_datetime(time_ms),
         "num_ranges": len(rows),
         "num_streams": len(rows.streams),
         "created_at": now,
-        "published_at": now,
+        "published_at": None if shown is None else now,
     }
 
 

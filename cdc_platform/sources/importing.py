@@ -31,20 +31,25 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lake.turns import IMPORTS, JOINS, in_turn
 from cdc_platform.records import inbox
-from cdc_platform.records.ring import current_ring, replace_ring
+from cdc_platform.records.ring import current_ring, members, replace_ring
 from cdc_platform.ring import Node, Ring
 from cdc_platform.sources.cqlsh import Exports, parse_exports
 from cdc_platform.sources.cqlsh_v1 import V1Exports
+from cdc_platform.sources.described_schema import is_schema
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
+from cdc_platform.sources.import_tables import tell_tables
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
-from cdc_platform.sources.printed_rows import is_json_rows
+from cdc_platform.sources.printed_ring import PrintedRing, is_printed_ring, nodes_of, parse_printed_ring
+from cdc_platform.sources.printed_rows import is_json_rows, is_printed
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
 from cdc_platform.sources.sizes import most_export, too_large
 
 _SUFFIXES = (".json", ".csv")
+_HEAD = 64 * 1024
+"""Bytes that tell the form of a file."""
 # What a row relies on comes before it: data before the times that commit it, generations before who knows them.
 _ORDER = (
     GENERATION_DESCRIPTIONS,
@@ -90,6 +95,8 @@ class ImportSources:
     ignored: list[Path]
     host_id: str | None = None
     flaws: Flaws = field(default_factory=Flaws)
+    printed: PrintedRing | None = None
+    shards: int | None = None
 
 
 @dataclass
@@ -116,7 +123,7 @@ def import_paths(
     *,
     as_is: bool = False,
 ) -> ImportReport:
-    """Take in files, or the .json and .csv files of folders: `read_sources` and `import_sources` in one.
+    """Take in files, or all that are known in folders: `read_sources` and `import_sources` in one.
 
     Raises:
         NotFound, InputError: as those two; nothing was written.
@@ -132,7 +139,7 @@ def read_sources(
     *,
     as_is: bool = False,
 ) -> ImportSources:
-    """Read and check files, or the .json and .csv files of folders.
+    """Read and check files, or all that are known in folders.
 
     `shards` and `ignore_msb` hold for the nodes of a ring snapshot where the file does not say; `ignore_msb` also for
     streams whose V2 description is not known. `host_id` is the node that exports of `cdc_local` are of. With `as_is`
@@ -144,8 +151,13 @@ def read_sources(
     """
     files, ignored = _files(paths)
     flaws = Flaws(as_is)
-    nodes, exports = _parse(_texts(files), shards, ignore_msb, flaws)
-    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws)
+    texts = _texts(files)
+    rings = [(source, text) for source, text in texts if is_printed_ring(text)]
+    nodes, exports = _parse([each for each in texts if each not in rings], shards, ignore_msb, flaws)
+    if len(rings) + (nodes is not None) > 1:
+        raise InputError(f"{rings[0][0]} and another ring at once; the ring is one: import the newest alone")
+    printed = parse_printed_ring(*rings[0], flaws) if rings else None
+    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws, printed, shards)
 
 
 class _ChangedMeanwhile(Exception):
@@ -174,21 +186,23 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
 
 
 def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
-    nodes = sources.nodes
+    nodes, of_ring = sources.nodes, list[str]()
+    if sources.printed is not None:
+        nodes, of_ring = nodes_of(sources.printed, members(lake), sources.shards, sources.ignore_msb)
     seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *_ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = current_ring(lake) if nodes is None else Ring.of(nodes)
     plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id, sources.flaws)
     report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
-    report.warnings = [f"{path} is neither .json nor .csv and was left alone" for path in sources.ignored]
-    report.warnings += plan.warnings
+    report.warnings = [f"{path} is none of the files that are read here and was left alone" for path in sources.ignored]
+    report.warnings += [*of_ring, *plan.warnings]
     report.flaws = list(sources.flaws.told)
     if report.flaws and sources.flaws.marks:
         only_observed.mark(lake, clock, report.flaws)
     if nodes is not None:
         _replace_ring(lake, nodes, report)
-    report.rows_written += _write(lake, plan, seen)
+    report.rows_written += _write(lake, plan, seen) + tell_tables(lake, clock, sources.exports)
     for table in _ORDER:
         if table.name in sources.exports.held:
             lake.ensure(table)  # without a row it is empty, which is not the same as unknown
@@ -227,10 +241,20 @@ def _texts(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     entries = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES]
+    found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES or _is_known(entry)]
     if not found:
-        raise InputError(f"{folder} holds no .json or .csv file; name a ring snapshot or cqlsh exports")
+        raise InputError(f"{folder} holds no file that is read here; name a ring snapshot or exports")
     return found, [entry for entry in entries if entry not in found]
+
+
+def _is_known(path: Path) -> bool:
+    """Whether a file that says nothing by its name has a form that tells itself: not CSV, which any text may be."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD).decode("utf-8-sig", errors="ignore")
+    except OSError:
+        return False
+    return any(tells(head) for tells in (is_printed, is_json_rows, is_printed_ring, is_schema))
 
 
 def _parse(
@@ -241,9 +265,12 @@ def _parse(
         names = ", ".join(source for source, _ in snapshots)
         raise InputError(f"{len(snapshots)} ring snapshots at once ({names}); the ring is one: import the newest alone")
     exports = parse_exports([file for file in files if file not in snapshots], flaws)
+    nodes = exports.topology.nodes
     if not snapshots:
-        return None, exports
+        return nodes or None, exports
     source, text = snapshots[0]
+    if nodes:
+        raise InputError(f"{source} and an export of system.topology at once; the ring is one: import the newest alone")
     return parse_ring_snapshot(text, source, shards, ignore_msb), exports
 
 

@@ -184,6 +184,30 @@ SNAPSHOTS = [
     Case("snapshot: a joining node", ("import", "{dir}/n.json"), "list of nodes", {"n.json": json.dumps(NODE)}),
 ]
 
+RING_HEAD = "Datacenter: dc1\n==========\nAddress  Rack  Status State  Load  Owns  Token\n"
+RING_ROW = "127.0.0.9  r1  Up  Normal  69.05 KiB  100.00%  "
+LEAVING = f"{RING_HEAD}{'-5':>80}\n{RING_ROW}-5\n".replace("Normal", "Leaving")
+SOON = "CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'ttl': 'soon'};"
+RANGE = (
+    "\tTokenRange(start_token:1, end_token:2, endpoints:[127.0.0.9], rpc_endpoints:[127.0.0.9], "
+    "endpoint_details:[EndpointDetails(host:127.0.0.9, datacenter:dc1, rack:r1)])\n"
+)
+
+
+def topology(**changed: object) -> str:
+    """An export of system.topology with one node, of which fields are otherwise."""
+    row = {
+        "key": "topology",
+        "host_id": ID,
+        "node_state": "normal",
+        "tokens": "{7}",
+        "shard_count": 4,
+        "ignore_msb": 12,
+    }
+    row |= {"transition_state": "", **changed}
+    return f"{','.join(row)}\n{','.join(map(str, row.values()))}\n"
+
+
 PRINTED = " time | range_end | streams\n------+-----------+---\n"
 EXPORTS = [
     export("empty", "is empty: half-written export", ""),
@@ -191,9 +215,28 @@ EXPORTS = [
     export("half a header", "ends in its header, without a line end", "time,range_end,streams"),
     export("another table", "is no header of", "keyspace_name,table_name\nks,t\n"),
     export(
-        "a table that is not taken in",
-        "is cdc_generations_v3, which is not taken in",
-        f"key,id,range_end,ignore_msb,streams\ncdc_generations,{ID},5,12,{{{BLOB}}}\n",
+        "an internal table without its name",
+        "has no name; import with them",
+        f"table_id,last_token,stream_id,timestamp\n{ID},5,0x{BLOB[2:]},{AT}\n",
+    ),
+    export("a node of no shards", "shard_count '0' is no whole number", topology(shard_count=0)),
+    export("a node without tokens that are numbers", "are no set of whole numbers", topology(tokens="{a}")),
+    export("a key of another table", "the key of system.topology is always topology", topology(key="t")),
+    export("a topology that changes", "the topology is changing (write both)", topology(transition_state="write both")),
+    export("a ring that is cut", "end with token -5 where they should with 7", f"{RING_HEAD}{'7':>80}\n{RING_ROW}-5\n"),
+    export("a ring of unknown nodes", "say it with --shards", f"{RING_HEAD}{'-5':>80}\n{RING_ROW}-5\n"),
+    export(
+        "a node that leaves",
+        "node 127.0.0.9 is Leaving",
+        LEAVING,
+    ),
+    export("ranges that do not close", "the ranges do not close the ring", f"TokenRange: \n{RANGE}"),
+    export("a range that is cut", "is no range of nodetool describering", f"TokenRange: \n{RANGE[:60]}\n"),
+    export("a schema that is cut", "line 1", "CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': 'tr"),
+    export(
+        "a TTL that is none",
+        "'soon' is no value of CDC option 'ttl'",
+        SOON,
     ),
     export("a printed table that is cut", "has no (n rows) at its end", f"{PRINTED} {AT} | 5 | {{{BLOB}}}\n"),
     export(
@@ -282,7 +325,7 @@ EXPORTS = [
         v2_csv({OTHER_ID: generation(ID)}),
     ),
     export("an unknown suffix of nothing", "no such file", options=("{dir}/none.csv",)),
-    export("an empty folder", "holds no .json or .csv file", options=("{dir}",)),
+    export("an empty folder", "holds no file that is read here", options=("{dir}",)),
     export("a cluster", "no live cluster is read by import", options=("cql://127.0.0.1:9042",)),
 ]
 

@@ -1,0 +1,89 @@
+"""Exports of `system.topology`: the nodes of a cluster that is led by Raft, and the generations that it has committed.
+
+The columns are those by which `cluster.topology` reads the live table; a row a node, what the group has said repeats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from cdc_platform.clock import Milliseconds
+from cdc_platform.errors import InputError
+from cdc_platform.ring import MAX_IGNORE_MSB, MAX_SHARD_COUNT, Node
+from cdc_platform.sources.cqlsh_values import read_time_ms, read_uuid, whole_number
+from cdc_platform.sources.csv_rows import Rows
+from cdc_platform.sources.flaws import Flaws
+
+TOPOLOGY = "topology"
+NEEDED = frozenset({"host_id", "node_state", "tokens", "shard_count", "ignore_msb"})
+"""The columns without which it is no export of the table; all others may be left out."""
+
+_TOKEN = re.compile(r"'?(-?\d{1,19})'?", re.ASCII)
+_COMMITTED = re.compile(r"\(\s*'?([^,']+)'?\s*,\s*([0-9a-fA-F-]{36})\s*\)")
+_NORMAL = "normal"
+_shards, _msb = whole_number("shard_count", 1, MAX_SHARD_COUNT), whole_number("ignore_msb", 0, MAX_IGNORE_MSB)
+
+
+@dataclass(frozen=True)
+class TopologyExport:
+    """The nodes that own tokens, and the UUIDs of committed generations by their times (ms)."""
+
+    nodes: list[Node] = field(default_factory=list)
+    committed: dict[Milliseconds, str] = field(default_factory=dict)
+
+
+def is_topology(columns: set[str]) -> bool:
+    """Whether these are columns of the table."""
+    return columns >= NEEDED
+
+
+def collect_topology(found: TopologyExport, source: str, rows: Rows, flaws: Flaws) -> None:
+    """Add a file's rows; a node that joins or leaves owns no tokens yet, or no more.
+
+    Raises:
+        InputError: a value is none of its kind, or a node is there twice; or the topology is changing, and `flaws` are
+            refused.
+    """
+    for line, values in rows:
+        place = f"{source}, line {line}"
+        if values.get("key") not in (None, TOPOLOGY):
+            raise InputError(f"{place}: key {values['key']!r}; the key of system.topology is always topology")
+        if values.get("transition_state"):
+            flaws.tell(
+                f"{source}: the topology is changing ({values['transition_state']}); export it when that is done"
+            )
+        for time, id_ in _COMMITTED.findall(values.get("committed_cdc_generations") or ""):
+            found.committed[read_time_ms(place, "committed_cdc_generations", time.strip())] = read_uuid(place, id_)
+        if values["node_state"] != _NORMAL or not values["tokens"]:
+            continue
+        node = _node(place, values)
+        if any(node.host_id == other.host_id for other in found.nodes):
+            raise InputError(f"{place}: host {node.host_id} is there twice")
+        found.nodes.append(node)
+
+
+def _node(place: str, values: Mapping[str, str]) -> Node:
+    return Node(
+        host_id=UUID(read_uuid(place, values["host_id"], "host_id")),
+        tokens=tuple(sorted(_tokens(place, values["tokens"]))),
+        shard_count=_shards(place, values["shard_count"]),
+        ignore_msb=_msb(place, values["ignore_msb"]),
+        address=values.get("rpc_address", ""),
+        datacenter=values.get("datacenter", ""),
+        rack=values.get("rack", ""),
+        features=tuple(sorted(_words(values.get("supported_features") or ""))),
+    )
+
+
+def _tokens(place: str, text: str) -> list[int]:
+    found = [_TOKEN.fullmatch(word) for word in _words(text)]
+    if not found or None in found:
+        raise InputError(f"{place}: tokens {text[:60]!r} are no set of whole numbers, as in {{'-42', '17'}}")
+    return [int(each[1]) for each in found if each is not None]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip().strip("'") for word in text.strip("{}").split(",") if word.strip()]
