@@ -7,6 +7,7 @@ from typing import Any
 from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.generations.switch import Switch
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.only_observed import standing
 from cdc_platform.lake.tables import VERDICTS
 from cdc_platform.lake.versions import versions
 from cdc_platform.records import judgements, switches
@@ -66,6 +67,14 @@ def switching(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[s
     return told, [_of_switch(each, clock) for each in found]
 
 
+def _observed(lake: Lake) -> list[Matter]:
+    found = standing(lake)
+    if found is None:
+        return []
+    said = f"nothing is built on this home since {format_us(found.since_us)}: it is only observed ({found.because})"
+    return [Matter("only-observed", said, "import what is missing, then cdc-platform check")]
+
+
 def checks(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
     """What was judged last, by whatever door, what did not hold, and which tables were written since."""
     found = judgements.kept(lake)
@@ -90,7 +99,7 @@ def checks(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
         "door": newest and newest.door,
         "newer_tables": newer,
     }
-    matters = [_failed(each) for each in failed]
+    matters = [*_observed(lake), *(_failed(each) for each in failed)]
     if not any(each.asked_of == EVERYTHING for each in found):
         if versions(lake):
             matters.append(Matter("never-checked", "this home was never checked as a whole", "cdc-platform check"))

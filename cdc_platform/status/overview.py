@@ -69,5 +69,7 @@ def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
     if known == [0, 0] and sections["inbox"] == []:
         said = "no node is in the ring and no generation is known"
         do = "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
-        matters = [each for each in matters if each.wrong] + [Matter("empty-home", said, do)]
+        matters = [each for each in matters if each.wrong or each.code == "only-observed"] + [
+            Matter("empty-home", said, do)
+        ]
     return Overview(format_us(clock.now_us()), sections, sorted(matters, key=lambda each: not each.wrong))
