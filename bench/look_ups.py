@@ -35,10 +35,10 @@ def look_ups(bench: Bench) -> list[Result]:
     repeats = bench.sizes.repeats
     with bench.scratch() as folder:
         home = open_home(folder / "home", create=True)
-        joins = Joins(Workers.alone(), _SIZE, home.lake)
+        joins = Joins(Workers.alone(), _SIZE, home.path / "lake")
         for _ in range(_GENERATIONS):
             joins.seconds()
-        lake = Lake(home.lake)
+        lake = Lake(home.path / "lake")
         paths = [lake.path(table) for table in TABLES.values() if lake.exists(table)]
         floor = [sys.executable, "-c", _FLOOR, *paths]
         program = [sys.executable, "-m", "cdc_platform", "--home", str(home.path)]

@@ -86,7 +86,7 @@ _BUILDS: Mapping[str, str] = {
     "log": "--keep",
 }
 """The commands that build on a home, each with the option that it needs for it: refused where that is only observed."""
-_ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--list", "--help", "-h"})
+_ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
 class Failure(click.ClickException):
@@ -189,12 +189,12 @@ def _assert_may_build(ctx: click.Context, path: str) -> None:
     from cdc_platform.home import location
 
     lake = location(ctx.params["home"]) / "lake"
-    if ctx.params["build"] or not (lake / "platform" / "only_observed").is_dir():
+    if ctx.params["build"] or not (lake / "platform/only_observed").is_folder():
         return
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.only_observed import assert_may_write
 
-    assert_may_write(Lake(lake), path)
+    assert_may_write(Lake(str(lake)), path)
 
 
 def _write_to_nobody() -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
+from cdc_platform.lake import files
 from cdc_platform.lake.commits import entry
 from cdc_platform.lake.files import plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.places import Place, place_of
 
 
 def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] | None:
@@ -27,29 +25,29 @@ def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] 
     paths: list[str] = []
     with translated(f"reading what was appended to {table.full_name}"):
         for version in range(after + 1, upto + 1):
-            file = entry(folder, version)
-            if not file.exists():
+            try:
+                lines = entry(folder, version).read().decode().splitlines()
+            except FileNotFoundError:
                 return None
-            for action in _actions(file):
+            for action in (json.loads(line) for line in lines if line.strip()):
                 if "protocol" in action or action.get("remove", {}).get("dataChange", False):
                     return None
                 added = action.get("add")
                 if added is not None and added.get("dataChange", True):
-                    paths.append(str(Path(folder, plain_path(added["path"]))))
-        if not all(Path(path).exists() for path in paths):
+                    paths.append(plain_path(added["path"]))
+        try:
+            return [_rows(place_of(folder) / path) for path in paths]
+        except FileNotFoundError:
             return None
-        # Spark's timestamps would be read as nanoseconds, which end in 2262.
-        return [pq.read_table(path, coerce_int96_timestamp_unit="us") for path in paths]
 
 
 def stored_schema(lake: Lake, table: Table) -> pa.Schema:
     """The columns that the table has here, with their types, without reading a row; it has to exist."""
     with translated(f"opening {table.full_name}"):
-        return pa.schema(DeltaTable(lake.path(table)).schema()).remove_metadata()
+        return pa.schema(files.opened(lake.path(table)).schema()).remove_metadata()
 
 
-def _actions(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
+def _rows(file: Place) -> pa.Table:
+    # Spark's timestamps would be read as nanoseconds, which end in 2262.
+    with pq.ParquetFile(file.source(), coerce_int96_timestamp_unit="us") as parquet:
+        return parquet.read()

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from pathlib import Path
 
 from cdc_platform.lake import commits
 from cdc_platform.lake.lake import Lake
@@ -65,7 +64,7 @@ def chain(lake: Lake, table: Table) -> Chain | None:
         return None
     with translated(f"reading the log of {table.full_name}"):
         first = last
-        while first > 0 and commits.entry(lake.path(table), first - 1).exists():
+        while first > 0 and commits.entry(lake.path(table), first - 1).seen():
             first -= 1
         every = -(-(last - first + 1) // _MOST_LINKS)
         links = {
@@ -88,7 +87,7 @@ def compared(lake: Lake, table: Table, kept: Chain) -> Compared:
         return Compared(Answer.DIFFERS, f"the log {ends}, it had version {kept.last}")
     folder = lake.path(table)
     with translated(f"reading the log of {table.full_name}"):
-        there = [version for version in range(kept.first, kept.last + 1) if commits.entry(folder, version).exists()]
+        there = [version for version in range(kept.first, kept.last + 1) if commits.entry(folder, version).seen()]
         if not there:
             return Compared(Answer.UNKNOWN, f"versions {kept.first} to {kept.last} are in the log no more")
         if there[-1] != kept.last or len(there) != kept.last - there[0] + 1:
@@ -127,6 +126,6 @@ def _beginning(kept: Chain, there: int) -> tuple[int, str] | None:
 def _links(folder: str, first: int, last: int, prior: str) -> Iterator[tuple[int, str]]:
     """The links of versions, one after the other."""
     for version in range(first, last + 1):
-        entry = sha256(Path(commits.entry(folder, version)).read_bytes()).hexdigest()
+        entry = sha256(commits.entry(folder, version).read()).hexdigest()
         prior = sha256(f"{prior} {version} {entry}\n".encode()).hexdigest()
         yield version, prior

@@ -73,9 +73,8 @@ class Lake:
         only_observed.assert_may_write(self, f"writing {table.full_name}")
         existing = self._open(table)
         if existing is None:
-            what = f"creating {table.full_name}"
-            contract.assert_fit(self.place, 0, what)
-            with translated(what):
+            contract.assert_fit(self.place, 0, f"creating {table.full_name}")
+            with translated(f"creating {table.full_name}"):
                 placing.create(table, place_of(self.path(table)))
             existing = self._open(table)
         columns = [] if existing is None else [column.name for column in existing.schema().fields]
@@ -320,8 +319,7 @@ class Lake:
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""
-        opened = self._open(table)
-        return [] if opened is None else opened.history(limit)
+        return [] if (opened := self._open(table)) is None else opened.history(limit)
 
     def envelopes(self, table: Table) -> list[Commit]:
         """The commits that Delta's log still has, newest first, each with its envelope where it has one.

@@ -67,6 +67,7 @@ LOOKING = {
         "diff",
     ),
     *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
+    *("complete", "consumers plan", "consumers lag", "consumers checkpoints", "report", "home copy"),
     *("tables", "tables add", "tables none", "tables alter", "tables drop"),
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster renew"),
 }

@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def entry(lake: Lake, version: int) -> Path:
     """The file of a commit."""
-    return commits.entry(lake.path(TABLE), version)
+    return Path(str(commits.entry(lake.path(TABLE), version)))
 
 
 def kept(lake: Lake) -> Chain:

@@ -192,7 +192,7 @@ def test_a_forged_page_is_found(folder: Path) -> None:
 def test_a_changed_history_is_found(folder: Path) -> None:
     """Whoever writes another user into a commit of the home is found: the chain of that table breaks at it."""
     lake = Lake(folder / "home" / "lake")
-    entry = commits.entry(lake.path(NODES), lake.version(NODES) or 0)
+    entry = Path(str(commits.entry(lake.path(NODES), lake.version(NODES) or 0)))
     user = json.loads(run("--home", folder / "home", "history", "latest", "--json").stdout)[0]["who"]
     text = entry.read_text(encoding="utf-8")
     entry.write_text(text.replace(f'\\"user\\": \\"{user}\\"', '\\"user\\": \\"mallory\\"'), encoding="utf-8")
@@ -214,7 +214,7 @@ def test_what_was_cleaned_up_is_unknown(folder: Path) -> None:
     """A log whose oldest entries are gone is neither fine nor changed: it is unknown, and that is no yes."""
     lake = Lake(folder / "home" / "lake")
     DeltaTable(lake.path(NODES)).create_checkpoint()
-    commits.entry(lake.path(NODES), 0).unlink()
+    commits.entry(lake.path(NODES), 0).remove()
     found = verify(folder)
     assert (found.exit_code, answers(found)["unknown"][0]) == (1, "commits of platform.nodes")
     assert "differs" not in answers(found)

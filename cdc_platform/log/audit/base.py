@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from cdc_platform.clock import Clock
 from cdc_platform.cql.base_table import BaseTable
 from cdc_platform.cql.json_values import columns_of, from_json
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.audit.wholeness import Held
 from cdc_platform.log.reading.reader import ROWS_AT_ONCE, log_of
-from cdc_platform.log.replay.partitions import replay
-from cdc_platform.log.rows import Row
-from cdc_platform.log.scripts.keeping import kept_tables
-
-if TYPE_CHECKING:
-    from uuid import UUID
+from cdc_platform.log.state.kept import logged_state
+from cdc_platform.log.state.of_log import assert_full_delta
+from cdc_platform.log.state.of_mutations import mutations_of
 
 _Rows = dict[str, dict[str, Any]]
 
@@ -43,10 +39,8 @@ def judge_base(lake: Lake, clock: Clock, schema: TableSchema, source: str, text:
             f"the log of {schema.full_name} has {count} rows, more than {ROWS_AT_ONCE} to replay in memory; compare "
             "with cdc_platform.log.replay.on_spark.replayed"
         )
-    # A log keeps what was written before its table was truncated.
-    since = schema.truncated_us
-    rows = (row for row in kept_tables(lake).rows(schema) if since is None or _written_us(row) >= since)
-    logged = replay(schema, rows)
+    assert_full_delta(schema)
+    logged = mutations_of(schema, logged_state(lake, schema, lake.version(log_of(lake, schema))))
     told = _by_key(schema, BaseTable(schema, logged).without_expired(clock.now_us()).rows())
     there = _by_key(schema, _read(schema, source, text))
     unlogged, gone = there.keys() - told.keys(), told.keys() - there.keys()
@@ -77,7 +71,3 @@ def _read(schema: TableSchema, source: str, text: str) -> Iterator[dict[str, Any
 def _by_key(schema: TableSchema, rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> _Rows:
     names = [column.name for column in (*schema.partition_key, *schema.clustering_key)]
     return {json.dumps({name: row[name] for name in names}): row for row in rows}
-
-
-def _written_us(row: Row) -> int:
-    return timeuuid_us(cast("UUID", row["cdc$time"]))

@@ -32,6 +32,7 @@ from cdc_platform.log.state.of_log import state_of_log
 from cdc_platform.log.state.of_mutations import mutations_of
 from cdc_platform.log.state.shape import STATE
 from cdc_platform.log.stored_names import WRITTEN_AT
+from cdc_platform.places import place_of
 
 _COMMITS = "cdc-platform/state"
 _COVERED = "cdc-platform/state/log"
@@ -82,8 +83,9 @@ class _Part:
         """The rows, from their file where they are in one."""
         if self.given is not None:
             return self.given
-        with translated(f"reading {self.path}"):
-            return pq.read_table(self.path).sort_by(_TOKEN).combine_chunks()
+        assert self.path is not None
+        with translated(f"reading {self.path}"), pq.ParquetFile(place_of(self.path).source()) as parquet:
+            return parquet.read().sort_by(_TOKEN).combine_chunks()
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -137,9 +139,18 @@ def kept_state(lake: Lake, schema: TableSchema, version: int | None) -> KeptStat
     since = _covered(lake, schema)
     lacking = None if since is None or since > version else appended(lake, log_table(schema), since, version)
     if lacking is None:
-        return KeptState(list(_in_memory(_of_log(schema, [lake.read_version(log_table(schema), version)]))))
+        return KeptState(list(_in_memory(logged_state(lake, schema, version))))
     stored = [_Part(file.low, file.high, file.path) for file in lake.bounded_files(table, _TOKEN) if file.rows]
     return KeptState([*stored, *_in_memory(_of_log(schema, lacking))])
+
+
+def logged_state(lake: Lake, schema: TableSchema, version: int | None) -> pa.Table:
+    """The merged state (`shape.STATE`) that a version of a table's log tells of by itself, whatever is kept beside it.
+
+    Raises:
+        InputError: a row of the log is none, or a batch of it is not complete.
+    """
+    return _of_log(schema, [] if version is None else [lake.read_version(log_table(schema), version)])
 
 
 def keep_state(lake: Lake, schema: TableSchema) -> None:

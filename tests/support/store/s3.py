@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from support.store.server import COUNTS
+from support.store.s3_server import COUNTS
 
 SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
 SECRET = "not-to-be-told-to-anybody"
@@ -23,7 +23,7 @@ class S3:
     def __init__(self) -> None:
         print(f"CDC_PLATFORM_SEED={SEED}")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.store.server", SEED],
+            [sys.executable, "-m", "support.store.s3_server", SEED],
             env=os.environ | {"PYTHONPATH": str(_TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -3,8 +3,8 @@
 One store behind several doors, a port each. `plain` answers. `faulty` does something odd with a tenth of the requests:
 says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
 `careless` takes no notice of conditions, as stores do that have none. `readonly` refuses what would change anything,
-`expired` everything, as with credentials that ran out. Started as `python -m support.store.server SEED`; it prints the
-ports as JSON and ends with its standard input.
+`expired` everything, as with credentials that ran out. Started as `python -m support.store.s3_server SEED`; it prints
+the ports as JSON and ends with its standard input.
 """
 
 from __future__ import annotations
