@@ -93,6 +93,11 @@ def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[
     ]
 
 
+def paths(opened: DeltaTable) -> list[str]:
+    """The path of each file."""
+    return _paths(pa.table(opened.get_add_actions()), folder_of(opened))
+
+
 def sizes(opened: DeltaTable) -> list[int]:
     """The bytes of each file."""
     return pa.table(opened.get_add_actions())["size_bytes"].to_pylist()

@@ -2,23 +2,25 @@
 
 Versions follow one another, so a table whose next commit is not there is at its newest: one look at a file name, where
 opening it takes ten milliseconds, and a join asks a hundred and fifty times. Who is given a table has its newest
-version, whoever wrote that. A version's rows do not change: where they are few, they are read once, and chosen from in
-memory, where a query takes ten milliseconds whatever it asks for.
+version, whoever wrote that. A data file does not change, and no two have one name: where a table's rows are few, each
+of its files is read once, and rows are chosen from in memory, where a query takes ten milliseconds whatever it asks for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
-from cdc_platform.places import options
+from cdc_platform.places import options, place_of
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, _FEW_FILES = 1 << 18, 64
@@ -28,6 +30,7 @@ class Opened(DeltaTable):
     """An open table, and all rows of the version that it is at, where they are few."""
 
     _few: tuple[int, pa.Table | None] = (-1, None)
+    _by_file: Mapping[str, pa.Table] = MappingProxyType({})
 
     def few(self) -> pa.Table | None:
         """All rows in the columns that the table has; None where there are more than a few."""
@@ -43,9 +46,27 @@ class Opened(DeltaTable):
         """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
         as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
-            return _queried(self, as_it_is, ())
+            if self.metadata().partition_columns or files.foreign_features(self):
+                return _queried(self, as_it_is, ())
+            paths = files.paths(self)
+            by_file = {path: self._by_file[path] if path in self._by_file else _rows_of_file(path) for path in paths}
+            self._by_file = by_file
+            return pa.concat_tables([as_it_is.empty_table(), *(_shaped(rows, as_it_is) for rows in by_file.values())])
         except Exception:  # noqa: BLE001 deltalake hands on what others raise, of any class
             return None
+
+
+def _rows_of_file(path: str) -> pa.Table:
+    # Spark's timestamps would be read as nanoseconds, which end in 2262.
+    with pq.ParquetFile(place_of(path).source(), coerce_int96_timestamp_unit="us") as parquet:
+        return parquet.read()
+
+
+def _shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows in the columns that their table has now: a file from before one was added has none of it."""
+    there = rows.schema.names
+    columns = [rows[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in schema]
+    return pa.table(columns, names=schema.names).cast(schema)
 
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
