@@ -3,7 +3,7 @@
 Versions follow one another, so a table whose next commit is not there is at its newest: one look at a file name, where
 opening it takes ten milliseconds, and a join asks a hundred and fifty times. Who is given a table has its newest
 version, whoever wrote that. A data file does not change, and no two have one name: where a table's rows are few, each
-of its files is read once, and rows are chosen from in memory, where a query takes ten milliseconds whatever it asks for.
+of its files is read once, and rows are chosen from in memory, where a query takes ten milliseconds whatever it asks.
 """
 
 from __future__ import annotations
