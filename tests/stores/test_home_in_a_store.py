@@ -38,22 +38,19 @@ DELETE FROM shop.orders WHERE customer = 'ada' AND number = 1;
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of two nodes and of a script."""
+    """The files of a node and of a script."""
     folder = tmp_path_factory.mktemp("inputs")
-    for number in (1, 2):
-        (folder / f"node{number}.json").write_text(node_text(number), encoding="utf-8")
+    (folder / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     (folder / "orders.cql").write_text(_SCRIPT, encoding="utf-8")
     return folder
 
 
 def life(home: str, inputs: Path) -> list[Any]:
-    """Two joins, a table with its log, what is read of it, a look from every side; what was answered."""
-    told: list[Any] = []
-    for number in (1, 2):
-        clock = f"2026-01-0{number}T00:00:00Z"
-        joined = run("--home", home, "--clock", clock, "bootstrap", inputs / f"node{number}.json", "--run", "--json")
-        assert joined.exit_code == 0, joined
-        told.append(joined.json["num_streams"])
+    """A join, a table with its log, what is read of it, a look from every side; what was answered."""
+    clock = "2026-01-01T00:00:00Z"
+    joined = run("--home", home, "--clock", clock, "bootstrap", inputs / "node1.json", "--run", "--json")
+    assert joined.exit_code == 0, joined
+    told: list[Any] = [joined.json["num_streams"]]
     at = ("--home", home, "--clock", "2026-01-03T00:00:00Z")
     for words in (
         ("log", inputs / "orders.cql", "--keep", "--json"),
@@ -114,7 +111,7 @@ def test_it_lives_through_faults(s3: S3, inputs: Path, monkeypatch: pytest.Monke
     address = f"{s3.bucket()}/home"
     life(address, inputs)
     found = rows(Lake(f"{address}/lake"))
-    assert len(found["system_distributed.cdc_generation_timestamps"]) == 2
+    assert len(found["system_distributed.cdc_generation_timestamps"]) == 1
     assert len(found["shop.orders_scylla_cdc_log"]) == 3
 
 
