@@ -90,7 +90,7 @@ def test_a_join_and_its_repetition(rehearsal: Rehearsal, tasks: str, monkeypatch
         assert result.success
         assert materialised(result) == {table.full_name for table in OF_A_GENERATION}
         assert failed_checks(result) == set()
-        assert len(result.get_asset_check_evaluations()) == 18
+        assert len(result.get_asset_check_evaluations()) == 19
     before = content(rehearsal.lake)
     assert len(before[GENERATION_TIMESTAMPS.full_name]) == 2
     assert len(before[STREAMS_DESCRIPTIONS_V2.full_name]) == 4 + 7
