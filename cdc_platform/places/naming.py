@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cdc_platform.errors import InputError
 from cdc_platform.places.here import Here
 from cdc_platform.places.place import Place
-from cdc_platform.places.stored import Stored
+from cdc_platform.places.stored import Stored, plain
 
 SCHEMES = ("s3", "gs", "abfss", "az")
 """The stores that are known, by how their addresses begin."""
@@ -37,7 +37,7 @@ def place_of(name: str | Path) -> Place:
         raise InputError(f"{parts.scheme}:// is no store that is known; it is one of {', '.join(SCHEMES)}, or a folder")
     if not parts.netloc or ":" in parts.netloc or parts.query or parts.fragment:
         raise InputError(f"{parts.scheme}:// names a place as {parts.scheme}://bucket/prefix, and nothing beside that")
-    return Stored(f"{parts.scheme}://{parts.netloc}", str(PurePosixPath(parts.path.strip("/") or ".")))
+    return Stored(f"{parts.scheme}://{parts.netloc}", plain(PurePosixPath(parts.path.strip("/"))))
 
 
 def address_of(name: str) -> str:

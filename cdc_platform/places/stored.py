@@ -31,15 +31,23 @@ _AT_ONCE_BYTES = 4 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
 
 
+def plain(path: PurePosixPath) -> str:
+    """A path in a store as its objects are named: nothing stands for the bucket itself."""
+    return "" if path == PurePosixPath() else str(path)
+
+
 @dataclass(frozen=True)
 class Stored(Place):
-    """A place in a store: `root` is the address of the bucket, `path` the path in it, without a slash at either end."""
+    """A place in a store: `root` is the address of the bucket, `path` the path in it, without a slash at either end.
+
+    The bucket itself has an empty path.
+    """
 
     root: str
     path: str
 
     def __str__(self) -> str:
-        return f"{self.root}/{self.path}"
+        return f"{self.root}/{self.path}" if self.path else self.root
 
     @property
     def name(self) -> str:
@@ -47,14 +55,14 @@ class Stored(Place):
 
     @property
     def folder(self) -> Place:
-        return Stored(self.root, str(PurePosixPath(self.path).parent))
+        return Stored(self.root, plain(PurePosixPath(self.path).parent))
 
     @property
     def here(self) -> Path | None:
         return None
 
     def __truediv__(self, path: str) -> Place:
-        return Stored(self.root, str(PurePosixPath(self.path, path)))
+        return Stored(self.root, plain(PurePosixPath(self.path, path)))
 
     def seen(self) -> Seen | None:
         with self._asked():
@@ -69,11 +77,11 @@ class Stored(Place):
 
     def is_folder(self) -> bool:
         with self._asked():
-            return any(True for some in self._store.list(self.path, chunk_size=1) for _ in some)
+            return any(True for some in self._store.list(self.path or None, chunk_size=1) for _ in some)
 
     def folders(self) -> list[Place]:
         with self._asked():
-            found = self._store.list_with_delimiter(self.path)["common_prefixes"]
+            found = self._store.list_with_delimiter(self.path or None)["common_prefixes"]
         return [Stored(self.root, path.rstrip("/")) for path in sorted(found)]
 
     def names(self) -> list[str]:
@@ -81,9 +89,12 @@ class Stored(Place):
 
     def files(self, after: str = "") -> list[tuple[str, Seen]]:
         with self._asked():
-            found = self._store.list(self.path, offset=f"{self.path}/{after}" if after else None).collect()
+            if after:
+                found = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
+            else:
+                found = self._store.list_with_delimiter(self.path or None)["objects"]
         named = [(PurePosixPath(each["path"]), _of_meta(each)) for each in found]
-        return sorted((path.name, seen) for path, seen in named if str(path.parent) == self.path)
+        return sorted((path.name, seen) for path, seen in named if plain(path.parent) == self.path)
 
     def create(self, content: bytes) -> str | None:
         """Make the file unless it is there; its mark if it was made. Of any number at once one makes it."""

@@ -66,6 +66,17 @@ def test_folders_and_files_are_listed_by_name(place: Place, tmp_path: Path) -> N
     assert ((place / "nothing").folders(), (place / "nothing").names(), (place / "nothing").files()) == ([], [], [])
 
 
+def test_a_bucket_is_a_folder(s3: S3, tmp_path: Path) -> None:
+    """Its name is its address alone; what lies in it is listed, and what lies deeper is not."""
+    bucket = place_of(s3.bucket())
+    assert (bucket.names(), bucket.folders(), bucket.is_folder()) == ([], [], False)
+    for path in ("a", "t/b"):
+        put(bucket / path, b"x", tmp_path)
+    assert str(bucket / "t") == f"{bucket}/t"
+    assert (bucket.names(), [str(each) for each in bucket.folders()]) == (["a"], [f"{bucket}/t"])
+    assert ((bucket / "t").folder, place_of(f"{bucket}/")) == (bucket, bucket)
+
+
 def put_below(place: Place, path: str, tmp_path: Path) -> None:
     """A file of one byte, in folders of its own."""
     if place.here is not None:
