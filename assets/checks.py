@@ -72,8 +72,7 @@ def judged(
     A run of several partitions reports each result by itself. What stops nothing is seen on the run, see
     `seen_on_the_run`.
     """
-    partitioned = context.has_partition_key or context.has_partition_key_range
-    partitions: list[str | None] = [*context.partition_keys] if partitioned else [None]
+    partitions: list[str | None] = [*context.partition_keys] if _is_of_partitions(context) else [None]
     for partition in partitions:
         look = judging(context, lake, clock, partition)
         with in_one_line():
@@ -86,6 +85,14 @@ def judged(
                 yield from results
             else:
                 report_results(context, partition, results, blocking=family.blocking)
+
+
+def _is_of_partitions(context: AssetCheckExecutionContext) -> bool:
+    """Whether a check is asked for of partitions: in a run that has some, checks may stand that know none."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        return False
+    graph = context.job_def.asset_layer.asset_graph
+    return any(graph.get(each).partitions_def is not None for each in context.selected_asset_check_keys)
 
 
 def judging(context: AssetCheckExecutionContext, lake: Lake, clock: Clock, partition: str | None) -> Judging:

@@ -64,7 +64,7 @@ CASES = [
     argument("a consumer of no table", "write it as keyspace.table", "consumers", "forget", "audit", "orders"),
     argument("a forecast of nothing", "0 is not in the range", "expire", "--forecast", "0"),
     argument("a forecast without end", "not in the range", "expire", "--forecast", "10001"),
-    argument("a dry forecast", "leave --dry-run out", "expire", "--forecast", "1", "--dry-run"),
+    argument("a dry forecast", "leave --dry-run and --cql out", "expire", "--forecast", "1", "--dry-run"),
     argument("a pace without forecast", "--every goes with --forecast", "expire", "--every", "2"),
     argument("a pace of nothing", "0 is not in the range", "expire", "--forecast", "1", "--every", "0"),
     argument("a forecast without a ring", "import a ring snapshot", "expire", "--forecast", "1"),

@@ -100,13 +100,13 @@ EXPORTS = [
     Case(
         "export: the inner table of the base",
         ("import", "{dir}/state.csv"),
-        "is cdc_streams_state, which is not taken in; export cdc_timestamps and cdc_streams",
+        "line 2: table_id 'x' is no UUID",
         {"state.csv": "table_id,last_token,stream_id,timestamp\nx,1,0x,y\n"},
     ),
     Case(
         "export: the inner table of changes",
         ("import", "{dir}/history.csv"),
-        "is cdc_streams_history, which is not taken in; export cdc_timestamps and cdc_streams",
+        "line 2: table_id 'x' is no UUID",
         {"history.csv": "table_id,timestamp,stream_state,last_token,stream_id\nx,y,1,1,0x\n"},
     ),
 ]

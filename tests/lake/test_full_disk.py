@@ -14,7 +14,7 @@ from support.files.export_files import TIME_MS, generation, streams_csv, timesta
 
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.errors import Unavailable
-from cdc_platform.lake import lake as lake_module
+from cdc_platform.lake import contract
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.lake.translate import translate
@@ -101,7 +101,7 @@ def test_a_write_that_fills_the_disk_is_told_of_in_the_same_words(disk: Path, mo
     lake = Lake(disk / "lake")
     cdc_tables.add(lake, Clock(Microseconds(TIME_MS * 1000)), "ks", "t", ttl_seconds=60)
     before = contents(disk)
-    monkeypatch.setattr(lake_module, "assert_room", lambda *_: None)
+    monkeypatch.setattr(contract, "assert_room", lambda *_: None)
     for free in (0, 4096):
         filler = leave(disk, free)
         with pytest.raises(Unavailable, match=r"writing platform\.\w+: no space left on .*; free some and run again"):
