@@ -8,7 +8,7 @@ from bench.base_writes import GENERATIONS, five_generations
 from bench.log import COLLECTIONS, PLAIN, typed_writes
 from bench.measure import Result, paired
 from bench.session import QUICK, Bench
-from cdc_platform.clock import HOUR_US, us_of
+from cdc_platform.clock import HOUR_US, SECOND_US, us_of
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.log.replay.on_spark import replayed
 from cdc_platform.log.volume import log_rows
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _ROWS = 2_000_000
 _QUICK_ROWS = 20_000
-_MICROSECONDS = 1_000_000
 
 
 def log_replay(bench: Bench) -> list[Result]:
@@ -47,7 +46,7 @@ def _result(bench: Bench, row: str, schema: TableSchema, path: str) -> Result:
     pairs = paired(
         lambda: _spend(replayed(schema, read.load(path))), lambda: _spend(sorted_rows()), repeats=bench.sizes.repeats
     )
-    micros = pairs.seconds * cores / rows * _MICROSECONDS
+    micros = pairs.seconds * cores / rows * SECOND_US
     details = {"log_rows": rows, "of_the_floor": pairs.ratio}
     at = f"{rows:,} log rows; µs of a core a row"
     floor = "bringing the same rows together by key"

@@ -10,7 +10,7 @@ from lark import Lark
 from bench.base_writes import five_generations
 from bench.measure import Result, seconds
 from bench.session import QUICK, Bench
-from cdc_platform.clock import Clock, Microseconds, us_of
+from cdc_platform.clock import MINUTE_US, Clock, Microseconds, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.scripts.keeping import keep
 from cdc_platform.settings import Settings
@@ -88,7 +88,7 @@ def _one_more(lake: Lake) -> float:
 
 def _keep(lake: Lake, text: str, turn: int) -> None:
     start_us = us_of(Timeline.read(lake).known[-1].time_ms)
-    result = keep(text, lake, Clock(Microseconds(start_us + 60_000_000 * (turn + 1))), Settings())
+    result = keep(text, lake, Clock(Microseconds(start_us + MINUTE_US * (turn + 1))), Settings())
     failed = [str(each.error) for each in result.outcomes if each.error is not None]
     if failed:
         raise AssertionError(failed[0])

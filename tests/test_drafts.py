@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,16 +58,16 @@ def test_a_file_is_written_at_once(tmp_path: Path) -> None:
 def test_a_secret_is_its_owners_alone_from_the_first_byte_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft has the mode before there is anything in it, and the file has it whatever it had before."""
     modes = []
-    write_text = Path.write_text
+    write_bytes = Path.write_bytes
 
-    def seen(draft: Path, text: str, **options: Any) -> int:
+    def seen(draft: Path, content: bytes) -> int:
         modes.append(stat.S_IMODE(draft.stat().st_mode))
-        return write_text(draft, text, **options)
+        return write_bytes(draft, content)
 
     target = tmp_path / "ui.token"
     target.write_text("old")
     target.chmod(0o644)
-    monkeypatch.setattr(Path, "write_text", seen)
+    monkeypatch.setattr(Path, "write_bytes", seen)
     drafts.write(target, "secret", mode=0o600)
     assert modes == [0o600]
     assert (stat.S_IMODE(target.stat().st_mode), target.read_text()) == (0o600, "secret")
@@ -81,7 +80,7 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Path, monkeypatch: pytest
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
         drafts.write(tmp_path / "settings.json", "new")
     monkeypatch.undo()

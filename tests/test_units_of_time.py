@@ -32,6 +32,7 @@ COUNTS = {
     "life.peak": "bytes",
     "rehearsal.used": "bytes",
     "rehearsal._ALLOWED_BYTES": "bytes",
+    "scripts._QUICK_STATEMENTS": "statements of a benchmark",
     "log._FULL": "writes of a benchmark",
     "session.growth": "generations of a benchmark",
 }

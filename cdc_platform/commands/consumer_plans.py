@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cdc_platform.clock import DAY_SECONDS
 from cdc_platform.commands.arguments import TABLE_NAME, TTL
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -30,7 +31,7 @@ def _settings(*names: str) -> Callable[[_F], _F]:
     def with_options(command: _F) -> _F:
         for name in reversed(names):
             least = 1 if name in ("window", "cycle") else 0
-            kind = click.IntRange(least, 366 * 86_400)
+            kind = click.IntRange(least, 366 * DAY_SECONDS)
             command = click.option(f"--{name}", type=kind, metavar="SECONDS", help=_SETTINGS[name])(command)
         return command
 
@@ -150,7 +151,7 @@ def _parts(
         found = cdc_tables.find(lake, *table)
         seconds = found.ttl_seconds if ttl is None else ttl
         return seconds, ahead.parts_of(lake, found, client, session.clock.now_us(), seconds)
-    seconds = 86_400 if ttl is None else ttl
+    seconds = DAY_SECONDS if ttl is None else ttl
     if streams is None:
         from cdc_platform.lifecycle.expiry import growth
         from cdc_platform.records.ring import current_ring
@@ -170,7 +171,7 @@ def _show(client: Client, made: Plan, told: dict[str, Any]) -> None:
         ("client", f"{client.name}: {how}, {behind}"),
         ("reads", f"{told['streams']:,} streams in {made.groups:,} groups, {sets}, {back}"),
         ("cold start", f"{made.windows:,} windows of each group, {made.requests:,} requests in all"),
-        ("then", f"{made.requests_a_day:,} requests a day, {made.requests_a_day / 86_400:,.1f} a second"),
+        ("then", f"{made.requests_a_day:,} requests a day, {made.requests_a_day / DAY_SECONDS:,.1f} a second"),
         ("checkpoints", f"{made.checkpoints:,} kept, at most {made.checkpoint_writes_a_day:,} written a day"),
     ]
     if asks_by_shard:

@@ -10,9 +10,9 @@ import numpy as np
 from cdc_platform.errors import NotFound, PlatformError, StateError
 from cdc_platform.generations.comparison import compare
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import NODES
 from cdc_platform.pictures.rings import slices
 from cdc_platform.records import descriptions, generation_data
+from cdc_platform.records.ring import columns
 from cdc_platform.ring import Ring
 from cdc_platform.timeline import Generation
 from cdc_platform.timeline.keys import Keys
@@ -23,7 +23,7 @@ CIRCLE = 100_000
 
 def addresses(lake: Lake, keys: Keys) -> dict[str, str]:
     """The address of every node that joined here, or is in the ring, by its host ID."""
-    rows = lake.read(NODES, ["host_id", "address"])
+    rows = columns(lake, ["host_id", "address"])
     now = dict(zip(rows["host_id"].to_pylist(), rows["address"].to_pylist(), strict=True))
     return {join.host_id: join.address for join in keys.joins} | {host: name for host, name in now.items() if name}
 

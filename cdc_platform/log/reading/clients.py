@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-DAY_S = 86_400
+from cdc_platform.clock import DAY_SECONDS
+
 MOST_IN_A_QUERY = 100
 """Streams that a server takes in one query: `max_partition_key_restrictions_per_query`, by default."""
 MOST_SHARDS_A_PAGE = 100
@@ -55,7 +56,7 @@ CLIENTS = {
         Client("rust", Group.RANGE, Group.STREAM, Group.STREAM, 30, 60, 10, 10, 10),
         Client("java", Group.RANGE, Group.TABLE, Group.RANGE, 30, 30, 30, 30, 0),
         Client("connector", Group.RANGE, Group.TABLE, Group.RANGE, 30, 30, 30, 30, 60),
-        Client("alternator", Group.STREAM, Group.STREAM, Group.STREAM, 10, DAY_S, 1, 60, 0),
+        Client("alternator", Group.STREAM, Group.STREAM, Group.STREAM, 10, DAY_SECONDS, 1, 60, 0),
     )
 }
 """By name. Java's reader has one task for all tablets of a table (scylla-cdc-java#190). Alternator's shard is a stream
@@ -122,14 +123,14 @@ def plan(client: Client, parts: Iterable[Part]) -> Plan:
     read = list(parts)
     newest = read[-1]
     groups, kept = newest.count(client), newest.kept(client)
-    reads_a_day = DAY_S // max(client.cycle_s, 1)
+    reads_a_day = DAY_SECONDS // max(client.cycle_s, 1)
     return Plan(
         groups,
         sum(part.windows(client) for part in read),
         sum(part.windows(client) * part.count(client) for part in read),
         groups * reads_a_day,
         sum(part.kept(client) for part in read),
-        kept * (DAY_S // client.flush_s if client.flush_s else reads_a_day),
+        kept * (DAY_SECONDS // client.flush_s if client.flush_s else reads_a_day),
         -(-newest.streams // groups),
         -(-newest.streams // MOST_SHARDS_A_PAGE),
     )
