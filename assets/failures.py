@@ -25,4 +25,6 @@ def in_one_line() -> Iterator[None]:
     except ConflictError:
         raise
     except PlatformError as error:
-        raise Failure(str(error), metadata={"class": type(error).__name__}, allow_retries=False) from None
+        raise Failure(
+            str(error), metadata={"class": type(error).__name__, "code": error.code}, allow_retries=False
+        ) from None

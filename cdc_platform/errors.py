@@ -19,6 +19,8 @@ class PlatformError(Exception):
     """Base of every error the platform raises on purpose. The message is one line, fit to be shown to a person."""
 
     exit_code = 2
+    code = "refused"
+    """What kind of refusal it is. It stays, whatever the message says; docs/codes.md has a row for each."""
 
     def __init__(self, message: str) -> None:
         text = " ".join(message.split())
@@ -28,25 +30,85 @@ class PlatformError(Exception):
 class InputError(PlatformError, ValueError):
     """What was handed in breaks a rule; nothing was written."""
 
+    code = "input"
+
 
 class NotFound(PlatformError, LookupError):
     """What was asked for is not there: an unknown generation, timestamp, table or file."""
+
+    code = "not-found"
+
+
+class UnknownTable(NotFound):
+    """A table is named that is not known here."""
+
+    code = "unknown-table"
+
+
+class UnknownGeneration(NotFound):
+    """A generation is named that is not known here, or has been removed."""
+
+    code = "unknown-generation"
 
 
 class StateError(PlatformError):
     """The lake is in a state in which the step must not run: an earlier join is unfinished, rows are missing."""
 
+    code = "state"
+
+
+class UnfinishedJoin(StateError):
+    """An earlier join, or a repair, is unfinished and comes first."""
+
+    code = "join-unfinished"
+
+
+class ClockRefused(StateError):
+    """The clock cannot be right: a generation that is made now would start too far before the newest one."""
+
+    code = "clock"
+
+
+class NoConditionalWrites(StateError):
+    """The store lets two writers both put one object, so nothing may be written to it."""
+
+    code = "no-conditional-writes"
+
 
 class StoreFailure(StateError):
     """The files of a table could not be read or written as they are: one is gone, cut off, or not what its log says."""
+
+    code = "store"
 
 
 class EnvironmentProblem(PlatformError):
     """The machine lacks something: Java, the JARs, a writable home, disk."""
 
+    code = "environment"
+
+
+class NoJava(EnvironmentProblem):
+    """There is no Java that Spark can run on."""
+
+    code = "java"
+
+
+class NewerLayout(EnvironmentProblem):
+    """A newer version wrote the home."""
+
+    code = "newer-layout"
+
 
 class Unavailable(EnvironmentProblem):
     """The machine does not let files be read or written now: no permission, no answer, no space. It is no damage."""
+
+    code = "unavailable"
+
+
+class NotLetIn(Unavailable):
+    """A store refuses the credentials that it is asked with: there are none, they are wrong, or they have expired."""
+
+    code = "credentials"
 
 
 def no_space(place: object, what: str = "") -> Unavailable:
@@ -63,17 +125,21 @@ def is_full(error: OSError) -> bool:
 class ConflictError(PlatformError):
     """Other writers kept winning for as long as the bounded retries lasted; running the step again is safe."""
 
+    code = "conflict"
+
 
 class AuditFailed(PlatformError):
     """An invariant of a generation is violated; the step that would rely on it was not taken."""
 
     exit_code = 1
+    code = "audit-failed"
 
 
 class WriteRefused(PlatformError):
     """The acceptance rule refuses a write. `verdict` is the rule's class, see generations.metadata.Verdict."""
 
     exit_code = 1
+    code = "write-refused"
 
     def __init__(self, verdict: str, message: str) -> None:
         super().__init__(message)

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cdc_platform import drafts
-from cdc_platform.errors import EnvironmentProblem, InputError, is_full, no_space
+from cdc_platform.errors import EnvironmentProblem, InputError, NewerLayout, is_full, no_space
 from cdc_platform.places import Place, Stored, is_address, place_of
 from cdc_platform.settings import Settings, load_settings
 
@@ -177,7 +177,7 @@ def _damaged(marker: Path | Place, mend: str) -> EnvironmentProblem:
 
 def _refuse_newer(root: Path | Place, layout: object, mend: str) -> None:
     if not isinstance(layout, int) or layout > LAYOUT:
-        raise EnvironmentProblem(
+        raise NewerLayout(
             f"home {root} has layout {layout}, written by a newer version; this one knows up to {LAYOUT}: upgrade, "
             f"or {mend}"
         )

@@ -35,6 +35,7 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class ServiceDied(PlatformError):
     """A service ended that should have gone on; or it did not answer in time."""
 
+    code = "service-died"
     exit_code = 1
 
 

@@ -66,7 +66,7 @@ def test_a_home_is_up_once(serving: Serving) -> None:
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2
     held = r"is up already \(processes \d+ \d+ \d+ \d+\); end that one, or choose another home"
-    assert re.fullmatch(f"error: home {serving.home} {held}", said.strip())
+    assert re.fullmatch(f"error: home {serving.home} {held} \\[[a-z-]+\\]", said.strip())
 
 
 @pytest.mark.spark
@@ -76,7 +76,10 @@ def test_a_taken_port_is_refused(serving: Serving, tmp_path: Path) -> None:
     other = Serving(tmp_path / "home").command("up", "--port", port)
     said = other.communicate(timeout=60)[1]
     assert other.returncode == 2
-    assert said.strip() == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any"
+    assert (
+        said.strip()
+        == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any [input]"
+    )
 
 
 @pytest.mark.spark
@@ -97,7 +100,10 @@ def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
     os.kill(daemon, signal.SIGKILL)
     code, said = serving.end()
     assert code == 1
-    assert said.strip() == f"error: the Dagster daemon was killed by SIGKILL; its log is {logs}/dagster-daemon.log"
+    assert (
+        said.strip()
+        == f"error: the Dagster daemon was killed by SIGKILL; its log is {logs}/dagster-daemon.log [service-died]"
+    )
     assert serving.processes() == {}
 
 

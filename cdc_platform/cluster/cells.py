@@ -33,6 +33,8 @@ from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, stored_columns, sto
 class OtherColumns(StateError):
     """The log has other columns than its table was known to have: the table was altered meanwhile."""
 
+    code = "other-columns"
+
 
 @dataclass
 class LogRows:

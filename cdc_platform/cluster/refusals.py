@@ -41,17 +41,25 @@ DRIVER_ERRORS = (
 class Unreachable(EnvironmentProblem):
     """A node, or all of them, could not be reached or did not answer; another try may go better."""
 
+    code = "unreachable"
+
 
 class Refused(EnvironmentProblem):
     """The cluster does not let us in: credentials or certificates."""
+
+    code = "not-let-in"
 
 
 class NoTable(NotFound):
     """This version of the server has no such table."""
 
+    code = "no-such-table"
+
 
 class NotGranted(StateError):
     """The role may not read a table. `grant` is the statement that lets it."""
+
+    code = "not-granted"
 
     def __init__(self, table: str, role: str) -> None:
         self.grant = f"GRANT SELECT ON {table} TO {role}"

@@ -107,7 +107,7 @@ def _keep(judging: Judging, judgements: list[Judgement]) -> None:
     try:
         keep(judging, judgements, all_of_them=judging.asked_of == EVERYTHING)
     except (PlatformError, OSError) as error:
-        warn(f"what was judged is not kept, so status will not know of it: {error}")
+        warn(f"what was judged is not kept, so status will not know of it: {error}", code="not-kept")
 
 
 def _accept(session: Session, accepted: str, because: str, as_json: bool) -> None:
@@ -134,7 +134,7 @@ def _tell_gaps(session: Session) -> None:
     from cdc_platform.log.gaps import told
 
     for line in told(session.lake()):
-        warn(line)
+        warn(line, code="log-gap")
 
 
 def _tell_observed(session: Session, *, clean: bool) -> None:
@@ -145,9 +145,12 @@ def _tell_observed(session: Session, *, clean: bool) -> None:
     if found is None:
         return
     if clean and lift(session.lake(), session.clock):
-        warn("everything is whole now: this home is no longer only observed")
+        warn("everything is whole now: this home is no longer only observed", code="whole-again")
     else:
-        warn(f"this home is only observed since {format_us(found.since_us)}: nothing is built on it until it is clean")
+        since = format_us(found.since_us)
+        warn(
+            f"this home is only observed since {since}: nothing is built on it until it is clean", code="only-observed"
+        )
 
 
 def _judged(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from cdc_platform.clock import format_us, parse_time_us
@@ -35,9 +37,11 @@ def consume(session: Session, table: tuple[str, str], name: str, until: str | No
     reader.check_name(name)
     lake = session.lake()
     schema = schema_of(lake, *table)
-    consumer, rows = reader.consume(lake, session.clock, schema, name, until_us=until_us, tell=warn)
+    consumer, rows = reader.consume(
+        lake, session.clock, schema, name, until_us=until_us, tell=partial(warn, code="reading")
+    )
     for line in told(lake, [schema.full_name]):
-        warn(line)
+        warn(line, code="log-gap")
     facts = {
         "name": name,
         "table": schema.full_name,

@@ -97,7 +97,8 @@ def plan(
     if made.is_refused and name != "alternator":
         warn(
             f"a query names {made.streams_a_query} streams, and a server takes {clients.MOST_IN_A_QUERY} by default: "
-            "raise max_partition_key_restrictions_per_query"
+            "raise max_partition_key_restrictions_per_query",
+            code="query-too-wide",
         )
 
 

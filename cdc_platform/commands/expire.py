@@ -137,7 +137,8 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     if not no_tables.are_told(lake):
         warn(
             "nobody has said which tables have a CDC log, so nothing expires here; do so with: cdc-platform tables "
-            "add KS.T --ttl SECONDS, or cdc-platform tables none"
+            "add KS.T --ttl SECONDS, or cdc-platform tables none",
+            code="no-tables",
         )
     if as_json:
         write_json(

@@ -59,7 +59,12 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
             raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
         at = copying.settled_versions(lake)
         copying.put(note, json.dumps({"from": begun.name, "versions": at}))
-    copied = copying.copy(lake, Lake(f"{to}/lake"), at, lambda name: None if as_json else warn(f"copying {name}"))
+
+    def tell(name: str) -> None:
+        if not as_json:
+            warn(f"copying {name}", code="progress")
+
+    copied = copying.copy(lake, Lake(f"{to}/lake"), at, tell)
     copying.put_settings(begun.name, to)
     open_home(to)
     note.remove()

@@ -61,13 +61,16 @@ def import_files(
     sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
     with session.making_home() as home:
         report = import_sources(Lake(home.lake), session.clock, sources)
-    for warning in [*report.warnings, *report.flaws[:_MOST_FLAWS]]:
-        warn(warning)
+    for warning in report.warnings:
+        warn(warning, code="import-incomplete")
+    for flaw in report.flaws[:_MOST_FLAWS]:
+        warn(flaw, code="flaw")
     if report.flaws:
         more = len(report.flaws) - _MOST_FLAWS
         warn(
             f"{f'and {more} more; ' if more > 0 else ''}what is not whole was taken in as it is: the home is only "
-            "observed until cdc-platform check is clean, and nothing is built on it"
+            "observed until cdc-platform check is clean, and nothing is built on it",
+            code="only-observed",
         )
     if as_json:
         write_json(document_of_import(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,9 +63,18 @@ def ingest(
 
     cluster = known.find(session.open_home(), name)
     pace = Pace(_us(confidence), None if again_after is None else _us(again_after))
-    done = bring(cluster, session.clock, *table, workers(), pace=pace, until_us=until_us, way=by, tell=warn)
+    done = bring(
+        cluster,
+        session.clock,
+        *table,
+        workers(),
+        pace=pace,
+        until_us=until_us,
+        way=by,
+        tell=partial(warn, code="reading"),
+    )
     for line in told(_lake(cluster.home), [done.table]):
-        warn(line)
+        warn(line, code="log-gap")
     if as_json:
         write_json(_document(done))
         return

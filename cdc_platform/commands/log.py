@@ -67,8 +67,10 @@ def log(
     else:
         result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict, values=given)
     notes = _notes(result)
-    for line in (*result.left, *notes):
-        warn(line)
+    for line in result.left:
+        warn(line, code="left-out")
+    for line in notes:
+        warn(line, code="row-ttl")
     if as_json:
         statements = [_facts(outcome) for outcome in result.outcomes]
         write_json({"statements": statements, "tables": _tables(result), "summary": result.summary, "notes": notes})
@@ -139,7 +141,9 @@ def _finish(ctx: click.Context, result: Result, name: str) -> None:
     """The exit code, with one line about the first statement that asks for it."""
     if result.wrong is not None and result.wrong.error is not None:
         number, line = result.outcomes.index(result.wrong) + 1, result.wrong.statement.line
-        raise InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
+        refused = InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
+        refused.code = result.wrong.error.code
+        raise refused
     if result.refused is not None or result.passed_over is not None:
         ctx.exit(1)
 
@@ -189,7 +193,7 @@ def _show_rows(title: str, rows: list[dict[str, object]]) -> None:
     columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     write_table(title, columns, [[plain(row[name]) for name in columns] for row in rows[:_MOST_SHOWN]])
     if len(rows) > _MOST_SHOWN:
-        warn(f"{len(rows) - _MOST_SHOWN} more rows are not shown; --json has them all")
+        warn(f"{len(rows) - _MOST_SHOWN} more rows are not shown; --json has them all", code="more-rows")
 
 
 def _short(text: str) -> str:

@@ -38,9 +38,9 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
     cluster = known.find(session.open_home(), name)
     seen = look(cluster, session.clock)
     for warning in seen.warnings:
-        warn(warning)
+        warn(warning, code="cluster-rows")
     for line in seen.incomplete:
-        warn(f"left out: {line}")
+        warn(f"left out: {line}", code="left-out")
     if as_json:
         write_json(_document(seen))
     else:

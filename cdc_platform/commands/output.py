@@ -193,9 +193,9 @@ def time_of(ms: Milliseconds | None) -> str | None:
     return None if ms is None else format_ms(ms)
 
 
-def warn(text: str) -> None:
-    """A remark that is not part of the result, on standard error."""
-    click.echo(f"warning: {escaped(text)}", err=True)
+def warn(text: str, *, code: str) -> None:
+    """A remark that is not part of the result, on standard error; its `code` ends the line, docs/codes.md has it."""
+    click.echo(f"warning: {escaped(text)} [{code}]", err=True)
 
 
 def write_trials(trials: Sequence[Trial]) -> None:

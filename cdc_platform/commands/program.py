@@ -22,7 +22,7 @@ from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.commands.arguments import CLOCK_TIME
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
-from cdc_platform.errors import PlatformError, is_full, no_space
+from cdc_platform.errors import PlatformError, Unavailable, is_full, no_space
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.looking import OPTION, looking_on
 
@@ -90,11 +90,11 @@ _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list
 
 
 class Failure(click.ClickException):
-    """A failure as it is shown: one line on standard error, and the exit code."""
+    """A failure as it is shown: one line on standard error, its `kind` (a code of docs/codes.md), and the exit code."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, kind: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.kind = code, kind
 
 
 class _Remark(logging.Formatter):
@@ -139,7 +139,7 @@ class Program(click.Group):
             raise
         except PlatformError as error:
             _trace(ctx)
-            raise Failure(str(error), error.exit_code) from error
+            raise Failure(str(error), error.exit_code, error.code) from error
         except KeyboardInterrupt:
             raise Failure("interrupted", INTERRUPTED) from None
         except OSError as error:
@@ -149,15 +149,17 @@ class Program(click.Group):
                 raise click.exceptions.Exit(DONE) from None
             _trace(ctx)
             if is_full(error):
-                raise Failure(str(no_space(error.filename or "the device")), WRONG_REQUEST) from error
+                full = no_space(error.filename or "the device")
+                raise Failure(str(full), WRONG_REQUEST, full.code) from error
             where = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST) from error
+            raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST, Unavailable.code) from error
         except Exception as error:
             _trace(ctx)
             raise Failure(
                 f"this is a defect of {NAME}: {type(error).__name__}: {str(error)[:300]}; "
                 f"{NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
                 DEFECT,
+                "defect",
             ) from error
 
     def main(self, args: Any = None, prog_name: str | None = None, *pos: Any, **extra: Any) -> NoReturn:
@@ -168,7 +170,8 @@ class Program(click.Group):
         except click.Abort:
             sys.exit(INTERRUPTED)
         except click.ClickException as error:
-            click.echo(f"error: {escaped(_line(error))}", err=True)
+            kind = error.kind if isinstance(error, Failure) else "usage"
+            click.echo(f"error: {escaped(_line(error))}{f' [{kind}]' if kind else ''}", err=True)
             sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
         try:
             if sys.stdout is not None:

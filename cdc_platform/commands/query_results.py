@@ -51,7 +51,8 @@ def write_shown(rows: Rows, most: int) -> None:
     values = rows.values()
     first = list(islice(values, most))
     if next(values, None) is not None:
-        warn(f"only the first {most} rows are shown; --limit N shows more, --json, --csv and --parquet all")
+        more = "--limit N shows more, --json, --csv and --parquet all"
+        warn(f"only the first {most} rows are shown; {more}", code="more-rows")
     write_table("", names, first)
 
 

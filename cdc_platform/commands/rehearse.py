@@ -77,7 +77,8 @@ def rehearse(
     for table, effect in beyond.items():
         place = effects.index(effect)
         change = f"{effect.kind} {effect.subject}".strip()
-        warn(f"{table} passes {max_bytes} bytes after line {place} ({change}): {effect.kept[table]} bytes")
+        passes = f"{table} passes {max_bytes} bytes after line {place} ({change}): {effect.kept[table]} bytes"
+        warn(passes, code="too-large")
 
 
 def _steps(file: str) -> list[Step]:

@@ -112,4 +112,4 @@ def _write(checkup: Checkup, result: dict[str, object]) -> None:
     if rows:
         write_table("", ("", "condition", "detail"), rows)
     for line in checkup.blocked_by:
-        warn(f"blocked: {line}")
+        warn(f"blocked: {line}", code="repair-blocked")

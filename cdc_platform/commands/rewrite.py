@@ -68,9 +68,9 @@ def rewrite(
         tell=logger.info,
     )
     if not done.decisions:
-        warn(done.ended)
+        warn(done.ended, code="nothing-to-do")
     for decision in done.missing:
-        warn(f"{format_ms(decision.time_ms)}: {decision.reason}")
+        warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
     if as_json:
         write_json(_rows(done))
         return

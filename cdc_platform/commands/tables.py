@@ -63,7 +63,7 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
     from cdc_platform.log.gaps import told
 
     for line in told(lake):
-        warn(line)
+        warn(line, code="log-gap")
     if as_json:
         write_json(rows)
         return

@@ -272,10 +272,11 @@ def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -
         if each.at_risk_ms:
             warn(
                 f"{each.full_name}: rows of {len(each.at_risk_ms)} stream sets "
-                f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written"
+                f"{'can be' if dry_run else 'could be'} in the log still: the TTL was larger when they were written",
+                code="rows-at-risk",
             )
         for held in each.held_back:
-            warn(str(held))
+            warn(str(held), code="held-back")
     if as_json:
         write_json(rows)
         return
@@ -295,7 +296,8 @@ def _known_tables(lake: Lake) -> list[_Name]:
     names = tablet_sets.tables(lake)
     for keyspace, table in names:
         if (keyspace, table) not in known:
-            warn(f"{keyspace}.{table} is left alone: its TTL is not known; cdc-platform tables add {keyspace}.{table}")
+            mend = f"cdc-platform tables add {keyspace}.{table}"
+            warn(f"{keyspace}.{table} is left alone: its TTL is not known; {mend}", code="ttl-unknown")
     return [name for name in names if name in known]
 
 

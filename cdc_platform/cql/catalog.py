@@ -22,7 +22,7 @@ from cdc_platform.cql.types import (
     listed,
     scalar,
 )
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError, NotFound, UnknownTable
 
 _COLLECTIONS = {"list": 1, "set": 1, "map": 2}
 
@@ -85,7 +85,7 @@ class Catalog:
             return tables[table]
         if table.removesuffix(LOG_SUFFIX) in tables:
             raise InputError(f"{keyspace}.{table} is a CDC log; its rows come from writes to the base table alone")
-        raise NotFound(f"unknown table {keyspace}.{table}; {listed(tables)}")
+        raise UnknownTable(f"unknown table {keyspace}.{table}; {listed(tables)}")
 
     def base_of_log(self, name: Name) -> TableSchema | None:
         """The table of which a name is the log; None where it is that of a table itself, or of nothing."""

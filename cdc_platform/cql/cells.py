@@ -24,6 +24,8 @@ LIST_INDEX = "scylla_timeuuid_list_index"
 class OutsideOfList(InputError):
     """A list has no element at the index that a write names: that is so at its moment, not by what the write says."""
 
+    code = "list-index"
+
 
 @dataclass(frozen=True)
 class Writing:

@@ -6,7 +6,7 @@ Pure arithmetic; the clock and the generations that are there already are handed
 from __future__ import annotations
 
 from cdc_platform.clock import ONE_MS, Milliseconds, format_ms
-from cdc_platform.errors import StateError
+from cdc_platform.errors import ClockRefused
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 
 
@@ -57,7 +57,7 @@ def next_generation_timestamp(
     if last_ms is None:
         return candidate_ms
     if last_ms - candidate_ms > slack_ms:
-        raise StateError(
+        raise ClockRefused(
             f"the new generation would start at {format_ms(candidate_ms)}, but the newest one starts at"
             f" {format_ms(last_ms)}, more than {slack_ms} ms later: the clock is behind; set it right and run again"
         )

@@ -21,7 +21,7 @@ from cdc_platform.clock import (
     ms_to_datetime,
     parse_time_ms,
 )
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError, UnknownGeneration
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -163,7 +163,7 @@ def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
     for each in held:
         if each.id == name.lower() or (time is not None and each.time_ms == time):
             return each
-    raise NotFound(f"no generation {name} is known; list them with: cdc-platform generations")
+    raise UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
 
 
 def ledger_times(lake: Lake) -> dict[str, Milliseconds]:

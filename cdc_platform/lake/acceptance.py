@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.errors import InputError, NotFound, StateError, UnknownTable
 from cdc_platform.lake import commits, digests, files, verification
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -53,7 +53,7 @@ def accept(lake: Lake, name: str, version: int, because: str) -> Accepted:
     keyspace, _, short = name.partition(".")
     table = Table(keyspace, short, pa.schema([]), (), "")
     if (keyspace, short) not in stored_names(lake):
-        raise NotFound(f"there is no table {name} in this home; check shows the tables that have foreign commits")
+        raise UnknownTable(f"there is no table {name} in this home; check shows the tables that have foreign commits")
     return until_first(f"accepting version {version} of {name}", lambda: _accept(lake, table, version, because))
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from threading import Barrier
 
-from cdc_platform.errors import StateError
+from cdc_platform.errors import NoConditionalWrites
 from cdc_platform.lake.room import assert_room
 from cdc_platform.places import Place, Stored
 
@@ -26,7 +26,7 @@ def assert_fit(place: Place, size: int, what: str) -> None:
 
     Raises:
         Unavailable: the disk has no room.
-        StateError: the store does not keep it.
+        NoConditionalWrites: the store does not keep it.
     """
     if isinstance(place, Stored):
         assert_kept(place, what)
@@ -38,10 +38,10 @@ def assert_kept(root: Stored, what: str) -> None:
     """Hold that the store of a lake lets one of several writers win.
 
     Raises:
-        StateError: it does not, or has not when it was tried out.
+        NoConditionalWrites: it does not, or has not when it was tried out.
     """
     if not _is_kept(root):
-        raise StateError(
+        raise NoConditionalWrites(
             f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
             "at and not written to; turn conditional writes on in the store, remove "
             f"{_note(root)} and try again, or use another store"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.errors import NoJava
 
 OLDEST = 17
 _MEND = (
@@ -35,7 +35,7 @@ def find_java() -> Java:
     """The Java that Spark will take: `$JAVA_HOME/bin/java`, else `java` on PATH.
 
     Raises:
-        EnvironmentProblem: there is none, it does not run, or it is older than 17.
+        NoJava: there is none, it does not run, or it is older than 17.
     """
     return _ask(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
 
@@ -50,16 +50,14 @@ def java_version() -> str:
 def _ask(home: str, path: str) -> Java:
     executable = str(Path(home, "bin", "java")) if home else shutil.which("java", path=path)
     if executable is None:
-        raise EnvironmentProblem(f"no Java found, Spark needs {OLDEST} or newer; {_MEND}")
+        raise NoJava(f"no Java found, Spark needs {OLDEST} or newer; {_MEND}")
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise EnvironmentProblem(f"Java at {executable} does not run ({error}); {_MEND}") from None
+        raise NoJava(f"Java at {executable} does not run ({error}); {_MEND}") from None
     version = answer.stderr + answer.stdout
     match = re.search(r'version "(?:1\.)?(\d+)', version)
     major = int(match[1]) if match else 0
     if major < OLDEST:
-        raise EnvironmentProblem(
-            f"Java at {executable} is version {major or 'unknown'}, Spark needs {OLDEST} or newer; {_MEND}"
-        )
+        raise NoJava(f"Java at {executable} is version {major or 'unknown'}, Spark needs {OLDEST} or newer; {_MEND}")
     return Java(executable, major, version)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class OnlyObserved(StateError):
     """The lake is only observed, and a step would have built on it; nothing was written."""
 
+    code = "only-observed"
+
 
 @dataclass(frozen=True)
 class Standing:

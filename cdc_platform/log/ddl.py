@@ -18,7 +18,7 @@ from cdc_platform.cql.names import quoted
 from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import UserType
-from cdc_platform.errors import NotFound, StateError
+from cdc_platform.errors import NotFound, StateError, UnknownTable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_tables import CdcTable
@@ -38,7 +38,7 @@ def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
     """
     found = known_tables(Catalog(), [cdc_tables.find(lake, keyspace, table)])
     if not found:
-        raise NotFound(
+        raise UnknownTable(
             f"the definition of {keyspace}.{table} is not known; make the table with: cdc-platform log FILE.cql --keep"
         )
     return found[0]

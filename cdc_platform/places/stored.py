@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
+from cdc_platform.errors import EnvironmentProblem, InputError, NotLetIn, PlatformError, Unavailable
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "A
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
+_NOT_LET_IN = re.compile(r"status code: 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId", flags=re.IGNORECASE)
 
 
 def plain(path: PurePosixPath) -> str:
@@ -247,7 +248,8 @@ def _told(place: Stored, error: Exception) -> Unavailable:
     text = str(error).split("Debug source")[0]
     status = _STATUS.search(text)
     said = status[1].strip() if status else " ".join(text.split())[:200]
-    return Unavailable(
+    kind = NotLetIn if _NOT_LET_IN.search(text) else Unavailable
+    return kind(
         f"{place.root} does not answer as a store does ({said}); check that the bucket is there, the endpoint and the "
         "credentials in the environment, and run it again"
     )

@@ -30,7 +30,7 @@ from cdc_platform.clock import (
 )
 from cdc_platform.cql.names import MOST_NAME, is_name
 from cdc_platform.cql.schema import LOG_SUFFIX
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError, UnknownTable
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
@@ -346,8 +346,8 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
     ]
 
 
-def _unknown(keyspace: str, table: str) -> NotFound:
-    return NotFound(
+def _unknown(keyspace: str, table: str) -> UnknownTable:
+    return UnknownTable(
         f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, "
         f"or tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_datetime
-from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.errors import InputError, NotFound, StateError, UnfinishedJoin
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.lake.turns import JOINS, in_turn
@@ -78,7 +78,7 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         # Who waits is read before the ring: a join that ends in between is then in both, and in none never.
         ahead = waiting(lake)
         if to_run_now and ahead:
-            raise StateError(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
+            raise UnfinishedJoin(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
         members = {node.host_id: node for node in current_ring(lake).nodes}
         joining = [each.node for each in _joins(lake, ahead) if each.node.host_id not in members]
         ring = Ring.of([*members.values(), *joining])
@@ -163,7 +163,7 @@ def assert_next(lake: Lake, generation_id: str) -> None:
     """
     head = waiting(lake)
     if any(join.generation_id == generation_id for join in head[1:]):
-        raise StateError(f"generation {generation_id} must wait: {_in_the_way(head[0])}")
+        raise UnfinishedJoin(f"generation {generation_id} must wait: {_in_the_way(head[0])}")
     if not any(join.generation_id == generation_id for join in head) and not _introduced(lake, generation_id):
         raise StateError(f"generation {generation_id}: its bootstrap event was withdrawn; queue the node again")
 

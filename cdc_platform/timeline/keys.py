@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cdc_platform.clock import Milliseconds, format_ms, parse_time_ms
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError, NotFound, UnknownGeneration
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
 from cdc_platform.records.inbox import MAKING, WITHDRAW
@@ -95,7 +95,9 @@ class Keys:
         number, digits = int(named[1]), named[2]
         join = self.joins[number - 1] if 0 < number <= len(self.joins) else None
         if join is None or not join.generation_id.startswith(digits):
-            raise NotFound(f"no join in the inbox makes generation {key}; list them with: cdc-platform generations")
+            raise UnknownGeneration(
+                f"no join in the inbox makes generation {key}; list them with: cdc-platform generations"
+            )
         return join.generation_id
 
     @cached_property

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_from_datetime, ms_of, us_of
-from cdc_platform.errors import NotFound
+from cdc_platform.errors import NotFound, UnknownGeneration
 from cdc_platform.generations import GenerationId, operating_index
 from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Switch
@@ -110,7 +110,7 @@ class Timeline:
                 return each
         self.assert_not_removed(name)
         shown = name if isinstance(name, str) else format_ms(name)
-        raise NotFound(f"no generation {shown} is known; list them with: cdc-platform generations")
+        raise UnknownGeneration(f"no generation {shown} is known; list them with: cdc-platform generations")
 
     def called(self, name: str, now_us: Microseconds) -> Generation:
         """The generation that people call so: `latest`, `operating` (at `now_us`), or by the begin of its UUID or time.
@@ -121,13 +121,15 @@ class Timeline:
         if name in ("latest", "operating"):
             found = self.newest if name == "latest" else self.operating(now_us)
             if found is None:
-                raise NotFound(f"no generation is {name}; list them with: cdc-platform generations")
+                raise UnknownGeneration(f"no generation is {name}; list them with: cdc-platform generations")
             return found
         several = [each for each in self.known if (each.id or "").startswith(name)]
         several = several or [each for each in self.known if format_ms(each.time_ms).startswith(name)]
         if len(several) != 1:
             which = ", ".join(each.name for each in several[:5]) or "none"
-            raise NotFound(f"{len(several)} generations begin with {name!r} ({which}); name one of them in full")
+            raise UnknownGeneration(
+                f"{len(several)} generations begin with {name!r} ({which}); name one of them in full"
+            )
         return several[0]
 
     def find_published(self, name: str | Milliseconds) -> Generation:
@@ -152,7 +154,9 @@ class Timeline:
         for each in self.removed:
             if name in (each.id, each.time_ms) and each.removed_ms is not None and each.expired_ms is not None:
                 shown = name if isinstance(name, str) else format_ms(name)
-                raise NotFound(f"generation {shown} {Removal(each.time_ms, each.id, each.expired_ms, each.removed_ms)}")
+                raise UnknownGeneration(
+                    f"generation {shown} {Removal(each.time_ms, each.id, each.expired_ms, each.removed_ms)}"
+                )
 
 
 @dataclass(frozen=True)

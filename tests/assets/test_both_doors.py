@@ -226,7 +226,7 @@ def test_a_violation_stops_both_doors_at_the_same_step(
     stopped, line = refusal(result)
     assert stopped == f"audit_{table.name}"
     assert line.startswith(f"{table.name} of generation {waiting}: {invariant} does not hold: ")
-    assert answer.stderr.splitlines()[-1] == f"error: {line}"
+    assert answer.stderr.splitlines()[-1] == f"error: {line} [audit-failed]"
     assert written(rehearsal.lake) == written(Lake(home.lake))
     following = next((step for step in steps if table in step.relies_on), None)
     if following is not None:

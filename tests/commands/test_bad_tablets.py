@@ -177,7 +177,7 @@ def test_standard_input_that_is_no_text_is_refused(tablet_home: Path) -> None:
     """As a file would be."""
     answer = run("--home", tablet_home, "tablets", "create", "ks.new", "--ends", "-", stdin=b"[\xff]")
     assert (answer.exit_code, answer.stdout) == (2, "")
-    assert answer.stderr == "error: standard input is no text: byte 1 is not UTF-8; save it as UTF-8\n"
+    assert answer.stderr == "error: standard input is no text: byte 1 is not UTF-8; save it as UTF-8 [input]\n"
 
 
 def test_what_only_looks_makes_no_home(tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ def test_what_a_terminal_would_obey_is_shown_escaped(
     """In cells, headings, facts and warnings; JSON is the same document, in characters that can be shown."""
     write_table(told, (f">{told}", "b"), [(told, 1)])
     write_facts([("fact", told)])
-    warn(told)
+    warn(told, code="progress")
     out, err = capsys.readouterr()
     assert out.count(expected) == 4
-    assert err == f"warning: {expected}\n"
+    assert err == f"warning: {expected} [progress]\n"
     assert all(each.isprintable() for each in (out + err).replace("\n", ""))
     write_json([{"value": told}])
     write_json({told: told})

@@ -157,7 +157,9 @@ def test_gc_says_who_holds_a_set_back(home: Path) -> None:
     over = "2025-09-11T00:00:00Z"
     held = [{"consumer": "audit", "position": position, "sets": [FIRST_SET]}]
     row = {"table": "ks.t", "ttl_seconds": 86_400, "base": FIRST_SET, "removed": [], "at_risk": [], "held_back": held}
-    line = f"warning: 1 stream set is held back by consumer audit of ks.t, which has read up to {position}\n"
+    line = (
+        f"warning: 1 stream set is held back by consumer audit of ks.t, which has read up to {position} [held-back]\n"
+    )
     for command in (("gc", "--dry-run"), ("gc",), ("gc", "ks.t")):
         answer = at(home, over, "tablets", *command, "--json")
         assert (answer.exit_code, answer.json, answer.stderr) == (0, [row], line)
