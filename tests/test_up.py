@@ -76,10 +76,7 @@ def test_a_taken_port_is_refused(serving: Serving, tmp_path: Path) -> None:
     other = Serving(tmp_path / "home").command("up", "--port", port)
     said = other.communicate(timeout=60)[1]
     assert other.returncode == 2
-    assert (
-        said.strip()
-        == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any [input]"
-    )
+    assert said.strip() == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any [input]"
 
 
 @pytest.mark.spark

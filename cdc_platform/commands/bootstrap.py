@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import DAY_US, Clock, format_ms, format_us, to_datetime
-from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, write_facts, write_json, write_next, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -70,6 +70,8 @@ def bootstrap(
         write_json(result)
     else:
         write_facts(result.items())
+        if file is not None and not run:
+            write_next(f"cdc-platform bootstrap --finish {result['event_id']}")
 
 
 def _read(file: str) -> JoinRequest:

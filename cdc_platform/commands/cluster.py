@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table, write_trials
+from cdc_platform.commands.output import (
+    json_option,
+    time_of,
+    write_facts,
+    write_json,
+    write_next,
+    write_table,
+    write_trials,
+)
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -105,6 +113,8 @@ def add(session: Session, name: str, as_json: bool, no_tls_host_names: bool, **o
         first = error.errors()[0]
         raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
     _show(known.add(session.open_home(create=True), name, connection), as_json)
+    if not as_json:
+        write_next(f"cdc-platform cluster test {name}")
 
 
 @cluster.command("test")

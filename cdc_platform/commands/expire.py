@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_next, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     write_table("Purge plan" if done is None else "Expiry", columns, rows)
     if done is not None:
         click.echo(_summary(done))
+        if done.marked:
+            write_next("cdc-platform expire, once the grace time has passed; cdc-platform expire --dry-run says when")
 
 
 def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:

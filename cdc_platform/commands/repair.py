@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_next, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def repair(
         write_json(result)
     else:
         _write(checkup, result)
+        if "event_id" in result and not run:
+            write_next("cdc-platform repair --run" + (" --strict" if strict else ""))
     if dry_run:
         ctx.exit(int(checkup.needed))
 

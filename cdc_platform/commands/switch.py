@@ -8,7 +8,7 @@ import click
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_next, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def _facts(switch: Switch) -> dict[str, object]:
 
 
 def _write(switch: Switch, as_json: bool) -> None:
+    from cdc_platform.generations.switch import Phase
+
     facts = _facts(switch)
     if as_json:
         write_json(facts)
@@ -161,3 +163,7 @@ def _write(switch: Switch, as_json: bool) -> None:
     leases = ", ".join(f"{host} (lease until {time_of(end)})" for host, end in switch.leases)
     hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
     write_facts((facts | hosts | {"acknowledged": leases or None}).items())
+    if switch.phase is Phase.PREPARING and switch.missing:
+        write_next(f"cdc-platform switch ack {switch.generation_id} --node {switch.missing[0]}")
+    elif switch.phase is Phase.PREPARING:
+        write_next(f"cdc-platform switch commit {switch.generation_id}")
