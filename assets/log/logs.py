@@ -34,13 +34,14 @@ from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants.findings import LOGS, PASSED
+from cdc_platform.invariants.findings import LOGS, PASSED, STATES
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.audit.logs import audit_log, audit_logs, logged_tables
 from cdc_platform.log.audit.overview import overview
 from cdc_platform.log.audit.passed import audit_passed
+from cdc_platform.log.audit.states import audit_states
 from cdc_platform.log.log_table import log_table
 from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
@@ -99,7 +100,7 @@ def _seen(lake: Lake, schema: TableSchema, workers: Workers) -> tuple[int, dict[
 @multi_asset_check(
     can_subset=True,
     name="audit_cdc_log",
-    specs=check_specs(CDC_LOG, (*LOGS.invariants, *PASSED.invariants), CDC_LOGS),
+    specs=check_specs(CDC_LOG, (*LOGS.invariants, *STATES.invariants, *PASSED.invariants), CDC_LOGS),
     pool=pool(CDC_LOG),
 )
 def audit_cdc_log(
@@ -111,7 +112,7 @@ def audit_cdc_log(
     def audit(partition: str | None) -> Found:
         schema = None if partition is None else _schema(lake, partition)
         findings = audit_logs(lake, workers) if schema is None else audit_log(lake, schema, workers)
-        return [(LOGS, findings), (PASSED, audit_passed(lake, schema))]
+        return [(LOGS, findings), (STATES, audit_states(lake, schema)), (PASSED, audit_passed(lake, schema))]
 
     yield from judged(context, CDC_LOG, lake, clock.clock(), audit)
 

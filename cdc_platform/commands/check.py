@@ -216,6 +216,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     from cdc_platform.log.audit.hours import audit_hours
     from cdc_platform.log.audit.logs import audit_logs
     from cdc_platform.log.audit.passed import audit_passed
+    from cdc_platform.log.audit.states import audit_states
 
     clock, settings = session.clock, session.open_home().settings
 
@@ -240,6 +241,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     yield families.EXPIRY, lambda: audit_expiry(lake, clock, settings)
     yield families.FIT, lambda: audit_fit(lake)
     yield families.LOGS, lambda: audit_logs(lake, workers())
+    yield families.STATES, lambda: audit_states(lake)
     yield families.HOURS, lambda: audit_hours(lake)
     yield families.PASSED, lambda: audit_passed(lake)
     yield families.FOLLOWING, lambda: audit_following(lake)

@@ -239,6 +239,17 @@ LOG_BATCH_COMPLETE = LOGS.asks(
 LOG_BATCH_ENDED = LOGS.asks("log_batch_ended", "Exactly the last row of a batch says that it is the last.")
 LOG_INVARIANTS = LOGS.invariants
 
+STATES = Family(
+    of="states that are kept beside CDC logs",
+    judged="state by state against its log of up to a million rows, without Spark",
+    page="docs/log.md",
+    blocking=False,
+    nothing="no state is kept beside a log",
+)
+STATE_IS_THE_LOGS = STATES.asks(
+    "state_is_the_logs", "What is kept beside a log as the state of its table is what the log tells."
+)
+
 HOURS = Family(
     of="logs that are copied hour by hour",
     judged="hour by hour against the log, without Spark",
@@ -303,7 +314,7 @@ COMMITS_KNOWN = STORED.asks(
     "commits_known", "Since its first commit in an envelope only the platform has changed a table."
 )
 
-FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, LOGS, HOURS, PASSED, FOLLOWING, STORED)
+FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, LOGS, STATES, HOURS, PASSED, FOLLOWING, STORED)
 """Every family."""
 DECLARED = {str(each): each for family in FAMILIES for each in family.invariants}
 """Every invariant, by its name."""

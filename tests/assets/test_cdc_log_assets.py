@@ -13,7 +13,12 @@ from assets.log.logs import LOGS_JOB, next_logs
 from assets.partitions import LOGS_NAME
 from cdc_platform.clock import format_us
 from cdc_platform.definitions import defs
-from cdc_platform.invariants.findings import LOG_BATCH_COMPLETE, LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY
+from cdc_platform.invariants.findings import (
+    LOG_BATCH_COMPLETE,
+    LOG_INVARIANTS,
+    PASSED_OVER_STAYS_EMPTY,
+    STATE_IS_THE_LOGS,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +54,7 @@ def test_a_log_is_counted_and_checked(rehearsal: Rehearsal) -> None:
     assert sets == [{"since": format_us(each), "rows": str(ROWS // 2)} for each in (SWITCH_US, START_US)]
     checks = result.get_asset_check_evaluations()
     assert {check.check_name: check.passed for check in checks} == dict.fromkeys(
-        (*LOG_INVARIANTS, PASSED_OVER_STAYS_EMPTY), True
+        (*LOG_INVARIANTS, STATE_IS_THE_LOGS, PASSED_OVER_STAYS_EMPTY), True
     )
 
 
@@ -62,8 +67,12 @@ def test_a_damaged_log_fails_one_check(rehearsal: Rehearsal) -> None:
     assert [check.check_name for check in checks if not check.passed] == [LOG_BATCH_COMPLETE]
     put(rehearsal.lake, [], "tabs")
     checks = run(rehearsal).get_asset_check_evaluations()
-    assert {check.description for check in checks if check.passed} == {"there are no rows", "no reader passed any over"}
-    assert len(checks) == len(LOG_INVARIANTS) + 1
+    assert {check.description for check in checks if check.passed} == {
+        "there are no rows",
+        "no state is kept beside a log",
+        "no reader passed any over",
+    }
+    assert len(checks) == len(LOG_INVARIANTS) + 2
 
 
 def test_a_partition_without_a_log_is_refused(rehearsal: Rehearsal) -> None:

@@ -103,9 +103,13 @@ class _Part:
 
 @dataclass(frozen=True)
 class KeptState:
-    """The state of a base table, as its log tells it, that reads no more of it than it is asked for."""
+    """The state of a base table, as its log tells it, that reads no more of it than it is asked for.
+
+    `beside`: some of it was kept beside the log; else all of it was made from the log.
+    """
 
     parts: list[_Part] = field(default_factory=list)
+    beside: bool = False
 
     def partition(self, schema: TableSchema, token: int, key: bytes) -> Mutation | None:
         """What a partition has come to, by its token and its serialized key; None where nothing was written to it."""
@@ -141,7 +145,7 @@ def kept_state(lake: Lake, schema: TableSchema, version: int | None) -> KeptStat
     if lacking is None:
         return KeptState(list(_in_memory(logged_state(lake, schema, version))))
     stored = [_Part(file.low, file.high, file.path) for file in lake.bounded_files(table, _TOKEN) if file.rows]
-    return KeptState([*stored, *_in_memory(_of_log(schema, lacking))])
+    return KeptState([*stored, *_in_memory(_of_log(schema, lacking))], beside=True)
 
 
 def logged_state(lake: Lake, schema: TableSchema, version: int | None) -> pa.Table:
