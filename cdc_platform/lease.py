@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from cdc_platform.errors import StateError
-from cdc_platform.home import DEFAULT, Home, open_home, owners_alone
-from cdc_platform.home import VARIABLE as HOME_VARIABLE
+from cdc_platform.home import Home, is_there, open_home, owners_alone
 
 VARIABLE = "CDC_PLATFORM_UP"
 """In the environment of the parts of an `up`: the file that it holds as long as it lives."""
@@ -92,7 +91,7 @@ def bind() -> None:
     alive = os.environ.get(VARIABLE)
     if alive:
         _bind_to(Path(alive))
-    elif _is_dagsters() and Path(os.environ.get(HOME_VARIABLE) or DEFAULT).exists():
+    elif _is_dagsters() and is_there():
         hold(open_home())
 
 

@@ -39,7 +39,7 @@ def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
       cdc-platform doctor
       cdc-platform --home /srv/cdc doctor --json
     """
-    findings = examine(place_of_home(session.home))
+    findings = examine(session.home)
     if as_json:
         write_json([asdict(finding) for finding in findings])
     else:
@@ -48,7 +48,7 @@ def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
         ctx.exit(1)
 
 
-def examine(home: Path) -> list[Trial]:
+def examine(home: str | Path | None) -> list[Trial]:
     """Look at everything the platform needs on this machine, for a home at `home`. Writes nothing."""
     looks: list[Callable[[], Iterator[Trial]]] = [
         _python,
@@ -116,32 +116,37 @@ def _jars() -> Iterator[Trial]:
     yield Trial("JARs", ok, found, None if ok else f"{above} is not writable; choose another with {CACHE_VARIABLE}")
 
 
-def place_of_home(option: str | None) -> Path:
-    """Where the home is or would be: the option, the environment's, or the default one."""
-    from cdc_platform.home import DEFAULT, VARIABLE
+def _home(home: str | Path | None) -> Iterator[Trial]:
+    from cdc_platform.home import VARIABLE, is_there, location, open_home
 
-    return Path(option or os.environ.get(VARIABLE) or DEFAULT).expanduser().absolute()
-
-
-def _home(home: Path) -> Iterator[Trial]:
-    from cdc_platform.home import VARIABLE, open_home
-
-    if not home.exists():
-        above = _existing(home)
+    try:
+        place, found = location(home), is_there(home)
+    except PlatformError as error:
+        yield Trial("home", False, str(home), str(error))
+        return
+    if not found and place.here is None:
+        yield Trial("home", True, f"{place} is made by the first command", None)
+        return
+    if not found and place.here is not None:
+        above = _existing(place.here)
         ok = os.access(above, os.W_OK | os.X_OK)
         mend = None if ok else f"choose another with --home or {VARIABLE}"
-        yield Trial("home", ok, f"{home} is made by the first command" if ok else f"{above} is not writable", mend)
+        yield Trial("home", ok, f"{place} is made by the first command" if ok else f"{above} is not writable", mend)
         return
     try:
         settings = open_home(home, create=False).settings
     except PlatformError as error:
-        yield Trial("home", False, str(home), str(error))
+        yield Trial("home", False, str(place), str(error))
         return
-    yield Trial("home", True, f"{home}, acceptance policy {settings.policy}")
+    yield Trial("home", True, f"{place}, acceptance policy {settings.policy}")
 
 
-def _disk(home: Path) -> Iterator[Trial]:
-    free = shutil.disk_usage(_existing(home)).free
+def _disk(home: str | Path | None) -> Iterator[Trial]:
+    """Of a home in a store: where this machine has its own part of it."""
+    from cdc_platform.home import location, state_folder
+
+    place = location(home)
+    free = shutil.disk_usage(_existing(place.here or state_folder(str(place)))).free
     yield _at_least("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
 
 

@@ -64,7 +64,7 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     if as_json:
         write_json([_told(each) for each in plan])
         return
-    columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes", "blocked by")
+    columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes in the lake", "blocked by")
     rows = [
         (
             time_of(each.time_ms),
@@ -115,6 +115,7 @@ def _told(each: PlannedGeneration) -> dict[str, object]:
         "reasons": list(each.reasons),
         "rows": each.rows,
         "bytes": each.bytes,
+        "bytes_in_lake": each.bytes,
         "action": each.action.value,
     }
 
@@ -123,7 +124,7 @@ def _summary(done: Expired) -> str:
     rows, size = (sum(getattr(each, name) for each in done.removed) for name in ("rows", "bytes"))
     finished = f", finished {done.finished} removals of an earlier run" if done.finished else ""
     return (
-        f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes)"
+        f"marked {done.marked} generations, removed {len(done.removed)} with {rows:,} rows ({size:,} bytes in the lake)"
         f"{finished}; vacuum deleted {done.vacuumed} files"
     )
 
@@ -151,10 +152,12 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
                     "num_streams": step.num_streams,
                     "streams": step.streams,
                     "bytes": step.bytes,
+                    "bytes_in_lake": step.bytes,
                     "published_bytes_in_scylladb": step.published_bytes,
                     "known_to_abort": step.is_known_to_abort,
                     "streams_with_expiry": step.streams_with_expiry,
                     "bytes_with_expiry": step.bytes_with_expiry,
+                    "bytes_in_lake_with_expiry": step.bytes_with_expiry,
                 }
                 for step in steps
             ]

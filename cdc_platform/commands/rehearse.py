@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--shards", type=SHARDS, help="Shards of the snapshot's nodes where the file does not say.")
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of the snapshot's nodes where the file does not say.")
 @click.option("--ttl", "ttls", type=TTL, multiple=True, metavar="SECONDS")
-@click.option("--max-bytes", type=click.IntRange(1), help="Name the first step at which a table holds more than this.")
+@click.option("--max-bytes", type=click.IntRange(1), help="Name the first step with a table larger in ScyllaDB.")
 @click.option("--picture", metavar="FILE.png", help="Draw it too.")
 @json_option
 @pass_session
@@ -77,7 +76,7 @@ def rehearse(
     for table, effect in beyond.items():
         place = effects.index(effect)
         change = f"{effect.kind} {effect.subject}".strip()
-        passes = f"{table} passes {max_bytes} bytes after line {place} ({change}): {effect.kept[table]} bytes"
+        passes = f"{table} passes {max_bytes} bytes in ScyllaDB after line {place} ({change}): {effect.kept[table]}"
         warn(passes, code="too-large")
 
 
@@ -98,14 +97,13 @@ def _start(
     if ring_file is None:
         home = session.open_home()
         return from_lake(session.lake(), session.clock.now_ms()), home.settings
-    from cdc_platform.home import DEFAULT, VARIABLE
+    from cdc_platform.home import is_there
     from cdc_platform.ring import Ring
     from cdc_platform.settings import Settings
     from cdc_platform.sources.ring_snapshots import read_ring_snapshot
 
     # A ring from a file needs no home; where there is one its settings hold.
-    there = Path(session.home or os.environ.get(VARIABLE) or DEFAULT).expanduser().exists()
-    settings = session.open_home().settings if there else Settings()
+    settings = session.open_home().settings if is_there(session.home) else Settings()
     ring = Ring.of(read_ring_snapshot(ring_file, shards, ignore_msb))
     return from_ring(ring, session.clock.now_ms()), settings
 
@@ -138,7 +136,9 @@ def _draw(target: Path, effects: Sequence[Effect], max_bytes: int | None) -> Non
 
 
 def _passes(effects: Sequence[Effect], table: str, effect: Effect) -> dict[str, object]:
-    return {"table": table, "line": effects.index(effect), "step": effect.number, "bytes": effect.kept[table]}
+    size = effect.kept[table]
+    line, step = effects.index(effect), effect.number
+    return {"table": table, "line": line, "step": step, "bytes": size, "bytes_in_scylladb": size}
 
 
 def _told(effect: Effect) -> dict[str, object]:
@@ -149,6 +149,7 @@ def _told(effect: Effect) -> dict[str, object]:
         "num_ranges": effect.made.num_ranges,
         "num_streams": effect.made.num_streams,
         "bytes": effect.made.bytes,
+        "bytes_in_scylladb": effect.made.bytes,
         "changed_share": effect.made.changed_share,
     }
     return {

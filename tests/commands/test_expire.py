@@ -65,7 +65,7 @@ def test_the_purge_plan_has_the_shape_that_scripts_rely_on(home: Path) -> None:
     lake = Lake(home / "lake")
     plan = expire(home, "--dry-run", "--json").json
     assert [list(each) for each in plan] == [
-        ["id", "time", "expired", "removable_at", "blocked_by", "reasons", "rows", "bytes", "action"]
+        ["id", "time", "expired", "removable_at", "blocked_by", "reasons", "rows", "bytes", "bytes_in_lake", "action"]
     ] * 4
     first, newest = plan[0], plan[-1]
     gone = TIMES_MS[1] + SKEW_MS + 3_600_000
@@ -122,12 +122,17 @@ def test_consumers_are_listed_and_forgotten(home: Path) -> None:
     assert expire(home, "--dry-run", "--json").json[0]["blocked_by"] == []
 
 
-def test_the_forecast_tells_every_step(home: Path, tmp_path: Path) -> None:
-    """Streams and bytes kept today, and after each more node, with and without expiry."""
+def import_ring(home: Path, tmp_path: Path) -> None:
+    """Take in the ring as it stands."""
     nodes = [{"host_id": str(node.host_id), "tokens": list(node.tokens)} for node in NODES]
     known = {"address": "a", "datacenter": "d", "rack": "r", "shard_count": 4, "ignore_msb": 12}
     (tmp_path / "ring.json").write_text(json.dumps([known | node for node in nodes]), encoding="utf-8")
     assert run("--home", home, "import", tmp_path / "ring.json").exit_code == 0
+
+
+def test_the_forecast_tells_every_step(home: Path, tmp_path: Path) -> None:
+    """Streams and bytes kept today, and after each more node, with and without expiry."""
+    import_ring(home, tmp_path)
     steps = expire(home, "--forecast", "5", "--every", "12", "--json").json
     assert [step["nodes"] for step in steps] == list(range(6))
     assert set(steps[0]) == {
@@ -136,14 +141,28 @@ def test_the_forecast_tells_every_step(home: Path, tmp_path: Path) -> None:
         "num_streams",
         "streams",
         "bytes",
+        "bytes_in_lake",
         "published_bytes_in_scylladb",
         "known_to_abort",
         "streams_with_expiry",
         "bytes_with_expiry",
+        "bytes_in_lake_with_expiry",
     }
     assert all(earlier["bytes"] < later["bytes"] for earlier, later in pairwise(steps))
     assert steps[5]["bytes_with_expiry"] < steps[5]["bytes"]
     assert "a node every 24 h" in expire(home, "--forecast", "50").stdout
+
+
+def test_sizes_are_told_apart(home: Path, tmp_path: Path) -> None:
+    """Wherever a command tells of bytes it says whose: those of Delta's files here, or what ScyllaDB would hold."""
+    import_ring(home, tmp_path)
+    steps = tmp_path / "steps.json"
+    steps.write_text('[{"add": {"num_tokens": 2, "shard_count": 2}}]', encoding="utf-8")
+    answers = [expire(home, "--dry-run"), expire(home, "--forecast", "3"), run("--home", home, "status")]
+    answers.append(run("--home", home, "rehearse", steps, "--max-bytes", "1"))
+    told = [line for answer in answers for line in (answer.stdout + answer.stderr).splitlines() if "bytes" in line]
+    assert len(told) >= 3
+    assert [line for line in told if "the lake" not in line and "ScyllaDB" not in line] == []
 
 
 def test_the_plan_is_told_as_statements_of_the_cluster(home: Path) -> None:
