@@ -122,7 +122,7 @@ def test_a_home_that_everybody_can_write_into_is_refused(tmp_path: Path) -> None
     said = tried.communicate(timeout=60)[1]
     assert tried.returncode == 2
     assert said.startswith(f"error: everybody on this machine can write into home {home.path}")
-    assert said.strip().endswith(f"close it with chmod 700 {home.path}")
+    assert said.strip().endswith(f"close it with chmod 700 {home.path} [environment]")
 
 
 def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
