@@ -10,6 +10,7 @@ from pyarrow import ArrowException
 
 from cdc_platform import shown
 from cdc_platform.errors import PlatformError
+from cdc_platform.home import state_folder
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.join.step import Joining
 from cdc_platform.report.making import make
@@ -23,7 +24,7 @@ MOST_BYTES = 8 << 20
 
 def linked(lake: Lake, key: str) -> dict[str, Any]:
     """The page of a generation as metadata: its address in the UI of `cdc-platform up`, which makes it if need be."""
-    page = shown.report(lake.root.parent, key)
+    page = shown.report(state_folder(lake.place.folder), key)
     if page is None:
         return {}
     return {"report": MetadataValue.url(page.address), "report_file": MetadataValue.path(str(page.file))}
@@ -37,7 +38,7 @@ def made(joining: Joining, log: Logger) -> dict[str, Any]:
     lake = joining.lake
     keys = Keys.read(lake)
     names = names_of(lake, keys, joining.generation_id)
-    page = shown.report(lake.root.parent, names.key)
+    page = shown.report(state_folder(lake.place.folder), names.key)
     if page is None or names.time_ms is None:
         return {}
     size = sum(each.bytes for part in names.parts() for each in lake.slices(part.table))

@@ -26,6 +26,7 @@ from dagster import (
 from assets.declared import Sources, column_lineage
 from assets.events import Content, told_of, written
 from cdc_platform import shown
+from cdc_platform.home import state_folder
 from cdc_platform.lake.lake import Lake
 
 MOST_ROWS = 50
@@ -65,7 +66,7 @@ def materialized(
 
 def picture(lake: Lake, png: bytes, title: str) -> MarkdownMetadataValue:
     """A picture that the UI of `cdc-platform up` shows; it is kept in the home, and the event names it."""
-    kept = shown.picture(lake.root.parent, png)
+    kept = shown.picture(state_folder(lake.place.folder), png)
     return MetadataValue.md(f"![{title}]({kept.address})\n\n`{kept.file}`")
 
 

@@ -86,8 +86,11 @@ def is_there(path: str | Path | None = None) -> bool:
     return place.here.exists() if place.here is not None else (place / _MARKER).seen() is not None
 
 
-def state_folder(address: str) -> Path:
-    """Where this machine keeps what is its own of a home in a store."""
+def state_folder(home: Place) -> Path:
+    """Where this machine keeps what is its own of a home: in its folder, or apart where it lies in a store."""
+    if home.here is not None:
+        return home.here
+    address = str(home)
     base = os.environ.get(STATE_VARIABLE) or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     name = re.sub(r"[^A-Za-z0-9]+", "-", address).strip("-")[-48:]
     digest = hashlib.sha256(address.encode()).hexdigest()[:8]
@@ -150,7 +153,7 @@ def _open_stored(place: Stored, *, create: bool) -> Home:
     mend = f"choose another with --home or {VARIABLE}"
     marker = place / _MARKER
     try:
-        if create and isinstance(marker, Stored) and marker.seen() is None:
+        if create and marker.seen() is None:
             marker.create(f"{json.dumps({'layout': LAYOUT})}\n".encode())
         layout = json.loads(marker.read())["layout"]
     except FileNotFoundError:
@@ -159,7 +162,7 @@ def _open_stored(place: Stored, *, create: bool) -> Home:
     except (ValueError, KeyError, TypeError):
         raise _damaged(marker, mend) from None
     _refuse_newer(place, layout, mend)
-    folder = state_folder(str(place))
+    folder = state_folder(place)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         owners_alone(folder)

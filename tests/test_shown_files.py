@@ -11,6 +11,7 @@ from support.nodes import node_text
 
 from cdc_platform import shown
 from cdc_platform.clock import Clock, parse_time_us
+from cdc_platform.home import Home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
@@ -38,7 +39,7 @@ def asked(home: Path, path: str, *, method: str = "GET", prefix: str = "") -> tu
         sent.append(message)
 
     async def once() -> None:
-        await ShownFiles(ui, home, prefix)({"type": "http", "method": method, "path": path}, receive, send)
+        await ShownFiles(ui, Home(home), prefix)({"type": "http", "method": method, "path": path}, receive, send)
 
     asyncio.run(once())
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}

@@ -145,8 +145,7 @@ def _disk(home: str | Path | None) -> Iterator[Trial]:
     """Of a home in a store: where this machine has its own part of it."""
     from cdc_platform.home import location, state_folder
 
-    place = location(home)
-    free = shutil.disk_usage(_existing(place.here or state_folder(str(place)))).free
+    free = shutil.disk_usage(_existing(state_folder(location(home)))).free
     yield _at_least("free disk", free, MIN_FREE_DISK, "free some, or choose a home on another disk with --home")
 
 

@@ -58,7 +58,7 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
         if is_there(to) and not _is_empty(to):
             raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
         at = copying.settled_versions(lake)
-        copying.put(note, json.dumps({"from": begun.name, "versions": at}))
+        copying.put(note, json.dumps({"from": begun.name, "versions": at}).encode())
 
     def tell(name: str) -> None:
         if not as_json:

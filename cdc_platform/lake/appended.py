@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cdc_platform.lake import files
 from cdc_platform.lake.commits import entry
@@ -48,6 +47,5 @@ def stored_schema(lake: Lake, table: Table) -> pa.Schema:
 
 
 def _rows(file: Place) -> pa.Table:
-    # Spark's timestamps would be read as nanoseconds, which end in 2262.
-    with pq.ParquetFile(file.source(), coerce_int96_timestamp_unit="us") as parquet:
+    with files.parquet(file) as parquet:
         return parquet.read()

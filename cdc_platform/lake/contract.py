@@ -51,16 +51,17 @@ def assert_kept(root: Stored, what: str) -> None:
 @lru_cache(maxsize=64)
 def _is_kept(root: Stored) -> bool:
     note = _note(root)
-    seen = note.seen()
-    if seen is not None:
+    try:
         return json.loads(note.read()).get("put_if_absent") == _KEPT
+    except FileNotFoundError:
+        pass  # nobody has written here yet
     # That one has put it, and was told by a store that failed that it has not, is no breach.
     kept = max(winners(root.folder)) <= 1
     note.create(json.dumps({"put_if_absent": _KEPT if kept else _BROKEN}).encode() + b"\n")
     return kept
 
 
-def winners(folder: Place) -> list[int]:
+def winners(folder: Stored) -> list[int]:
     """Put objects into a folder of a store, each by several at once, and take them away; how many have put each."""
     tried = [folder / f".contract/{uuid.uuid4().hex}" for _ in range(KEYS)]
     together = Barrier(WRITERS)
@@ -69,7 +70,7 @@ def winners(folder: Place) -> list[int]:
         done = []
         for place in tried:
             together.wait()
-            done.append(isinstance(place, Stored) and place.create(f"{writer}".encode()) is not None)
+            done.append(place.create(f"{writer}".encode()) is not None)
         return done
 
     with ThreadPoolExecutor(WRITERS) as writers:
@@ -80,6 +81,4 @@ def winners(folder: Place) -> list[int]:
 
 
 def _note(root: Stored) -> Stored:
-    note = root.folder / f".{root.name}.contract.json"
-    assert isinstance(note, Stored)
-    return note
+    return root.folder / f".{root.name}.contract.json"

@@ -98,12 +98,7 @@ def _brought(source: Place, target: Place) -> bool:
     here, there = source.seen(), target.seen()
     if there is not None and here is not None and there.bytes == here.bytes:
         return True
-    with drafts.temporary_folder("cdc-platform") as folder:
-        draft = folder / "file"
-        draft.write_bytes(source.read())
-        if target.here is not None:
-            target.here.parent.mkdir(parents=True, exist_ok=True)
-        target.receive(draft)
+    put(target, source.read())
     return False
 
 
@@ -112,11 +107,11 @@ def note_of(home: str) -> Place:
     return place_of(home) / ".copying.json"
 
 
-def put(place: Place, text: str) -> None:
-    """Give a file at either end this text."""
+def put(place: Place, content: bytes) -> None:
+    """Give a file at either end this content."""
     with drafts.temporary_folder("cdc-platform") as folder:
         draft = folder / "file"
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         if place.here is not None:
             place.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         place.receive(draft)
@@ -126,4 +121,4 @@ def put_settings(source: str, target: str) -> None:
     """Bring the settings of a home there, if it has any."""
     settings = place_of(source) / "settings.toml"
     if settings.seen() is not None:
-        put(place_of(target) / "settings.toml", settings.read().decode())
+        put(place_of(target) / "settings.toml", settings.read())

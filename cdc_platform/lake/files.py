@@ -12,12 +12,13 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc_platform.errors import StateError
 from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
-from cdc_platform.places import options, place_of
+from cdc_platform.places import Place, options, place_of
 
 LOG_FOLDER = "_delta_log"
 """The folder of a table's commits, beside its data files."""
@@ -57,6 +58,16 @@ def plain_path(written: str) -> str:
     That is on top of what is quoted in the names of the folders.
     """
     return unquote(written)
+
+
+def parquet(file: Place | str) -> pq.ParquetFile:
+    """A data file, to be read in parts; times as Spark writes them too, which would be nanoseconds that end in 2262.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    place = place_of(file) if isinstance(file, str) else file
+    return pq.ParquetFile(place.source(), coerce_int96_timestamp_unit="us")
 
 
 def opened(folder: str, version: int | None = None) -> DeltaTable:

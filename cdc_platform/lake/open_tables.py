@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
-from cdc_platform.places import options, place_of
+from cdc_platform.places import options
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, _FEW_FILES = 1 << 18, 64
@@ -57,8 +56,7 @@ class Opened(DeltaTable):
 
 
 def _rows_of_file(path: str) -> pa.Table:
-    # Spark's timestamps would be read as nanoseconds, which end in 2262.
-    with pq.ParquetFile(place_of(path).source(), coerce_int96_timestamp_unit="us") as parquet:
+    with files.parquet(path) as parquet:
         return parquet.read()
 
 

@@ -65,7 +65,7 @@ def create(table: Table, target: Place) -> None:
         StateError: a folder that is no table is in its place.
     """
     if isinstance(target, Stored):
-        Stored(target.root, f"{target.path}/{LOG_FOLDER}/{0:020d}.json").create(_as_one_commit(_made(table)))
+        (target / f"{LOG_FOLDER}/{0:020d}.json").create(_as_one_commit(_made(table)))
     elif target.here is not None:
         creation.create(table, target.here)
 

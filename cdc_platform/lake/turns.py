@@ -76,9 +76,7 @@ def busy(lake: Lake, name: str) -> Iterator[None]:
     """
     place = _place(lake, name)
     if isinstance(place, Stored):
-        mine = place / uuid.uuid4().hex
-        assert isinstance(mine, Stored)
-        with leases.held(mine):
+        with leases.held(place / uuid.uuid4().hex):
             yield
         return
     with _opened(place) as lock:

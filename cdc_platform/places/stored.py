@@ -55,14 +55,14 @@ class Stored(Place):
         return PurePosixPath(self.path).name
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> Stored:
         return Stored(self.root, plain(PurePosixPath(self.path).parent))
 
     @property
     def here(self) -> Path | None:
         return None
 
-    def __truediv__(self, path: str) -> Place:
+    def __truediv__(self, path: str) -> Stored:
         return Stored(self.root, plain(PurePosixPath(self.path, path)))
 
     def seen(self) -> Seen | None:

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from cdc_platform import shown
+from cdc_platform.home import Home
 from cdc_platform.serving.gate import Application, Receive, Scope, Send
 
 _KINDS = {".png": "image/png", ".html": "text/html; charset=utf-8"}
@@ -21,7 +22,7 @@ _INERT = b"sandbox; default-src 'none'; style-src 'unsafe-inline'"
 class ShownFiles:
     """Answers what is asked for below `shown`, and passes on everything else."""
 
-    def __init__(self, application: Application, home: Path, prefix: str = "") -> None:
+    def __init__(self, application: Application, home: Home, prefix: str = "") -> None:
         self._application = application
         self._home = home
         self._prefix = prefix
@@ -33,7 +34,7 @@ class ShownFiles:
         if scope["type"] != "http" or not scope["path"].startswith(below):
             await self._application(scope, receive, send)
             return
-        file = shown.found(self._home, scope["path"].removeprefix(self._prefix))
+        file = shown.found(self._home.path, scope["path"].removeprefix(self._prefix))
         if scope["method"] not in ("GET", "HEAD"):
             await _answer(send, HTTPStatus.METHOD_NOT_ALLOWED, b"it can be looked at\n", "text/plain", "no-store")
             return
@@ -57,7 +58,7 @@ class ShownFiles:
     async def _make(self, file: Path) -> str:
         """Make a page in a process of its own, whose memory goes with it; why it cannot be made, or nothing."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "cdc_platform", "--home", str(self._home), "report", shown.key_of(file.name)]
+        command = [sys.executable, "-m", "cdc_platform", "--home", self._home.name, "report", shown.key_of(file.name)]
         making = await asyncio.create_subprocess_exec(
             *command, "--html", str(file), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )

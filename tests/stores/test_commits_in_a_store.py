@@ -20,7 +20,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMERS, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, Table, column
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.volume import TaskRows, Workers
-from cdc_platform.places import place_of
+from cdc_platform.places import Stored
 
 TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
@@ -176,7 +176,9 @@ def test_a_store_with_conditions_is_tried_out_once(s3: S3) -> None:
     """Thirty objects, two writers each; what came of it stays beside the lake, and nothing else does."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.ensure(COUNTS)
-    assert contract.winners(place_of(f"{lake.place.folder}")) == [1] * contract.KEYS
+    home = lake.place.folder
+    assert isinstance(home, Stored)
+    assert contract.winners(home) == [1] * contract.KEYS
     assert lake.place.folder.names() == [".lake.contract.json"]
     before = s3.counts()["PUT"]
     Lake(str(lake.place)).ensure(CONSUMERS)

@@ -12,11 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from dagster import DagsterInstance
 from support.command_line import run
 from support.nodes import node_text
 from support.store.s3 import S3, SECRET
+from support.worlds.rehearsal import Rehearsal
 
-from cdc_platform.home import Home, open_home
+from cdc_platform.home import VARIABLE, Home, open_home
 from cdc_platform.lake import copying
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
@@ -177,7 +179,7 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     (tmp_path / "first" / "settings.toml").write_text("ring_delay_ms = 7\n", encoding="utf-8")
     # As if it had been interrupted: the note is there, and a part of the files.
     begun = copying.settled_versions(Lake(f"{first}/lake"))
-    copying.put(copying.note_of(there), json.dumps({"from": first, "versions": begun}))
+    copying.put(copying.note_of(there), json.dumps({"from": first, "versions": begun}).encode())
     some = next((tmp_path / "first" / "lake" / "platform").rglob("*.parquet")).relative_to(tmp_path / "first")
     (tmp_path / "draft").write_bytes((tmp_path / "first" / some).read_bytes())
     (place_of(there) / str(some)).receive(tmp_path / "draft")
@@ -215,3 +217,21 @@ def test_tasks_of_spark_write_into_a_store(s3: S3, inputs: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run queues a node and one lets it join; what the UI shows of it lies on this machine, tables in the store."""
+    address = f"{s3.bucket()}/home"
+    monkeypatch.setenv(VARIABLE, address)
+    with DagsterInstance.ephemeral() as instance:
+        rehearsal = Rehearsal(instance, Lake(f"{address}/lake"))
+        joined = rehearsal.join(rehearsal.queue(1))
+    assert joined.success
+    assert [event.check_name for event in joined.get_asset_check_evaluations() if not event.passed] == []
+    places = [
+        event.materialization.metadata["dagster/uri"].value for event in joined.get_asset_materialization_events()
+    ]
+    assert all(str(place).startswith(f"{address}/lake/") for place in places)
+    shown = [path.suffix for path in (tmp_path / "state").rglob("shown/*/*")]
+    assert (shown.count(".html"), shown.count(".png") > 0) == (1, True)
+    assert run("--home", address, "check").exit_code == 0
