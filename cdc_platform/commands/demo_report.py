@@ -112,7 +112,7 @@ def _place(answer: Explanation, addresses: dict[str, str]) -> str:
     if place is None or place.stream_id is None:
         return answer.reason
     owner = addresses.get(place.owner or "", place.owner)
-    return f"{owner} shard {place.shard}\n{_short(place.stream_id)}"
+    return f"{owner} shard {place.shard}  {_short(place.stream_id)}"
 
 
 def _log(lake: Lake, settings: Settings, joins: Sequence[Join]) -> None:
