@@ -60,16 +60,19 @@ def served(*options: str) -> Iterator[int]:
         workspace = folder / "workspace.yaml"
         workspace.write_text(json.dumps({"load_from": [location]}), encoding="utf-8")
         (folder / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
-        environment = os.environ | {"DAGSTER_HOME": name}
+        (folder / "home").mkdir()
+        environment = os.environ | {"DAGSTER_HOME": name, "CDC_PLATFORM_HOME": str(folder / "home")}
         code = ["dagster", "api", "grpc", "--socket", str(folder / "code.sock"), "-f", str(folder / "of_a_test.py")]
         ui = ["cdc_platform.serving.ui", "--listening", str(bound.fileno()), "--workspace", str(workspace)]
         ui += ["--token-file", str(folder / "token"), "--public-url", "https://dagster.example.com/cdc", *options]
         running = [
-            subprocess.Popen([sys.executable, "-m", *command], env=environment, pass_fds=[bound.fileno()])
-            for command in (code, ui)
+            subprocess.Popen([sys.executable, "-m", *code], env=environment),
+            subprocess.Popen([sys.executable, "-m", *ui], env=environment, pass_fds=[bound.fileno()]),
         ]
+        port = bound.getsockname()[1]
+        bound.close()  # So that a UI that has died is refused at once, instead of being waited for.
         try:
-            yield bound.getsockname()[1]
+            yield port
         finally:
             for process in reversed(running):
                 process.terminate()
