@@ -6,10 +6,12 @@ It knows the order of the story; every step of a join is an asset's. What else a
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -120,14 +122,18 @@ def _run(
     if not due:
         return [Join(event) for event in events]
     done: dict[str, Join] = {}
-    with _dagster(home) as instance, _everything_by_spark():
+    with _everything_by_spark(), ThreadPoolExecutor(1) as beside:
         bar = progress.add_task("starting Spark", total=len(due))
+        # Dagster takes as long to import as the JVM to start, on another core.
+        loaded = beside.submit(importlib.import_module, "cdc_platform.definitions")
         _start_spark()
-        for event, at in zip(events, clocks, strict=True):
-            if event in due:
-                progress.update(bar, description=f"{event.node.address} joins")
-                done[event.generation_id] = _materialise(instance, home, lake, event, at)
-                progress.advance(bar)
+        loaded.result()
+        with _dagster(home) as instance:
+            for event, at in zip(events, clocks, strict=True):
+                if event in due:
+                    progress.update(bar, description=f"{event.node.address} joins")
+                    done[event.generation_id] = _materialise(instance, home, lake, event, at)
+                    progress.advance(bar)
         progress.update(bar, description="all joined")
     return [done.get(event.generation_id, Join(event)) for event in events]
 
