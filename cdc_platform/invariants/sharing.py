@@ -96,15 +96,30 @@ def across(workers: Workers, mine: Sequence[HeldGeneration], others: Sequence[He
     return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, found.streams, found.violations, 0, sample)
 
 
-def overlaps(one: RangeEnds, other: RangeEnds) -> Bools:
-    """Of the ranges that both have by number, which overlap: bool[min(n, m)].
+def contested(ends: Sequence[Int64s], limit: int) -> list[Bools]:
+    """Of each generation, given by its range ends, the ranges that overlap the range of the same number in another.
 
-    Two ranges overlap when the end of one lies in the other.
+    One of the two has to be below the `limit`. By counting those that lie before and behind, not by pairs: thousands
+    of generations cost what sorting their ranges does.
     """
-    both = min(len(one.ends), len(other.ends))
-    numbers = np.arange(both)
-    here = one.lookup.row_of(other.ends[:both]) == numbers
-    return here | (other.lookup.row_of(one.ends[:both]) == numbers)
+    owners = np.repeat(np.arange(len(ends)), [len(each) for each in ends])
+    numbers = np.concatenate([np.arange(len(each)) for each in ends])
+    tokens = np.concatenate(ends)
+    # What a range number and a token come to, in one number that sorts as both do.
+    values, ranks = np.unique(tokens, return_inverse=True)
+    to = numbers * len(values) + ranks
+    since = np.where(numbers == 0, to, numbers * len(values) + np.roll(ranks, 1))
+    found = np.zeros(len(tokens), dtype=bool)
+    for asking, compared in ((owners < limit, np.ones_like(found)), (owners >= limit, owners < limit)):
+        first, last = numbers[asking] * len(values), (numbers[asking] + 1) * len(values)
+        by_end, by_start = np.sort(to[compared]), np.sort(since[compared])
+        alike = np.searchsorted(by_end, last) - np.searchsorted(by_end, first)
+        before = np.searchsorted(by_end, since[asking], "right") - np.searchsorted(by_end, first)
+        behind = np.searchsorted(by_start, last) - np.searchsorted(by_start, to[asking])
+        # The first ranges wrap: the least token is in each of them.
+        others = np.where(numbers[asking] == 0, alike, alike - before - behind)
+        found[asking] = others > compared[asking]
+    return np.split(found, np.cumsum([len(each) for each in ends])[:-1])
 
 
 def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, Int64s]:
@@ -137,22 +152,11 @@ def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, 
 
 def _sides(holdings: Sequence[Holding], limit: int, *, everything: bool = False) -> dict[Holding, _Side]:
     ranges = [RangeEnds(distinct(holding.range_ends)) for holding in holdings]
-    contested = None if everything else _contested(ranges, limit)
+    looked_at = [None] * len(ranges) if everything else contested([each.ends for each in ranges], limit)
     return {
-        holding: _Side(number, ranges[number], None if contested is None else contested[number], number < limit)
+        holding: _Side(number, ranges[number], looked_at[number], number < limit)
         for number, holding in enumerate(holdings)
     }
-
-
-def _contested(ranges: Sequence[RangeEnds], limit: int) -> list[Bools]:
-    """Of each generation the ranges that overlap the range of the same number in one it is compared with."""
-    contested = [np.zeros(len(each.ends), dtype=bool) for each in ranges]
-    for one in range(limit):
-        for other in range(one + 1, len(ranges)):
-            both = overlaps(ranges[one], ranges[other])
-            contested[one][: len(both)] |= both
-            contested[other][: len(both)] |= both
-    return contested
 
 
 def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:

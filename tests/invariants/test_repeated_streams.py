@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.histories.strategies import tokens
 from support.oracles import oracle
 
-from cdc_platform.invariants.rows import RangeEnds
-from cdc_platform.invariants.sharing import overlaps, repeated
+from cdc_platform.invariants.sharing import contested, repeated
 
 # Few tokens and few random bits, so that streams are equal, or equal in one half alone, again and again.
 few_streams = st.builds(oracle.pack_stream_id, st.integers(-2, 2), st.integers(0, 1), st.integers(0, 3))
@@ -50,20 +49,28 @@ def test_a_stream_counts_once_across_generations(streams: list[tuple[bytes, int]
         assert first != last
 
 
-@given(here=st.sets(tokens, min_size=1, max_size=6), there=st.sets(tokens, min_size=1, max_size=6), token=tokens)
-def test_ranges_that_share_a_token_overlap(here: set[int], there: set[int], token: int) -> None:
-    """No token lies in ranges of the same number that are said not to overlap."""
-    one, other = sorted(here), sorted(there)
-    found = overlaps(RangeEnds(np.array(one)), RangeEnds(np.array(other)))
-    assert len(found) == min(len(one), len(other))
-    for probe in (token, *one, *other):
-        for number, overlapping in enumerate(found):
-            in_both = all(oracle.in_range(ends[number - 1], ends[number], probe) for ends in (one, other))
-            assert overlapping or not in_both
+rings = st.lists(st.sets(tokens, min_size=1, max_size=6).map(sorted), min_size=1, max_size=5)
 
 
-def test_ranges_apart_do_not_overlap() -> None:
+@given(rings=rings, limit=st.integers(1, 5))
+def test_ranges_that_share_a_token_are_contested(rings: list[list[int]], limit: int) -> None:
+    """Exactly those: the token is the end of one of the two, and one of the two is below the limit."""
+    found = contested([np.array(ends) for ends in rings], limit)
+    for one, ends in enumerate(rings):
+        assert found[one].tolist() == [
+            any(
+                all(oracle.in_range(each[number - 1], each[number], probe) for each in (ends, other))
+                for two, other in enumerate(rings)
+                if two != one and min(one, two) < limit and number < len(other)
+                for probe in (ends[number], other[number])
+            )
+            for number in range(len(ends))
+        ]
+
+
+def test_ranges_apart_are_not_contested() -> None:
     """After a join the numbers of most ranges have moved on, so that hardly any has to be looked at."""
     before = np.array([10, 20, 30, 40], dtype=np.int64)
     after = np.array([5, 10, 20, 30, 40], dtype=np.int64)
-    assert overlaps(RangeEnds(before), RangeEnds(after)).tolist() == [True, False, False, False]
+    found = contested([before, after], 1)
+    assert [each.tolist() for each in found] == [[True, False, False, False], [True, False, False, False, False]]
