@@ -232,14 +232,18 @@ def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, uno
 
 
 def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
+    # Each key's rows in one piece: to take them out of a table with a chunk a file is a look at every chunk.
     values = rows[_key_column(table)]
     encoded = (
         pa.array(_ms_of_column(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
     ).dictionary_encode()
     codes = np.asarray(encoded.indices)
-    for code, key in enumerate(encoded.dictionary.to_pylist()):
-        part = rows if len(encoded.dictionary) == 1 else rows.take(pa.array(np.flatnonzero(codes == code)))
-        yield str(key), part
+    sorted_rows = rows.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
+    counts = np.bincount(codes, minlength=len(encoded.dictionary)).tolist()
+    first = 0
+    for key, count in zip(encoded.dictionary.to_pylist(), counts, strict=True):
+        yield str(key), sorted_rows.slice(first, count)
+        first += count
 
 
 def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, list[int]]:

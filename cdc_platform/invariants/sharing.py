@@ -28,6 +28,8 @@ from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, distinct
 
 # What one task compares: with 64 streams a range a million of them, 16 MB.
 _RANGES_A_TASK = 1 << 14
+# So many of them are compared, a third of a second each, before Spark would have started.
+_TASKS_HERE = 4
 _EMITTED = "part int, generation int, streams bigint, strays bigint, ids binary"
 _FOUND = pa.schema(
     {
@@ -161,6 +163,7 @@ def _sides(holdings: Sequence[Holding], limit: int, *, everything: bool = False)
 
 def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
     """Bring equal streams together and count them, see `repeated`."""
+    workers = workers.at_least(_TASKS_HERE)
     looked_at = sum(
         len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
     )
