@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -123,10 +124,9 @@ def _claims(rows: RangeRows) -> np.ndarray:
 
 
 def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ignore_msb: int | None) -> None:
-    in_lake = _LakeDescriptions(lake)
+    described_by = _Descriptions(lake, plan.descriptions)
     for time, rows in exports.streams.items():
-        candidates = [*plan.descriptions.items(), *in_lake.with_ends(rows.range_ends)]
-        matches = {id_: ordered for id_, ordered in candidates if ordered.rows.has_same_streams(rows)}
+        matches = described_by.those_of(rows)
         if len(matches) == 1:
             plan.ids[time], described = next(iter(matches.items()))
             ordered = OrderedRows(rows, described.streams, described.reasons)
@@ -145,29 +145,33 @@ def _plan_streams(plan: ImportPlan, lake: Lake, exports: Exports, ring: Ring, ig
         _plan_partition(plan, lake, STREAMS_DESCRIPTIONS_V2, format_ms(time), columns, ordered, existing)
 
 
-class _LakeDescriptions:
-    """The V2 descriptions of the lake, read no further than a question needs."""
+class _Descriptions:
+    """The V2 descriptions of an import and of its lake, by what they hold; the lake's read no further than is asked."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, imported: Mapping[str, OrderedRows]) -> None:
         self._lake = lake
-        self._ends: dict[str, np.ndarray] | None = None
-        self._read: dict[str, OrderedRows] = {}
+        self._by_content: dict[tuple[bytes, int], dict[str, OrderedRows]] = {}
+        for id_, ordered in imported.items():
+            self._add(id_, ordered)
 
-    def with_ends(self, range_ends: np.ndarray) -> Iterable[tuple[str, OrderedRows]]:
-        """The descriptions with these range ends (int64[n], ascending), by id."""
-        for id_, ends in self._all_ends().items():
-            if np.array_equal(ends, range_ends):
-                if id_ not in self._read:
-                    self._read[id_] = self._description(id_)
-                yield id_, self._read[id_]
+    def those_of(self, rows: RangeRows) -> Mapping[str, OrderedRows]:
+        """The descriptions with the same streams, by ID."""
+        for id_ in self._unread.pop(rows.range_ends.astype(np.int64).tobytes(), ()):
+            self._add(id_, self._description(id_))
+        return self._by_content.get(rows.content, {})
 
-    def _all_ends(self) -> dict[str, np.ndarray]:
-        if self._ends is None:
-            keys = self._lake.read(GENERATION_DESCRIPTIONS_V2, ["id", "range_end"])
-            groups = keys.group_by("id").aggregate([("range_end", "list")])
-            lists = zip(groups["id"].to_pylist(), groups["range_end_list"], strict=True)
-            self._ends = {id_: np.sort(np.asarray(ends.values, dtype=np.int64)) for id_, ends in lists}
-        return self._ends
+    def _add(self, id_: str, ordered: OrderedRows) -> None:
+        self._by_content.setdefault(ordered.rows.content, {})[id_] = ordered
+
+    @cached_property
+    def _unread(self) -> dict[bytes, list[str]]:
+        """The lake's IDs by their range ends (int64, ascending)."""
+        keys = self._lake.read(GENERATION_DESCRIPTIONS_V2, ["id", "range_end"])
+        groups = keys.group_by("id").aggregate([("range_end", "list")])
+        found: dict[bytes, list[str]] = {}
+        for id_, ends in zip(groups["id"].to_pylist(), groups["range_end_list"], strict=True):
+            found.setdefault(np.sort(np.asarray(ends.values, dtype=np.int64)).tobytes(), []).append(id_)
+        return found
 
     def _description(self, id_: str) -> OrderedRows:
         table = self._lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", id_)]).sort_by("range_end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +41,14 @@ class RangeRows:
     def offsets(self) -> np.ndarray:
         """Where each range's streams begin, and at last their end: int64[n + 1]."""
         return np.concatenate([[0], np.cumsum(self.stream_counts)])
+
+    @cached_property
+    def content(self) -> tuple[bytes, int]:
+        """The same where `has_same_streams` is true: what generations are looked up by among thousands of them."""
+        digest = hashlib.blake2b(self.streams.tobytes(), digest_size=16)
+        digest.update(self.stream_counts.astype(np.int64).tobytes())
+        digest.update(self.range_ends.astype(np.int64).tobytes())
+        return digest.digest(), len(self)
 
     def has_same_streams(self, other: RangeRows) -> bool:
         """Whether both have the same ranges, each with the same set of streams."""
