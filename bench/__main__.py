@@ -30,6 +30,7 @@ ROWS: dict[str, str] = {
     "small-join": "bench.small:small_join",
     "one-task": "bench.small:one_task",
     "look-ups": "bench.look_ups:look_ups",
+    "many-generations": "bench.many:many_generations",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",

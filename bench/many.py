@@ -1,0 +1,112 @@
+"""The rows about a home that has lived long: thousands of small generations come in from files, and are audited."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+from bench.cluster import Size, ring_of
+from bench.measure import Result, paired
+from bench.session import CLOCK, Bench
+from cdc_platform.clock import MINUTE_US, Microseconds, format_us
+from cdc_platform.generations import RingLayout, TopologyDescription, generate
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+
+_SIZE = Size(2, 8, 4)
+_MANY, _FEW = 2_000, 20
+_TARGET = 3.0
+_TABLES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
+# They leave at once: Arrow's threads, which still free thousands of files, may abort a process that ends by itself.
+_READ = "import os, sys, deltalake\nfor path in sys.argv[1:]:\n    deltalake.DeltaTable(path).to_pyarrow_table()\n"
+_READ += "os._exit(0)\n"
+_COPY = "import os, sys, deltalake\nfor path in sys.argv[2:]:\n    table = deltalake.DeltaTable(path)\n"
+_COPY += "    to = sys.argv[1] + '/' + path.rpartition('/')[2]\n    parts = table.metadata().partition_columns\n"
+_COPY += "    deltalake.write_deltalake(to, table.to_pyarrow_table(), partition_by=parts)\nos._exit(0)\n"
+
+
+def many_generations(bench: Bench) -> list[Result]:
+    """Whole processes: `import` of as many generations as years leave, and `check` of them."""
+    count = _MANY if bench.sizes.repeats > 1 else _FEW
+    at = f"{count:,} generations of {_SIZE.nodes * _SIZE.vnodes} ranges"
+    with bench.scratch() as folder:
+        exports = folder / "exports"
+        _export(exports, count)
+        homes = iter(range(100))
+        program = [sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home"]
+        last = [""]
+
+        def take_in() -> None:
+            last[0] = str(folder / f"home{next(homes)}")
+            _run([*program, last[0], "import", str(exports)])
+
+        take_in()
+        lake = Lake(open_home(last[0]).path / "lake")
+        paths = [lake.path(table) for table in _TABLES]
+        copies = (str(folder / f"copy{number}") for number in range(100))
+        repeats = min(bench.sizes.repeats, 3)
+        taken = paired(
+            take_in, lambda: _run([sys.executable, "-c", _COPY, next(copies), *paths]), repeats=repeats, warm_ups=0
+        )
+        judged = paired(
+            lambda: _run([*program, last[0], "check"]),
+            lambda: _run([sys.executable, "-c", _READ, *paths]),
+            repeats=repeats,
+            warm_ups=0,
+        )
+    rows = (("import", taken, "reading and writing"), ("check", judged, "reading"))
+    return [
+        Result(
+            f"many-{name}",
+            at,
+            pairs.seconds,
+            f"{floor} the same slices by deltalake",
+            pairs.floor_seconds,
+            pairs.ratio,
+            _TARGET,
+        )
+        for name, pairs, floor in rows
+    ]
+
+
+def _export(folder: Path, count: int) -> None:
+    """A ring and its generations, a minute apart, as `COPY ... TO` writes them."""
+    folder.mkdir()
+    ring = ring_of(_SIZE)
+    nodes = [
+        {"host_id": str(node.host_id), "address": node.address, "datacenter": node.datacenter, "rack": node.rack}
+        | {"tokens": list(node.tokens), "shard_count": node.shard_count, "ignore_msb": node.ignore_msb}
+        for node in ring.nodes
+    ]
+    (folder / "ring.json").write_text(json.dumps(nodes), encoding="utf-8")
+    described, published, times = ["id,range_end,ignore_msb,num_ranges,streams"], ["time,range_end,streams"], []
+    layout = RingLayout.of(ring)
+    for number in range(count):
+        generation = generate(layout, UUID(int=number + 1, version=4))
+        moment = format_us(Microseconds(CLOCK.now_us() - MINUTE_US * (count - number)))
+        time = moment.replace("T", " ").replace("Z", "+0000")
+        times.append(f"timestamps,{time},")
+        for end, msb, streams in _ranges(generation):
+            described.append(f"{UUID(int=number + 1, version=4)},{end},{msb},{len(generation)},{streams}")
+            published.append(f"{time},{end},{streams}")
+    for name, lines in (("descriptions", described), ("streams", published), ("times", ["key,time,expired", *times])):
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _ranges(generation: TopologyDescription) -> list[tuple[int, int, str]]:
+    """By range: its end, its owner's ignore_msb, and its streams as a CQL set."""
+    found = []
+    for row in range(len(generation)):
+        entry = generation.entry(row)
+        streams = ", ".join(sorted(f"0x{bytes(stream).hex()}" for stream in entry.streams))
+        found.append((entry.range_end, entry.ignore_msb, f'"{{{streams}}}"'))
+    return found
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
