@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import DAY_US, Clock, format_ms, format_us, to_datetime
-from cdc_platform.commands.output import json_option, write_facts, write_json, write_next, write_table
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -66,12 +67,8 @@ def bootstrap(
     else:
         assert file is not None
         result = _queue(session, _read(file), run)
-    if as_json:
-        write_json(result)
-    else:
-        write_facts(result.items())
-        if file is not None and not run:
-            write_next(f"cdc-platform bootstrap --finish {result['event_id']}")
+    left = [following("bootstrap", "--finish", result["event_id"])] if file is not None and not run else []
+    write_result(result, lambda: write_facts(result.items()), left, as_json=as_json)
 
 
 def _read(file: str) -> JoinRequest:
@@ -107,15 +104,12 @@ def _list(session: Session, as_json: bool) -> None:
     from cdc_platform.records.join_progress import progress
     from cdc_platform.status.of_work import facts_of
 
-    rows = [facts_of(each) for each in progress(session.lake())]
-    if as_json:
-        write_json(rows)
-        return
+    found = progress(session.lake())
+    rows = [facts_of(each) for each in found]
     columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
-    write_table("Inbox", columns, [[row[name] for name in columns] for row in rows])
-    for row in rows:
-        if row["do"]:
-            click.echo(f"next: {row['do']}")
+    left = [following(*each.ends) for each in found if each.is_next]
+    shown = [[row[name] for name in columns] for row in rows]
+    write_result(rows, lambda: write_table("Inbox", columns, shown), left, as_json=as_json)
 
 
 def _finish(session: Session, event_id: str) -> dict[str, object]:

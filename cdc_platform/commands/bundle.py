@@ -15,7 +15,8 @@ import click
 
 from cdc_platform import __version__
 from cdc_platform.clock import SECOND_MS
-from cdc_platform.commands.output import json_option, plain, write_facts, write_json
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, plain, write_facts
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -50,7 +51,7 @@ def bundle(session: Session, file: Path, as_json: bool) -> None:
     home = session.open_home()
     if file.exists():
         raise InputError(f"{file} is there already; name another file")
-    parts = _parts(session, home)
+    parts, stale = _parts(session, home)
     with tarfile.open(file, "x:gz") as packed:
         for name, text in parts.items():
             content = text.encode()
@@ -59,22 +60,22 @@ def bundle(session: Session, file: Path, as_json: bool) -> None:
             packed.addfile(entry, io.BytesIO(content))
     file.chmod(0o600)
     told = {"file": str(file), "bytes": file.stat().st_size, "holds": list(parts)}
-    if as_json:
-        write_json(told)
-    else:
-        write_facts([*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)])
+    facts = [*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
+    left = [following("check", why=f"then pack anew: {stale}")] if stale else []
+    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
 
 
-def _parts(session: Session, home: Home) -> dict[str, str]:
-    """The texts that go in, by name."""
+def _parts(session: Session, home: Home) -> tuple[dict[str, str], str | None]:
+    """The texts that go in, by name; and why the findings among them do not tell of the home as it is, if so."""
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.versions import versions
     from cdc_platform.records import judgements
     from cdc_platform.status import overview
 
     lake = Lake(home.lake)
+    seen = overview(lake, session.clock, home.settings)
     found: dict[str, object] = {
-        "status.json": overview(lake, session.clock, home.settings).facts(),
+        "status.json": seen.facts(),
         "findings.json": [vars(each) for each in judgements.kept(lake)],
         "versions.json": {
             "program": __version__,
@@ -89,7 +90,7 @@ def _parts(session: Session, home: Home) -> dict[str, str]:
     for pattern in _LOGS:
         for log in sorted(home.path.glob(pattern)):
             texts[f"logs/{log.name}"] = blotted(_end_of(log))
-    return texts
+    return texts, next((each.said for each in seen.matters if each.code in ("never-checked", "check-older")), None)
 
 
 def blotted(text: str) -> str:

@@ -10,7 +10,8 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -70,26 +71,31 @@ def check(
     if name is None:
         _tell_gaps(session)
         _tell_observed(session, clean=all(line.passed for line in judgements))
-    if as_json:
-        write_json(
-            [
-                {
-                    "invariant": line.invariant,
-                    "population": line.population,
-                    "violations": line.violations,
-                    "sample": line.sample,
-                    "passed": line.passed,
-                    "page": _page_of(line.invariant),
-                }
-                for line in judgements
-            ]
-        )
-    else:
-        columns = ("invariant", ">checked", ">violations", "passed", "sample")
-        rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
-        write_table(f"Invariants of {'all generations' if name is None else name}", columns, rows)
-    if not all(line.passed for line in judgements):
+    columns = ("invariant", ">checked", ">violations", "passed", "sample")
+    rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
+    title = f"Invariants of {'all generations' if name is None else name}"
+    good = all(line.passed for line in judgements)
+    left = [following("status", why=_why(line)) for line in judgements if not line.passed][:1]
+    told = [_told(line) for line in judgements]
+    write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
+    if not good:
         ctx.exit(1)
+
+
+def _told(line: Judgement) -> dict[str, object]:
+    return {
+        "invariant": line.invariant,
+        "population": line.population,
+        "violations": line.violations,
+        "sample": line.sample,
+        "passed": line.passed,
+        "page": _page_of(line.invariant),
+    }
+
+
+def _why(line: Judgement) -> str:
+    page = _page_of(line.invariant)
+    return f"what is to be done about it; {line.invariant}: {page}" if page else "what is to be done about it"
 
 
 def _page_of(invariant: str) -> str | None:
@@ -124,10 +130,8 @@ def _accept(session: Session, accepted: str, because: str, as_json: bool) -> Non
         "accepted": "now" if done.is_new else "before",
         "slices": list(done.slices),
     }
-    if as_json:
-        write_json(facts)
-    else:
-        write_facts(facts.items())
+    left = [following("check", why="judged by what is accepted now")]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
 
 
 def _tell_gaps(session: Session) -> None:

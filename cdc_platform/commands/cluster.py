@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import (
-    json_option,
-    time_of,
-    write_facts,
-    write_json,
-    write_next,
-    write_table,
-    write_trials,
-)
+from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table, write_trials
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -112,9 +105,10 @@ def add(session: Session, name: str, as_json: bool, no_tls_host_names: bool, **o
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
-    _show(known.add(session.open_home(create=True), name, connection), as_json)
-    if not as_json:
-        write_next(f"cdc-platform cluster test {name}")
+    added = known.add(session.open_home(create=True), name, connection)
+    facts = {"name": added.name, "home": added.home, **connection.model_dump(exclude_none=True)}
+    left = [following("cluster", "test", name)]
+    write_result(_document(added), lambda: write_facts(facts.items()), left, as_json=as_json)
 
 
 @cluster.command("test")
@@ -135,11 +129,11 @@ def test_(ctx: click.Context, session: Session, name: str, as_json: bool) -> Non
     from cdc_platform.cluster.reach import examine
 
     findings = examine(known.find(session.open_home(), name))
-    if as_json:
-        write_json([asdict(finding) for finding in findings])
-    else:
-        write_trials(findings)
-    if not all(finding.ok for finding in findings):
+    fit = all(finding.ok for finding in findings)
+    left = [_look(name)] if fit else [following("cluster", "test", name, why="once that is mended")]
+    told = [asdict(finding) for finding in findings]
+    write_result(told, lambda: write_trials(findings), left, as_json=as_json)
+    if not fit:
         ctx.exit(1)
 
 
@@ -177,24 +171,19 @@ def renew(session: Session, name: str, as_json: bool) -> None:
     from cdc_platform.cluster import known
 
     aside = known.renew(session.open_home(), name, session.clock)
-    if as_json:
-        write_json({"renewed": name, "aside": None if aside is None else str(aside)})
-    else:
-        write_facts([("renewed", name), ("what was observed before", aside)])
+    told = {"renewed": name, "aside": None if aside is None else str(aside)}
+    facts = [("renewed", name), ("what was observed before", aside)]
+    write_result(told, lambda: write_facts(facts), [_look(name)], as_json=as_json)
+
+
+def _look(name: str) -> Next:
+    return following("observe", name)
 
 
 def _absolute(path: object) -> str | None:
     from pathlib import Path
 
     return None if path is None else str(Path(str(path)).expanduser().absolute())
-
-
-def _show(found: KnownCluster, as_json: bool) -> None:
-    if as_json:
-        write_json(_document(found))
-    else:
-        facts = {"name": found.name, "home": found.home, **found.connection.model_dump(exclude_none=True)}
-        write_facts(facts.items())
 
 
 def _document(found: KnownCluster) -> dict[str, object]:

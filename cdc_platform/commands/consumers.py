@@ -9,6 +9,7 @@ import click
 from cdc_platform.clock import format_us
 from cdc_platform.commands import consumer_plans
 from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -153,10 +154,8 @@ def forget(session: Session, name: str, table: tuple[str, str], as_json: bool) -
 
     registered.forget(session.lake(), name, *table)
     told = {"name": name, "table": ".".join(table), "forgotten": True}
-    if as_json:
-        write_json(told)
-    else:
-        write_facts(told.items())
+    left = [following("expire", "--dry-run", why="what nobody waits for any more")]
+    write_result(told, lambda: write_facts(told.items()), left, as_json=as_json)
 
 
 consumers.add_command(consumer_plans.plan)

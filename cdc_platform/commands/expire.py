@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_next, write_table
+from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.expiry.growth import GrowthStep
     from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
     from cdc_platform.lifecycle.expiry.removal import Expired
 
@@ -61,9 +63,18 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     else:
         done = removal.expire(lake, session.clock, settings)
         plan = done.plan
-    if as_json:
-        write_json([_told(each) for each in plan])
-        return
+    write_result([_told(each) for each in plan], lambda: _show(plan, done), _left(plan, done), as_json=as_json)
+
+
+def _left(plan: Sequence[PlannedGeneration], done: Expired | None) -> list[Next]:
+    """What a plan asks for that was only shown, or the removal of what was marked."""
+    if done is not None:
+        marked = "once the grace time has passed; expire --dry-run says when"
+        return [following("expire", why=marked)] if done.marked else []
+    return [following("expire")] if any(each.action.value != "keep" for each in plan) else []
+
+
+def _show(plan: Sequence[PlannedGeneration], done: Expired | None) -> None:
     columns = ("time", "id", "action", "expired", "removable_at", ">rows", ">bytes in the lake", "blocked by")
     rows = [
         (
@@ -81,8 +92,6 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     write_table("Purge plan" if done is None else "Expiry", columns, rows)
     if done is not None:
         click.echo(_summary(done))
-        if done.marked:
-            write_next("cdc-platform expire, once the grace time has passed; cdc-platform expire --dry-run says when")
 
 
 def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) -> None:
@@ -137,32 +146,39 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     home = session.open_home()
     lake = Lake(home.lake)
     steps = growth.forecast(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
+    left: list[Next] = []
     if not no_tables.are_told(lake):
+        left.append(following("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS"))
         warn(
             "nobody has said which tables have a CDC log, so nothing expires here; do so with: cdc-platform tables "
             "add KS.T --ttl SECONDS, or cdc-platform tables none",
             code="no-tables",
         )
-    if as_json:
-        write_json(
-            [
-                {
-                    "nodes": step.nodes,
-                    "num_ranges": step.num_ranges,
-                    "num_streams": step.num_streams,
-                    "streams": step.streams,
-                    "bytes": step.bytes,
-                    "bytes_in_lake": step.bytes,
-                    "published_bytes_in_scylladb": step.published_bytes,
-                    "known_to_abort": step.is_known_to_abort,
-                    "streams_with_expiry": step.streams_with_expiry,
-                    "bytes_with_expiry": step.bytes_with_expiry,
-                    "bytes_in_lake_with_expiry": step.bytes_with_expiry,
-                }
-                for step in steps
-            ]
-        )
-        return
+    first = next((step for step in steps if step.is_known_to_abort), None)
+    if first is not None:
+        left.append(following("expire", "--dry-run", why="what could go before that"))
+    write_result([_step(each) for each in steps], lambda: _show_steps(steps, nodes, hours), left, as_json=as_json)
+
+
+def _step(step: GrowthStep) -> dict[str, object]:
+    return {
+        "nodes": step.nodes,
+        "num_ranges": step.num_ranges,
+        "num_streams": step.num_streams,
+        "streams": step.streams,
+        "bytes": step.bytes,
+        "bytes_in_lake": step.bytes,
+        "published_bytes_in_scylladb": step.published_bytes,
+        "known_to_abort": step.is_known_to_abort,
+        "streams_with_expiry": step.streams_with_expiry,
+        "bytes_with_expiry": step.bytes_with_expiry,
+        "bytes_in_lake_with_expiry": step.bytes_with_expiry,
+    }
+
+
+def _show_steps(steps: Sequence[GrowthStep], nodes: int, hours: int) -> None:
+    from cdc_platform.lifecycle.expiry import growth
+
     columns = (">more nodes", ">ranges", ">streams of the newest", ">streams kept", ">in ScyllaDB", ">in the lake")
     columns += (">with expiry", ">in the lake")
     shown = [step for step in steps if step.nodes in _few(nodes)]

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, warn, write_facts
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
 
@@ -69,10 +70,7 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
     open_home(to)
     note.remove()
     facts = {"from": begun.name, "to": to, "tables": copied.tables, "files": copied.files, "found": copied.found}
-    if as_json:
-        write_json(facts)
-    else:
-        write_facts(list(facts.items()))
+    write_result(facts, lambda: write_facts(facts.items()), [following("status", home=to)], as_json=as_json)
 
 
 def _is_empty(name: str) -> bool:

@@ -8,7 +8,8 @@ from uuid import UUID
 import click
 
 from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS
-from cdc_platform.commands.output import json_option, time_of, warn, write_facts, write_json, write_table
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, time_of, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -72,10 +73,8 @@ def import_files(
             "observed until cdc-platform check is clean, and nothing is built on it",
             code="only-observed",
         )
-    if as_json:
-        write_json(document_of_import(report))
-    else:
-        show_import(report)
+    left = [following("check")] if report.flaws else []
+    write_result(document_of_import(report), lambda: show_import(report), left, as_json=as_json)
 
 
 def document_of_import(report: ImportReport) -> dict[str, object]:

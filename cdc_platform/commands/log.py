@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.output import escaped, json_option, plain, warn, write_json, write_table
+from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.output import escaped, json_option, plain, warn, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -71,12 +72,31 @@ def log(
         warn(line, code="left-out")
     for line in notes:
         warn(line, code="row-ttl")
+    left = _left(result, file, values, strict, is_kept)
     if as_json:
         statements = [_facts(outcome) for outcome in result.outcomes]
-        write_json({"statements": statements, "tables": _tables(result), "summary": result.summary, "notes": notes})
+        told = {"statements": statements, "tables": _tables(result), "summary": result.summary, "notes": notes}
+        write_result(told, lambda: None, left, as_json=True)
     elif result.wrong is None:
-        _show(result)
+        write_result(None, lambda: _show(result), left, as_json=False)
     _finish(ctx, result, _name(file))
+
+
+def _left(result: Result, file: Path, values: Path | None, strict: bool, is_kept: bool) -> list[Next]:
+    """Why a write was refused is seen in the generations, or in a switch; what was rehearsed is kept next."""
+    from cdc_platform.errors import WriteRefused
+    from cdc_platform.generations.metadata import Verdict
+
+    if result.wrong is not None:
+        return []
+    if result.refused is not None:
+        error = result.refused.error
+        waits = isinstance(error, WriteRefused) and error.verdict is Verdict.UNDECIDED
+        return [following("switch", "show") if waits else following("generations", why="which operates when")]
+    if is_kept or _STDIN in (file, values):
+        return []
+    asked = ["--values", values] if values is not None else []
+    return [following("log", file, *asked, *(["--strict"] if strict else []), "--keep", why="nothing is written yet")]
 
 
 def _notes(result: Result) -> list[str]:

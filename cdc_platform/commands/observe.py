@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.commands.import_files import document_of_import, show_import
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, warn, write_facts
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
         warn(warning, code="cluster-rows")
     for line in seen.incomplete:
         warn(f"left out: {line}", code="left-out")
-    if as_json:
-        write_json(_document(seen))
-    else:
+    left = [following("observe", name, why="until two reads answer alike")] if seen.incomplete else []
+    left.append(following("status", home=cluster.home))
+
+    def show() -> None:
         show_import(seen.imported)
         write_facts(
             [
@@ -53,6 +55,8 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
                 ("home", cluster.home),
             ]
         )
+
+    write_result(_document(seen), show, left, as_json=as_json)
     if seen.incomplete:
         ctx.exit(1)
 

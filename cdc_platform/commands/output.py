@@ -198,11 +198,6 @@ def warn(text: str, *, code: str) -> None:
     click.echo(f"warning: {escaped(text)} [{code}]", err=True)
 
 
-def write_next(command: str) -> None:
-    """Say which command goes on with what this one has left to do; JSON is for programs, which know."""
-    click.echo(f"next: {escaped(command)}")
-
-
 def write_trials(trials: Sequence[Trial]) -> None:
     """Print what was tried (at least one thing), each with a tick or a cross and, where there is one, its mend."""
     width = max(len(trial.check) for trial in trials)

@@ -10,7 +10,8 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_next, write_table
+from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -68,14 +69,19 @@ def repair(
                 result |= {"event_id": event.event_id, "generation_id": event.generation_id}
             if event is not None and run:
                 result |= _run(session, event.generation_id)
-    if as_json:
-        write_json(result)
-    else:
-        _write(checkup, result)
-        if "event_id" in result and not run:
-            write_next("cdc-platform repair --run" + (" --strict" if strict else ""))
+    asked = "event_id" in result or (dry_run and checkup.needed)
+    left = _left(checkup, strict) if asked and not run else []
+    write_result(result, lambda: _write(checkup, result), left, as_json=as_json)
     if dry_run:
         ctx.exit(int(checkup.needed))
+
+
+def _left(checkup: Checkup, strict: bool) -> list[Next]:
+    made = following("repair", "--run", *(["--strict"] if strict else []))
+    if not checkup.blocked_by:
+        return [made]
+    # What blocks it is a join that is not finished, or a node that only an import or an observation shows at rest.
+    return [following("bootstrap", "--list", why=checkup.blocked_by[0]), Next(made.command, "after that")]
 
 
 def _run(session: Session, generation_id: str) -> dict[str, object]:

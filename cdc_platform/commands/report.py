@@ -9,6 +9,7 @@ import click
 
 from cdc_platform.clock import format_us, parse_time_us
 from cdc_platform.commands.history import named_once
+from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -83,7 +84,9 @@ def _make(session: Session, asked: tuple[str, ...], file: Path, key_file: Path |
         "broken": list(dict.fromkeys(broken)),
         "key": record["key"],
     }
-    write_json(told) if as_json else write_facts((name, value) for name, value in told.items() if value)
+    left = [following("report", "--verify", file, why="whether it still holds, at any time")]
+    facts = [(name, value) for name, value in told.items() if value]
+    write_result(told, lambda: write_facts(facts), left, as_json=as_json)
 
 
 def _asked(session: Session, home: Home, asked: tuple[str, ...]) -> tuple[list[Names], tuple[str, str] | None]:

@@ -9,7 +9,8 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -71,9 +72,12 @@ def rewrite(
         warn(done.ended, code="nothing-to-do")
     for decision in done.missing:
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
-    if as_json:
-        write_json(_rows(done))
-        return
+    asked = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
+    left = [following("rewrite", *asked)] if dry_run and done.decisions else []
+    write_result(_rows(done), lambda: _show(done), left, as_json=as_json)
+
+
+def _show(done: Rewrite) -> None:
     if done.decisions:
         columns = ("time", "action", "reason")
         write_table("V1 generations", columns, [[row[name] for name in columns] for row in _rows(done)])
@@ -94,9 +98,6 @@ def _clients(lake: Lake, session: Session, settings: Settings, as_json: bool) ->
         "nodes_not_marked": list(found.unmarked),
         "lacking": [{"time": format_ms(each.time_ms), "reason": each.reason} for each in found.lacking],
     }
-    if as_json:
-        write_json(told)
-        return int(not found.may)
     marked = (
         f"{len(found.unmarked)} nodes lack it: {', '.join(found.unmarked[:3])}"
         if found.unmarked
@@ -109,9 +110,13 @@ def _clients(lake: Lake, session: Session, settings: Settings, as_json: bool) ->
     ]
     if found.has_old:
         facts[2] = ("row `rewritten`", marked)
-    write_facts(facts)
-    for each in found.lacking:
-        click.echo(f"lacking: {format_ms(each.time_ms)}: {each.reason}")
+
+    def show() -> None:
+        write_facts(facts)
+        for each in found.lacking:
+            click.echo(f"lacking: {format_ms(each.time_ms)}: {each.reason}")
+
+    write_result(told, show, [] if found.may else [following("rewrite", "--dry-run")], as_json=as_json)
     return int(not found.may)
 
 

@@ -8,11 +8,13 @@ import click
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_next, write_table
+from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.output import json_option, time_of, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from cdc_platform.generations.switch import Switch
+    from cdc_platform.lake.lake import Lake
 
 BY = "cdc-platform switch"
 """What `decided_by` says of a decision made by hand."""
@@ -47,12 +49,9 @@ def show(session: Session, generation: str | Milliseconds | None, as_json: bool)
 
     lake = session.lake()
     if generation is not None:
-        _write(switches.find(lake, session.named(generation)), as_json)
+        _write(lake, switches.find(lake, session.named(generation)), as_json)
         return
     listed = switches.switches(lake)[::-1]
-    if as_json:
-        write_json([_facts(each) for each in listed])
-        return
     columns = ("generation", "phase", ">acknowledged", ">participants", "prepared", "deadline", "time")
     rows = [
         (
@@ -66,7 +65,9 @@ def show(session: Session, generation: str | Milliseconds | None, as_json: bool)
         )
         for each in listed
     ]
-    write_table("Generation switches", columns, rows)
+    left = [step for each in switches.unfinished(lake) for step in _left(lake, each)]
+    told = [_facts(each) for each in listed]
+    write_result(told, lambda: write_table("Generation switches", columns, rows), left, as_json=as_json)
 
 
 @switch.command()
@@ -89,7 +90,7 @@ def ack(session: Session, generation: str | Milliseconds, node: object, as_json:
     home, lake = session.open_home(), session.lake()
     generation_id = switches.find(lake, session.named(generation)).generation_id
     done = register.acknowledge(lake, session.clock, home.settings, generation_id, [str(node)])
-    _write(done, as_json)
+    _write(lake, done, as_json)
 
 
 @switch.command()
@@ -115,7 +116,7 @@ def commit(session: Session, generation: str | Milliseconds, as_json: bool) -> N
     generation_id = switches.find(lake, session.named(generation)).generation_id
     done = register.commit(lake, session.clock, home.settings, generation_id, BY)
     introduce(Joining(lake, session.clock, home.settings, generation_id, workers(), "switch commit"))
-    _write(done, as_json)
+    _write(lake, done, as_json)
 
 
 @switch.command()
@@ -134,7 +135,7 @@ def abort(session: Session, generation: str | Milliseconds, as_json: bool) -> No
 
     lake = session.lake()
     generation_id = switches.find(lake, session.named(generation)).generation_id
-    _write(register.abort(lake, session.clock, generation_id, BY), as_json)
+    _write(lake, register.abort(lake, session.clock, generation_id, BY), as_json)
 
 
 def _facts(switch: Switch) -> dict[str, object]:
@@ -153,17 +154,22 @@ def _facts(switch: Switch) -> dict[str, object]:
     }
 
 
-def _write(switch: Switch, as_json: bool) -> None:
-    from cdc_platform.generations.switch import Phase
-
+def _write(lake: Lake, switch: Switch, as_json: bool) -> None:
     facts = _facts(switch)
-    if as_json:
-        write_json(facts)
-        return
     leases = ", ".join(f"{host} (lease until {time_of(end)})" for host, end in switch.leases)
     hosts = {"participants": len(switch.participants), "missing": ", ".join(switch.missing) or None}
-    write_facts((facts | hosts | {"acknowledged": leases or None}).items())
+    shown = facts | hosts | {"acknowledged": leases or None}
+    write_result(facts, lambda: write_facts(shown.items()), _left(lake, switch), as_json=as_json)
+
+
+def _left(lake: Lake, switch: Switch) -> list[Next]:
+    """What goes on with a switch: an answer that is missing, its decision, or the join that it is part of."""
+    from cdc_platform.generations.switch import Phase
+    from cdc_platform.records.join_progress import progress
+
     if switch.phase is Phase.PREPARING and switch.missing:
-        write_next(f"cdc-platform switch ack {switch.generation_id} --node {switch.missing[0]}")
-    elif switch.phase is Phase.PREPARING:
-        write_next(f"cdc-platform switch commit {switch.generation_id}")
+        return [following("switch", "ack", switch.generation_id, "--node", switch.missing[0])]
+    if switch.phase is Phase.PREPARING:
+        return [following("switch", "commit", switch.generation_id)]
+    joins = [each for each in progress(lake) if each.generation_id == switch.generation_id and each.is_open]
+    return [following(*each.ends) for each in joins]

@@ -9,6 +9,7 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import TABLE_NAME, TTL
+from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -183,7 +184,16 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
         else garbage.collect(lake, session.clock, *name)
         for name in names
     ]
-    _show_collections(planned, dry_run, as_json)
+    left = _left(planned, table, ttl) if dry_run else []
+    _show_collections(planned, dry_run, left, as_json)
+
+
+def _left(planned: list[Collection], table: _Name | None, ttl: int | None) -> list[Next]:
+    """What a plan asks for that was only shown: under another TTL that one first."""
+    going = [each.full_name for each in planned if each.removed_ms]
+    named = [] if table is None else [".".join(table)]
+    alter = [following("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
+    return [*alter, following("tablets", "gc", *named)] if going else []
 
 
 def _change(session: Session, table: _Name, as_json: bool, change: Callable[..., TabletChange], wanted: Any) -> None:
@@ -249,7 +259,7 @@ def _show_sets(name: str, sets: list[ChangeOfSet], now_ms: Milliseconds) -> None
     write_table(f"Streams from {format_ms(newest.timestamp_ms)} on", (">last token", "stream_id"), streams)
 
 
-def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -> None:
+def _show_collections(planned: list[Collection], dry_run: bool, left: list[Next], as_json: bool) -> None:
     rows = [
         {
             "table": each.full_name,
@@ -277,15 +287,12 @@ def _show_collections(planned: list[Collection], dry_run: bool, as_json: bool) -
             )
         for held in each.held_back:
             warn(str(held), code="held-back")
-    if as_json:
-        write_json(rows)
-        return
     columns = ("table", ">ttl_seconds", "base", ">would go" if dry_run else ">removed")
     shown = [
         (row["table"], row["ttl_seconds"], row["base"], len(each.removed_ms))
         for row, each in zip(rows, planned, strict=True)
     ]
-    write_table("Stream sets of tablets", columns, shown)
+    write_result(rows, lambda: write_table("Stream sets of tablets", columns, shown), left, as_json=as_json)
 
 
 def _known_tables(lake: Lake) -> list[_Name]:

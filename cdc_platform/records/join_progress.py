@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from cdc_platform.clock import Microseconds, Milliseconds, from_datetime, ms_from_datetime
+from cdc_platform.generations.switch import Phase
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     BOOTSTRAP_EVENTS,
@@ -29,6 +30,7 @@ class Reached(StrEnum):
     DESCRIBED = "described"
     INSERTED = "inserted"
     SWITCHING = "nodes are switching"
+    ABORTED = "its switch was aborted"
     TIMED = "has its timestamp"
     IN_RING = "in the ring"
     STREAMS_SHOWN = "streams published"
@@ -66,8 +68,13 @@ class Progress:
 
     @property
     def do(self) -> str | None:
-        """The command that finishes it; None where nothing is left to do."""
-        return f"cdc-platform bootstrap --finish {self.event_id}" if self.is_open else None
+        """The command that ends it; None where nothing is left to do."""
+        return f"cdc-platform {' '.join(self.ends)}" if self.is_open else None
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The words of the command that ends it: what cannot be finished is taken back."""
+        return ("bootstrap", "--withdraw" if self.reached is Reached.ABORTED else "--finish", self.event_id)
 
 
 def progress(lake: Lake) -> list[Progress]:
@@ -95,6 +102,7 @@ class _Left:
         self._inserted = _keys(lake, GENERATION_DESCRIPTIONS_V2)
         self._cells = set(generation_data.described_times(lake).tolist())
         self._switching = {each.generation_id for each in switches.unfinished(lake)}
+        self._aborted = {each.generation_id for each in switches.switches(lake) if each.phase is Phase.ABORTED}
         self._statuses = statuses(lake)
         self._shown, self._listed = descriptions.published_times(lake), descriptions.listed_times(lake)
 
@@ -121,6 +129,8 @@ class _Left:
     def _reached(self, event: dict[str, Any], entered: dict[str, Any] | None) -> Reached:
         id_ = event["generation_id"]
         if entered is None:
+            if id_ in self._aborted:
+                return Reached.ABORTED
             if id_ in self._switching:
                 return Reached.SWITCHING
             return Reached.INSERTED if id_ in self._inserted else self._before(id_)

@@ -16,7 +16,7 @@ import pytest
 from dagster import DagsterInstance, ScheduleDefinition, SensorDefinition, SkipReason
 from dagster import build_schedule_context as schedule_context
 from dagster import build_sensor_context as sensor_context
-from support.command_line import run
+from support.command_line import paths_of, run
 from support.files.export_files import ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
 
 from cdc_platform.clock import Clock
@@ -92,20 +92,6 @@ def content(home: Path) -> dict[str, int | None]:
     """The version of every table, and every file beside the lake."""
     lake = Lake(home / "lake")
     return {name: lake.version(table) for name, table in TABLES.items()}
-
-
-def paths_of(group: click.Group, before: str = "") -> set[str]:
-    """Every command of a group by its path; a group that runs by itself is one as well."""
-    found: set[str] = set()
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        path = f"{before} {name}".strip()
-        if isinstance(command, click.Group):
-            found |= paths_of(command, path) | ({path} if command.invoke_without_command else set())
-        else:
-            found.add(path)
-    return found
 
 
 def test_every_command_builds_or_looks() -> None:

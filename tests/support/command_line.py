@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner
 
 from cdc_platform.commands.program import program
@@ -34,3 +35,17 @@ def run(*args: str | Path, stdin: str | bytes | None = None) -> Answer:
     """Run the program with these arguments."""
     result = CliRunner().invoke(program, [str(arg) for arg in args], input=stdin)
     return Answer(result.exit_code, result.stdout, result.stderr)
+
+
+def paths_of(group: click.Group, before: str = "") -> set[str]:
+    """Every command of a group by its path; a group that runs by itself is one as well."""
+    found: set[str] = set()
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        path = f"{before} {name}".strip()
+        if isinstance(command, click.Group):
+            found |= paths_of(command, path) | ({path} if command.invoke_without_command else set())
+        else:
+            found.add(path)
+    return found

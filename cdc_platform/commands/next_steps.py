@@ -1,0 +1,52 @@
+"""What a command leaves to do: the commands that go on, which it tells beside its result.
+
+For people each is a line `next:` behind the result, to be pasted into a shell as it stands. In JSON an object has them
+in `next`; beside a list, which has no room for them, the lines go to standard error.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import click
+
+from cdc_platform.commands.output import escaped, write_json
+from cdc_platform.commands.session import Session
+
+PROGRAM = "cdc-platform"
+
+
+@dataclass(frozen=True)
+class Next:
+    """A command that goes on, quoted as a shell wants it, and when or what for (`why`) where that is to be said."""
+
+    command: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        """The line; what is behind the `#` no shell reads."""
+        return f"{self.command}  # {self.why}" if self.why else self.command
+
+
+def following(*words: object, why: str = "", home: object = None) -> Next:
+    """The command of these words, on `home`, or else on the home that this command was told to work on."""
+    session = click.get_current_context().find_object(Session)
+    home = home or (session.home if session is not None else None)
+    place = [] if home is None else ["--home", home]
+    return Next(shlex.join(str(word) for word in [PROGRAM, *place, *words]), why)
+
+
+def write_result(told: object, show: Callable[[], object], left: Iterable[Next], *, as_json: bool) -> None:
+    """Write a result, as JSON (`told`) or for people (`show`), and what is left to do after it."""
+    steps = list(left)
+    if as_json and isinstance(told, dict):
+        write_json({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
+        return
+    if as_json:
+        write_json(told)
+    else:
+        show()
+    for each in steps:
+        click.echo(f"next: {escaped(str(each))}", err=as_json)
