@@ -28,7 +28,15 @@ PACKED = Path(__file__).resolve().parent / "data" / "homes"
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 HOMES = ("cluster", "first_format")
 NEWER: Mapping[str, frozenset[str]] = {
-    "2026-11": frozenset({"platform.verdicts", "platform.passed_over", "platform.judgements", "platform.only_observed"})
+    "2026-11": frozenset(
+        {
+            "platform.verdicts",
+            "platform.passed_over",
+            "platform.judgements",
+            "platform.only_observed",
+            "platform.committed_generations",
+        }
+    )
 }
 """The tables that were declared after the homes of a release were made, which therefore lack them."""
 WORDS = frozenset({"reason", "reasons", "detail"})

@@ -13,7 +13,7 @@ from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATIONS
+from cdc_platform.lake.tables import COMMITTED_GENERATIONS, GENERATIONS
 from cdc_platform.records import removals
 
 
@@ -33,6 +33,12 @@ def entries(lake: Lake) -> list[Entry]:
         Entry(row["generation_id"], ms_from_datetime(row["time"]), "v1" if row["format"] == "v1" else "v2")
         for row in rows
     ]
+
+
+def committed_elsewhere(lake: Lake) -> dict[Milliseconds, str]:
+    """The UUIDs of generations that a cluster has committed and of which no row had come here, by time (ms)."""
+    rows = lake.read(COMMITTED_GENERATIONS, ["time", "generation_id"]).to_pylist()
+    return {ms_from_datetime(row["time"]): row["generation_id"] for row in rows}
 
 
 def introduced_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:

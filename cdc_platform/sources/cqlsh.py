@@ -60,8 +60,8 @@ class Exports:
     """What the export files hold: V2 descriptions by id, streams by time (ms), times (ms) with their expiry (ms).
 
     `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets. `held` are
-    the names of the tables that were exported, also of those without a row. `topology` is what the cluster's group has
-    agreed on, `tables` are those with CDC options in a schema.
+    the names of the tables that were exported, or of those that their rows go into, also without a row. `topology` is
+    what the cluster's group has agreed on, `tables` are those with CDC options in a schema.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
             internals.names.update(schema.names)
             continue
         table, rows = _table(source, text)
-        held.add(table)
+        held.add(V2 if table == V3 else table)  # what the group's own table holds goes into the same one
         if table == V2:
             _collect(descriptions, source, _v2_rows(source, rows, flaws))
         elif table == V3:

@@ -21,6 +21,7 @@ from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import flat_streams, stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
@@ -28,6 +29,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
+from cdc_platform.records.ledger import committed_elsewhere
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.flaws import Flaws
@@ -279,36 +281,49 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -
             "they are taken in and do not operate"
         )
     if plan.ids:
-        rows = [_ledger_row(clock, time, id_, plan) for time, id_ in plan.ids.items()]
+        rows = [_ledger_row(lake, clock, time, id_, plan) for time, id_ in plan.ids.items()]
         plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
 
 
 def _plan_committed(plan: ImportPlan, lake: Lake, exports: Exports, ledger: Mapping[str, Milliseconds]) -> None:
-    """What the group has committed has its time, also before clients are shown it; and it has to have rows."""
-    there = set(lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist())
-    for time, id_ in sorted(exports.topology.committed.items()):
+    """What the group has committed has its time, also before clients are shown it; and it has to have rows.
+
+    One without any is noted: it is known, and what an import after this one brings of it is its description.
+    """
+    there = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows}
+    bare: dict[Milliseconds, str] = {}
+    for time, id_ in sorted((committed_elsewhere(lake) | exports.topology.committed).items()):
         if id_ in ledger or plan.ids.get(time) == id_:
             continue
-        if id_ in plan.descriptions and time not in plan.ids:
+        if (id_ in plan.descriptions or id_ in there) and time not in plan.ids:
             plan.ids[time] = id_
-        elif id_ not in there:
+        elif id_ not in there and time in exports.topology.committed:
+            bare[time] = id_
             said = f"generation {id_} of {format_ms(time)} is committed and has no rows"
-            if {"cdc_generations_v3", GENERATION_DESCRIPTIONS_V2.name} & exports.held:
+            if GENERATION_DESCRIPTIONS_V2.name in exports.held:
                 plan.flaws.tell(said)
             else:
                 plan.warnings.append(f"{said} here: import cdc_generations_v3 as well")
+    if bare:
+        rows = [{"time": ms_to_datetime(time), "generation_id": id_} for time, id_ in bare.items()]
+        plan.rows.append((COMMITTED_GENERATIONS, pa.Table.from_pylist(rows, schema=COMMITTED_GENERATIONS.schema)))
 
 
-def _ledger_row(clock: Clock, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
+def _ledger_row(lake: Lake, clock: Clock, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
     """By the rows that clients are shown, else by those that nodes have, of a generation that is not published."""
     now = to_datetime(clock.now_us())
     shown = plan.streams.get(time_ms)
-    rows = (shown or plan.descriptions[id_]).rows
+    brought = shown or plan.descriptions.get(id_)
+    if brought is None:
+        before = lake.read(GENERATION_DESCRIPTIONS_V2, ["streams"], [("id", "=", id_)])["streams"]
+        num_ranges, num_streams = len(before), len(flat_streams(before.combine_chunks())[1])
+    else:
+        num_ranges, num_streams = len(brought.rows), len(brought.rows.streams)
     return {
         "generation_id": id_,
         "time": ms_to_datetime(time_ms),
-        "num_ranges": len(rows),
-        "num_streams": len(rows.streams),
+        "num_ranges": num_ranges,
+        "num_streams": num_streams,
         "created_at": now,
         "published_at": None if shown is None else now,
     }

@@ -17,6 +17,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
+    COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -56,6 +57,7 @@ _ORDER = (
     STREAMS_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATIONS,
+    COMMITTED_GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     CDC_LOCAL,

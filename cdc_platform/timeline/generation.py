@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.generations import GenerationId
@@ -23,7 +22,8 @@ class State(StrEnum):
     """
     NOT_EXPORTED = "not exported, so unknown"
     """Readers have been shown its timestamp, perhaps its streams; its description was never brought here, so that
-    nobody can say how it was made.
+    nobody can say how it was made. So is one that somebody names by its UUID while the table of such descriptions
+    was never brought here.
     """
     COMMITTED = "committed but not yet in the ledger"
     """Its two-phase switch is decided, which is what counts; the join that introduces it has not gone on."""
@@ -35,6 +35,38 @@ class State(StrEnum):
     """Readers have been shown its timestamp, and its description is here."""
 
 
+class Held(Protocol):
+    """What is here of descriptions; looked at when it is asked for."""
+
+    def describes(self, name: str | Milliseconds) -> bool:
+        """Whether rows of a description are here, by its UUID, or of the first format its time (ms)."""
+        ...
+
+    def shows(self, time_ms: Milliseconds) -> bool:
+        """Whether streams are here that readers see of this time."""
+        ...
+
+    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+        """Whether the table of descriptions of a format, None: of either, is here, were it without rows."""
+        ...
+
+
+class Nothing:
+    """Nothing is here."""
+
+    def describes(self, name: str | Milliseconds) -> bool:
+        """No."""
+        return False
+
+    def shows(self, time_ms: Milliseconds) -> bool:
+        """No."""
+        return False
+
+    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+        """No."""
+        return False
+
+
 @dataclass(frozen=True)
 class Generation:
     """A generation that nodes or readers know, or knew. Times in ms.
@@ -44,7 +76,7 @@ class Generation:
     time names, `v2` in rows that its UUID names, None where it has to be told from what readers see.
     `published`: its timestamp is in `cdc_generation_timestamps`; `published_v1`: readers of the first format see it.
     `entered`: it is in the ledger. `kept` is its ID as nodes' `cdc_local` has it, None where none names it.
-    `described` holds the UUIDs, or for V1 the times, whose data is here; it is looked at when the state is asked for.
+    `held` says what is here of its data.
     """
 
     time_ms: Milliseconds
@@ -57,7 +89,7 @@ class Generation:
     committed: bool = False
     kept: GenerationId | None = None
     removed_ms: Milliseconds | None = None
-    described: Container[str | Milliseconds] = field(default=(), compare=False, repr=False)
+    held: Held = field(default_factory=Nothing, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -85,7 +117,15 @@ class Generation:
     def has_data(self) -> bool:
         """Whether something of its description is here; whether that is all of it only reading it can tell."""
         name = self.time_ms if self.format == "v1" else self.id
-        return name is not None and name in self.described
+        return name is not None and self.held.describes(name)
+
+    @property
+    def is_brought(self) -> bool:
+        """Whether the table that would describe it is here: then what is not in it is missing, and not unknown.
+
+        Of the first format what readers see names the cell that has to be there.
+        """
+        return self.format == "v1" or self.held.was_brought(self.format)
 
     @property
     def state(self) -> State:
@@ -93,9 +133,11 @@ class Generation:
         if self.is_removed:
             return State.REMOVED
         if self.format is None:
-            return State.NOT_EXPORTED
+            # Of one with streams that readers see, those are gone by.
+            bare = self.is_brought and not self.held.shows(self.time_ms)
+            return State.NOT_RETRIEVABLE if bare else State.NOT_EXPORTED
         if not self.has_data:
-            return State.NOT_RETRIEVABLE
+            return State.NOT_RETRIEVABLE if self.is_brought else State.NOT_EXPORTED
         if self.published:
             return State.PUBLISHED
         if self.committed and not self.entered:

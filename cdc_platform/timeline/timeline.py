@@ -6,10 +6,11 @@ the moment in which it was read.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +28,11 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import cdc_local, ledger, removals, switches
+from cdc_platform.records import cdc_local, descriptions, ledger, removals, switches
 from cdc_platform.records.ledger import Entry
 from cdc_platform.records.removals import Removal
 from cdc_platform.ring.tokens import Int64s
-from cdc_platform.timeline.generation import Generation
+from cdc_platform.timeline.generation import Generation, Held
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Timeline:
         """
         known_switches = switches.switches(lake)
         undecided = switches.undecided(lake, known_switches)
-        kept = _kept(lake)
+        named = {time_ms: GenerationId(time_ms, UUID(id_)) for time_ms, id_ in ledger.committed_elsewhere(lake).items()}
+        kept = named | _kept(lake)
         entries = ledger.entries(lake)
         cells, shown_v1 = _times(lake, GENERATION_DESCRIPTIONS), _times(lake, STREAMS_DESCRIPTIONS)
         listed = {
@@ -65,7 +67,7 @@ class Timeline:
             for row in lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
         }
         gone = removals.decided(removals.noted(lake), listed)
-        told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Described(lake, cells))
+        told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Held(lake, cells))
         generations = tuple(told.of(time_ms) for time_ms in sorted(told.times()))
         last = max([*told.times(), *(entry.time_ms for entry in entries)], default=None)
         return cls(generations, tuple(undecided), last)
@@ -170,7 +172,7 @@ class _Told:
     shown_v1: frozenset[Milliseconds]
     listed: Mapping[Milliseconds, Milliseconds | None]
     gone: Mapping[Milliseconds, Removal]
-    described: Container[str | Milliseconds]
+    held: Held
 
     @cached_property
     def entered(self) -> dict[Milliseconds, Entry]:
@@ -215,7 +217,7 @@ class _Told:
             entered=entry is not None,
             committed=time_ms in self.committed,
             kept=kept,
-            described=self.described,
+            held=self.held,
         )
 
     def _format(self, time_ms: Milliseconds, entry: Entry | None, id_: str | None) -> Literal["v1", "v2"] | None:
@@ -228,15 +230,29 @@ class _Told:
         return "v1" if id_ is None else "v2"
 
 
-class _Described:
-    """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one."""
+class _Held:
+    """The UUIDs and the V1 times whose data is here; Delta's log tells the UUIDs, once somebody asks for one.
+
+    See `Held`.
+    """
 
     def __init__(self, lake: Lake, cells: frozenset[Milliseconds]) -> None:
         self._lake = lake
         self._cells = cells
 
-    def __contains__(self, name: object) -> bool:
+    def describes(self, name: str | Milliseconds) -> bool:
         return name in self._cells or name in self._inserted
+
+    def shows(self, time_ms: Milliseconds) -> bool:
+        return time_ms in self._shown
+
+    def was_brought(self, format: Literal["v1", "v2"] | None) -> bool:
+        tables = {"v1": (GENERATION_DESCRIPTIONS,), "v2": (GENERATION_DESCRIPTIONS_V2,)}
+        return any(self._lake.exists(each) for each in tables.get(format or "", (*tables["v1"], *tables["v2"])))
+
+    @cached_property
+    def _shown(self) -> frozenset[Milliseconds]:
+        return frozenset(descriptions.published_times(self._lake))
 
     @cached_property
     def _inserted(self) -> frozenset[object]:

@@ -37,11 +37,13 @@ from cdc_platform.lake.tables import (
     TABLET_STREAMS,
     TABLET_TIMESTAMPS,
 )
+from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.records.ring import current_ring
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import import_paths
 from cdc_platform.sources.printed_ring import parse_printed_ring
+from cdc_platform.timeline import State, Timeline
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "exports"
 CLOCK = Clock(us_of(LATER_MS))
@@ -139,6 +141,39 @@ def test_topology_of_a_real_table_is_read(lake: Lake) -> None:
     assert set(node.tokens) == TOKENS
     assert (node.host_id, node.shard_count, node.ignore_msb) == (UUID("7fb75dac-5725-4da4-90ef-5776312d77c4"), 4, 12)
     assert f"generation {LOG_ID} of 2026-01-31T12:00:00.384Z is committed and has no rows" in report.warnings[0]
+    [known] = Timeline.read(lake).known
+    assert (known.id, known.state) == (str(LOG_ID), State.NOT_EXPORTED)
+
+
+def test_a_committed_generation_without_rows_is_a_flaw_and_is_known(lake: Lake, tmp_path: Path) -> None:
+    """The group's table was brought and lacks it: refused, taken in as it is, and made whole by its rows alone."""
+    header = v3_csv().split("\r\n")[0]
+    (tmp_path / "t.csv").write_text(topology_csv(), newline="")
+    (tmp_path / "d.csv").write_text(f"{header}\r\n", newline="")
+    with pytest.raises(InputError, match=f"generation {ID} of .* is committed and has no rows"):
+        import_paths(lake, CLOCK, [tmp_path])
+    assert Timeline.read(lake).known == []
+    report = import_paths(lake, CLOCK, [tmp_path], as_is=True)
+    assert [line for line in report.flaws if f"generation {ID}" in line] == report.flaws
+    [known] = Timeline.read(lake).known
+    assert (known.id, known.time_ms, known.state) == (ID, TIME_MS, State.NOT_RETRIEVABLE)
+    [finding] = audit_fit(lake)
+    assert (finding.violations, ID in finding.sample) == (1, True)
+    (tmp_path / "d.csv").write_text(v3_csv(), newline="")
+    import_paths(lake, CLOCK, [tmp_path / "d.csv"])
+    [known] = Timeline.read(lake).known
+    assert (known.id, known.time_ms, known.state) == (ID, TIME_MS, State.INTRODUCED)
+
+
+def test_rows_that_were_there_before_get_their_time(lake: Lake, tmp_path: Path) -> None:
+    """The description first, the topology that names its time in an import after it: the ledger counts its rows."""
+    (tmp_path / "t.csv").write_text(topology_csv(), newline="")
+    (tmp_path / "d.csv").write_text(v3_csv(), newline="")
+    import_paths(lake, CLOCK, [tmp_path / "d.csv"])
+    assert Timeline.read(lake).known == []
+    import_paths(lake, CLOCK, [tmp_path / "t.csv"])
+    [row] = lake.read(GENERATIONS).to_pylist()
+    assert (row["generation_id"], row["num_ranges"], row["num_streams"]) == (ID, len(ONE), len(ONE.streams))
 
 
 def test_committed_generations_have_their_time_before_they_are_shown(lake: Lake, tmp_path: Path) -> None:

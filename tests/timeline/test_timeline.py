@@ -29,6 +29,10 @@ STATES = {
     "only_v1": [State.ONLY_V1],
     "timestamp_only": [State.NOT_EXPORTED],
     "named_by_node": [State.PUBLISHED, State.NOT_RETRIEVABLE],
+    "named_by_group": [State.PUBLISHED, State.NOT_RETRIEVABLE],
+    "bare_in_ledger": [State.PUBLISHED, State.NOT_RETRIEVABLE],
+    "bare_timestamp": [State.PUBLISHED, State.NOT_RETRIEVABLE],
+    "bare_in_v1": [State.PUBLISHED, State.NOT_RETRIEVABLE],
     "with_tablets": [State.PUBLISHED],
 }
 
@@ -113,7 +117,7 @@ def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: p
 
     monkeypatch.setattr(Lake, "read", noted)
     assert len(Timeline.read(lake).known) == 3
-    assert len(names) == len(set(names)) == 7
+    assert len(names) == len(set(names)) == 8
 
 
 ALLOWED = {

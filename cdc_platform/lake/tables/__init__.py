@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from cdc_platform.lake.tables.declaration import ALLOWED_FEATURES, STREAMS, TIMESTAMP, Table, array_of, column
 from cdc_platform.lake.tables.generations import (
+    COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -54,6 +55,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             JUDGEMENTS,
             ONLY_OBSERVED,
             GENERATIONS,
+            COMMITTED_GENERATIONS,
             GENERATION_DESCRIPTIONS_V2,
             GENERATION_DESCRIPTIONS,
             STREAMS_DESCRIPTIONS,
@@ -77,6 +79,7 @@ __all__ = [
     "CDC_LOCAL",
     "CDC_TABLES",
     "CDC_TABLE_CHANGES",
+    "COMMITTED_GENERATIONS",
     "CONSUMED_HOURS",
     "CONSUMERS",
     "GENERATIONS",

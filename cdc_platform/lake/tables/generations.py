@@ -185,6 +185,21 @@ REMOVED_GENERATIONS = Table(
     generation_column="time",
 )
 
+COMMITTED_GENERATIONS = Table(
+    "platform",
+    "committed_generations",
+    pa.schema(
+        [
+            TIME,
+            column("generation_id", pa.string(), "UUID of the generation"),
+        ]
+    ),
+    keys=("time",),
+    comment="What system.topology named as committed when no row of it was here: known, and not to be retrieved",
+    constraints={"whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
+)
+
 UNORDERED_RANGES = Table(
     "platform",
     "unordered_ranges",

@@ -19,7 +19,7 @@ from cdc_platform.generations import GenerationId, TopologyDescription, layout_o
 from cdc_platform.generations.cluster_feature import nodes_without_v2
 from cdc_platform.generations.damage import Condition, Damage, description_damage, known_damage, range_damage
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.records import generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
@@ -67,7 +67,7 @@ def check(
         raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
     newest = Timeline.read(lake).newest
     latest = None if newest is None else newest.gossiped
-    unknown = None if newest is None else _cannot_tell(lake, newest)
+    unknown = None if newest is None else _cannot_tell(newest)
     if unknown is not None:
         return Checkup(latest, (), (), tuple(_blocked_by(lake)), unknown)
     findings = _findings(lake, latest, ring, streams, reader)
@@ -100,14 +100,12 @@ def ask(lake: Lake, clock: Clock, checkup: Checkup, host_id: uuid.UUID | None = 
     return inbox.queue_repair(lake, clock, _request_id(checkup.latest, current_ring(lake)), node)
 
 
-def _cannot_tell(lake: Lake, newest: Generation) -> str | None:
+def _cannot_tell(newest: Generation) -> str | None:
     """Which table would have to be here to judge a generation that only clients' tables tell of; None: none would.
 
     A table that was brought here is there, were it without rows: then what it lacks is missing.
     """
-    if newest.state is not State.NOT_EXPORTED:
-        return None
-    if not any(lake.exists(table) for table in (GENERATION_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)):
+    if newest.state is State.NOT_EXPORTED and not newest.is_brought:
         return f"cannot tell without {GENERATION_DESCRIPTIONS_V2.name}: export it and import it here"
     return None
 

@@ -17,7 +17,17 @@ from cdc_platform.invariants.judge import Judgement
 from cdc_platform.lake import only_observed
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, CONSUMERS, PASSED_OVER, TABLES, TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    COMMITTED_GENERATIONS,
+    CONSUMERS,
+    GENERATIONS,
+    PASSED_OVER,
+    TABLES,
+    TOPOLOGY_DESCRIPTIONS,
+    VERDICTS,
+    Table,
+)
 from cdc_platform.records.judgements import Judging, keep
 
 PACKED = Path(__file__).resolve().parents[2] / "data" / "homes" / "2026-11.tar.xz"
@@ -44,6 +54,7 @@ def every_table(folder: Path) -> Path:
                 lake.append_once(table, part, {"copy": number}, number - 1 or None)
         lake.merge(VERDICTS, _verdict(lake), update=False)
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
+        lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])

@@ -17,10 +17,13 @@ from cdc_platform.lake.arrow import stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
+    COMMITTED_GENERATIONS,
+    GENERATION_DESCRIPTIONS_V2,
     GENERATION_SWITCHES,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
     REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     SWITCH_PROMISES,
     Table,
@@ -124,6 +127,30 @@ def named_by_node(lake: Lake) -> None:
     _put(lake, CDC_LOCAL, kept | {"uuid": uuid_of(SECOND_MS)})
 
 
+def named_by_group(lake: Lake) -> None:
+    """One generation, and a later one that `system.topology` names as committed and nothing else tells of."""
+    plain(lake)
+    _put(lake, COMMITTED_GENERATIONS, {"time": ms_to_datetime(SECOND_MS), "generation_id": uuid_of(SECOND_MS)})
+
+
+def bare_in_ledger(lake: Lake) -> None:
+    """One generation, and a later one that the ledger has and of which there is no row."""
+    introduced(lake)
+    lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", uuid_of(SECOND_MS))])
+
+
+def bare_timestamp(lake: Lake) -> None:
+    """One generation, and a later timestamp that readers see and of which there is no row in any table."""
+    plain(lake)
+    _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": ms_to_datetime(SECOND_MS)})
+
+
+def bare_in_v1(lake: Lake) -> None:
+    """One generation, and a later one that readers of the first format see and that nothing describes."""
+    plain(lake)
+    _put(lake, STREAMS_DESCRIPTIONS, {"time": ms_to_datetime(SECOND_MS), "streams": [bytes(16)]})
+
+
 def with_tablets(lake: Lake) -> None:
     """One generation, and a table that has tablets of its own from the second time on."""
     plain(lake)
@@ -142,6 +169,10 @@ HOMES: dict[str, Callable[[Lake], None]] = {
         only_v1,
         timestamp_only,
         named_by_node,
+        named_by_group,
+        bare_in_ledger,
+        bare_timestamp,
+        bare_in_v1,
         with_tablets,
     )
 }
