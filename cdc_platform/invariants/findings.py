@@ -157,6 +157,9 @@ TABLET_CLOSED_IN_PREVIOUS = TABLETS.asks(
 TABLET_TIMESTAMP_COMPLETE = TABLETS.asks(
     "tablet_timestamp_complete", "A timestamp that readers see has its current streams."
 )
+TABLET_STREAMS_TIMED = TABLETS.asks(
+    "tablet_streams_timed", "Every stream set has the timestamp at which readers see it, or was decided here."
+)
 TABLET_INVARIANTS = TABLETS.invariants
 
 SWITCHES = Family(

@@ -20,26 +20,34 @@ from cdc_platform.invariants.findings import (
     TABLET_SETS_ADD_UP,
     TABLET_STREAM_AT_END,
     TABLET_STREAM_FORMAT,
+    TABLET_STREAMS_TIMED,
     TABLET_TIMESTAMP_COMPLETE,
     Finding,
     Tally,
     add_up,
 )
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import tablet_ledger, tablet_rows, tablet_sets
+from cdc_platform.records import tablet_ledger, tablet_rows
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.ring import LAST
 
+_Sets = set[tuple[tuple[str, str], Milliseconds]]
+
 
 def audit_tablets(lake: Lake) -> list[Finding]:
-    """Audit the stream sets of all tables that readers see: a line an invariant, and none without such tables."""
-    return _lines(tally for name in tablet_sets.tables(lake) for tally in _of_table(lake, *name))
+    """Audit the stream sets of all tables: a line an invariant, and none without such tables."""
+    there, strange = _there_and_strange(lake)
+    names = sorted({name for name, _ in tablet_rows.listed_sets(lake) | there})
+    return _lines(
+        tally for name in names for tally in _of_table(lake, *name, _times(there, name), _times(strange, name))
+    )
 
 
 def audit_tablet_table(lake: Lake, keyspace: str, table: str) -> list[Finding]:
     """Audit the stream sets of one table, with the one that is decided and about to be published."""
     newest = tablet_ledger.live(lake, keyspace, table)
-    return _lines(_of_table(lake, keyspace, table, None if newest is None else newest.timestamp_ms))
+    there, strange = (_times(sets, (keyspace, table)) for sets in _there_and_strange(lake))
+    return _lines(_of_table(lake, keyspace, table, there, strange, None if newest is None else newest.timestamp_ms))
 
 
 def _lines(tallies: Iterable[Tally]) -> list[Finding]:
@@ -47,15 +55,27 @@ def _lines(tallies: Iterable[Tally]) -> list[Finding]:
     if not totals:
         return []
     return [
-        Finding(name, totals[name].population, totals[name].violations, totals[name].sample)
+        Finding(name, found.population, found.violations, found.sample)
         for name in TABLET_INVARIANTS
+        if (found := totals.get(name, Tally(name, 0, 0, 0, "no timestamp is there to be judged")))
     ]
 
 
-def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: Milliseconds | None = None) -> Iterator[Tally]:
+def _of_table(
+    lake: Lake,
+    keyspace: str,
+    table: str,
+    there: set[Milliseconds],
+    strange: set[Milliseconds],
+    decided_ms: Milliseconds | None = None,
+) -> Iterator[Tally]:
+    """Of the sets that readers see, of those that nobody decided, and of the one that is decided and to come."""
     name = f"{keyspace}.{table}"
     listed = tablet_rows.listed_times(lake, keyspace, table)
-    times = listed if decided_ms is None else sorted({*listed, decided_ms})
+    times = sorted({*listed, *strange, *([] if decided_ms is None else [decided_ms])})
+    for time in there:
+        shown = f"{name} has streams at {format_ms(time)} and no row in cdc_timestamps"
+        yield _judged(TABLET_STREAMS_TIMED, time, time in strange, shown)
     if not times:
         return
     rows = tablet_rows.stream_rows(lake, keyspace, table, times_ms=times)
@@ -65,7 +85,8 @@ def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: Milliseconds | 
     for time in times:
         current, closed, opened = (rows.of(time, state) for state in (CURRENT, CLOSED, OPENED))
         where = f"{name} at {format_ms(time)}"
-        yield _judged(TABLET_TIMESTAMP_COMPLETE, time, len(current) == 0, f"{where} has no current streams")
+        if time not in strange:
+            yield _judged(TABLET_TIMESTAMP_COMPLETE, time, len(current) == 0, f"{where} has no current streams")
         if not (rows.times_ms == time).any():
             # Without a single row there is nothing else to judge, nor what the set after it makes of this one.
             after_nothing = True
@@ -77,6 +98,26 @@ def _of_table(lake: Lake, keyspace: str, table: str, decided_ms: Milliseconds | 
             yield _added_up(where, time, previous, current, closed, opened)
             yield _closed(where, time, previous, closed)
         previous, after_nothing = current, False
+
+
+def _there_and_strange(lake: Lake) -> tuple[_Sets, _Sets]:
+    """The sets with rows, and those of them that readers do not see and nobody has decided here.
+
+    What was decided is asked before and after: a set is decided before its rows, and that is forgotten after them.
+    """
+    decided = _decided(lake)
+    there = tablet_rows.sets_with_rows(lake)
+    return there, there - tablet_rows.listed_sets(lake) - decided - _decided(lake)
+
+
+def _decided(lake: Lake) -> _Sets:
+    """The sets that are about to be shown, or were and are about to go."""
+    known = tablet_ledger.layouts(lake)
+    return {((each.keyspace, each.table), each.timestamp_ms) for each in known if each.timestamp_ms is not None}
+
+
+def _times(sets: _Sets, name: tuple[str, str]) -> set[Milliseconds]:
+    return {time for table, time in sets if table == name}
 
 
 def _format(name: str, rows: TabletRows) -> Tally:

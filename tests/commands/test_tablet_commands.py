@@ -207,6 +207,7 @@ def test_check_judges_tablets_alone_where_there_are_no_generations(home: Path) -
         "tablet_sets_add_up",
         "tablet_closed_in_previous",
         "tablet_timestamp_complete",
+        "tablet_streams_timed",
         "tables_follow_changes",
         "stream_sets_follow_layouts",
         "files_whole",

@@ -17,6 +17,7 @@ from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS
 from cdc_platform.lifecycle.tablets import changes
+from cdc_platform.records import tablet_rows
 from cdc_platform.settings import Settings
 
 Row = tuple[int, int, str]
@@ -77,6 +78,27 @@ def test_the_worked_example_is_clean(lake: Lake) -> None:
     assert looked_at[findings.TABLET_STREAM_FORMAT] == 14
     assert looked_at[findings.TABLET_STREAM_AT_END] == 6
     assert set(looked_at.values()) == {14, 6, 2}
+
+
+@pytest.mark.parametrize("times", [(), (SEED_FIRST_MS,)])
+def test_streams_without_their_time_are_found(lake: Lake, times: tuple[int, ...]) -> None:
+    """Readers never come for them: of one set or of all, each is named and judged like the others."""
+    put(lake, SEED_ROWS, times)
+    found = violated(lake)
+    assert "ks.t has streams at 2025-09-09T14:4" in found.pop(findings.TABLET_STREAMS_TIMED)
+    assert set(found) == (set() if times else {findings.TABLET_TIMESTAMP_COMPLETE})
+    lines = {line.invariant: (line.population, line.violations) for line in audit_tablet_table(lake, "ks", "t")}
+    assert lines[findings.TABLET_STREAMS_TIMED] == (2, 2 - len(times))
+    assert lines[findings.TABLET_SETS_ADD_UP] == (2, 0)
+
+
+def test_a_set_that_goes_is_no_violation(lake: Lake) -> None:
+    """A collection takes the time before the rows; what was decided is forgotten last."""
+    changes.create(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_ends(1))
+    changes.split(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", 2)
+    first = min(tablet_rows.listed_times(lake, "ks", "t"))
+    lake.delete(TABLET_TIMESTAMPS, [("timestamp", "=", ms_to_datetime(first))])
+    assert findings.TABLET_STREAMS_TIMED not in violated(lake)
 
 
 def test_what_the_platform_makes_is_clean(lake: Lake) -> None:
