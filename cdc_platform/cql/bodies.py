@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -298,7 +299,11 @@ class Bodies(Transformer[Token, Any]):
         return constant
 
     def constant(self, token: Token) -> s.Constant:
-        kind, value = _READERS[token.type](token)
+        return self._read(token)
+
+    def _read(self, token: Token) -> s.Constant:
+        """What stands in a statement for a constant."""
+        kind, value = READERS[token.type](token)
         return s.Constant(kind, value, str(token))
 
     def list_literal(self, items: tuple[s.Term, ...] | None) -> s.ListLiteral:
@@ -341,28 +346,28 @@ def _components(columns: tuple[str, ...], term: s.Term) -> tuple[s.Term, ...]:
     return term.items
 
 
-def _string(token: Token) -> tuple[s.ConstantKind, object]:
+def _string(token: str) -> tuple[s.ConstantKind, object]:
     return "text", token[2:-2] if token.startswith("$$") else token[1:-1].replace("''", "'")
 
 
-def _integer(token: Token) -> tuple[s.ConstantKind, object]:
+def _integer(token: str) -> tuple[s.ConstantKind, object]:
     return "integer", integer_of_text(token)
 
 
-def _float(token: Token) -> tuple[s.ConstantKind, object]:
+def _float(token: str) -> tuple[s.ConstantKind, object]:
     try:
         return "float", Decimal(str(token))
     except ArithmeticError:
         raise InputError(f"{str(token)[:40]} is no number; its exponent is too large") from None
 
 
-def _blob(token: Token) -> tuple[s.ConstantKind, object]:
+def _blob(token: str) -> tuple[s.ConstantKind, object]:
     if len(token) % 2:
         raise InputError(f"{str(token)[:40]} has {len(token) - 2} hexadecimal digits; a byte has two")
     return "blob", bytes.fromhex(token[2:])
 
 
-_READERS = {
+READERS: Mapping[str, Callable[[str], tuple[s.ConstantKind, Any]]] = {
     "STRING": _string,
     "INTEGER": _integer,
     "FLOAT": _float,
@@ -373,3 +378,4 @@ _READERS = {
     "DURATION": lambda token: ("duration", parse_duration(str(token))),
     "NOT_FINITE": lambda token: ("float", float(token)),
 }
+"""What the terminals of constants are, by their texts."""

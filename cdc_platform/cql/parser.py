@@ -15,8 +15,8 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from lark.lexer import PatternStr
 
 from cdc_platform.cql import statements as s
-from cdc_platform.cql.bodies import Bodies
 from cdc_platform.cql.kinds import kind_of
+from cdc_platform.cql.shapes import Literals, Shapes, Slotted, filler, literals_of
 from cdc_platform.cql.splitting import Piece, pieces
 from cdc_platform.errors import InputError
 
@@ -54,20 +54,32 @@ def parse(text: str) -> list[s.Statement]:
     Raises:
         InputError: the script does not parse; the message has the line, the column and what was expected.
     """
-    return [_parsed(piece, kind_of(piece.text).name) for piece in pieces(text)]
+    shapes = Shapes()
+    return [_understood(piece, shapes) for piece in pieces(text)]
 
 
 def read_script(text: str) -> list[s.Statement]:
     """The statements of a script, in order; those that are passed over, or not understood, have bodies that say so."""
-    return [_read(piece) for piece in pieces(text)]
+    shapes = Shapes()
+    return [_read(piece, shapes) for piece in pieces(text)]
 
 
 def parse_again(statement: s.Statement, text: str) -> s.Statement:
     """The statement with another text, which has to be understood, in the same place; raises InputError."""
-    return _parsed(Piece(0, text, statement.line, 1), statement.kind)
+    return _parsed(Piece(0, text, statement.line, 1), statement.kind, Shapes(), literals_of(text))
 
 
-def _read(piece: Piece) -> s.Statement:
+def _understood(piece: Piece, shapes: Shapes) -> s.Statement:
+    literals = literals_of(piece.text)
+    known = shapes.statement(literals, piece.text, piece.line)
+    return known or _parsed(piece, kind_of(piece.text).name, shapes, literals)
+
+
+def _read(piece: Piece, shapes: Shapes) -> s.Statement:
+    literals = literals_of(piece.text)
+    known = shapes.statement(literals, piece.text, piece.line)
+    if known is not None:
+        return known
     kind = kind_of(piece.text)
     text = _without_end(piece.text)
     if kind.handling == "passed over":
@@ -75,7 +87,7 @@ def _read(piece: Piece) -> s.Statement:
     if kind.handling == "refused":
         return s.Statement(text, piece.line, s.Unread(InputError(f"{kind.name} is not done: {kind.why}")), kind.name)
     try:
-        return _parsed(piece, kind.name)
+        return _parsed(piece, kind.name, shapes, literals)
     except InputError as error:
         return s.Statement(text, piece.line, s.Unread(error), kind.name)
 
@@ -90,7 +102,7 @@ def _parser() -> Lark:
     return Lark(grammar, parser="lalr", propagate_positions=True, maybe_placeholders=True)
 
 
-def _parsed(piece: Piece, kind: str) -> s.Statement:
+def _parsed(piece: Piece, kind: str, shapes: Shapes, literals: Literals) -> s.Statement:
     try:
         tree = _parser().parse(piece.text)
     except UnexpectedInput as error:
@@ -98,7 +110,10 @@ def _parsed(piece: Piece, kind: str) -> s.Statement:
     (child,) = (child for child in tree.children if isinstance(child, Tree))
     meta = child.meta
     try:
-        body = Bodies().transform(child)
+        bodies = Slotted(literals.places)
+        slotted = bodies.transform(child)
+        body = filler(slotted)(bodies.constants)
+        shapes.learn(literals, slotted, kind, piece.text, (meta.start_pos, meta.end_pos))
     except VisitError as error:
         if isinstance(error.orig_exc, RecursionError):
             raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
@@ -108,7 +123,8 @@ def _parsed(piece: Piece, kind: str) -> s.Statement:
         raise
     except RecursionError:
         raise _at(piece, meta.line, meta.column, _TOO_DEEP) from None
-    return s.Statement(piece.text[meta.start_pos : meta.end_pos].strip(), piece.line, body, kind)
+    told = piece.text[meta.start_pos : meta.end_pos].strip()
+    return s.Statement(told, piece.line, body, kind)
 
 
 def _at(piece: Piece, line: int, column: int, message: str) -> InputError:
