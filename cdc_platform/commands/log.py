@@ -101,7 +101,7 @@ def _left(result: Result, file: Path, values: Path | None, strict: bool, is_kept
 
 def _notes(result: Result) -> list[str]:
     """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380)."""
-    count = sum(row.get("cdc$ttl") is not None for outcome in result.outcomes for row in outcome.rows or ())
+    count = sum(row.get("cdc$ttl") is not None for outcome in result.outcomes for _, row in outcome.logged)
     if not count:
         return []
     return [

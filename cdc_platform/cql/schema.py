@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
@@ -196,6 +196,11 @@ class TableSchema:
         return (*self.partition_key, *self.clustering_key, *by_name)
 
     @cached_property
+    def logged(self) -> tuple[LogColumn, ...]:
+        """See `log_columns`."""
+        return tuple(_logged(self))
+
+    @cached_property
     def _by_name(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns}
 
@@ -253,12 +258,15 @@ def log_columns(schema: TableSchema) -> list[LogColumn]:
 
     An atomic column has its value and `cdc$deleted_`; one of several cells has `cdc$deleted_elements_` as well.
     """
-    columns = list(_HEAD)
+    return list(schema.logged)
+
+
+def _logged(schema: TableSchema) -> Iterator[LogColumn]:
+    yield from _HEAD
     keys = (*schema.partition_key, *schema.clustering_key)
-    columns += [LogColumn(key.name, key.type, "key", key) for key in keys]
+    yield from (LogColumn(key.name, key.type, "key", key) for key in keys)
     for column in schema.selected[len(keys) :]:
-        columns += _log_columns_of(column)
-    return columns
+        yield from _log_columns_of(column)
 
 
 def _log_columns_of(column: Column) -> list[LogColumn]:

@@ -35,17 +35,21 @@ def rows_table(schema: TableSchema, rows: Sequence[Row], *, exact: bool = False)
     columns = stored_columns(schema)
     beside = _beside(columns, rows)
     fields = log_table(schema, exact=exact or any(beside)).schema
-    arrays: dict[str, list[Any]] = {
-        name: [arrow_value(stored_type(each.type), row[each.name]) for row in rows] for each, name in columns
-    }
+    arrays = {name: _arrow_values(stored_type(each.type), [row[each.name] for row in rows]) for each, name in columns}
     arrays[WRITTEN_AT] = [timeuuid_us(_uuid(row)) for row in rows]
     arrays[EXACT] = [list(found.items()) or None for found in beside]
     return pa.table([pa.array(arrays[field.name], field.type) for field in fields], schema=fields)
 
 
+def _arrow_values(kind: CqlType, values: list[Value | None]) -> list[Any]:
+    return [None if value is None else arrow_value(kind, value) for value in values]
+
+
 def _beside(columns: Sequence[tuple[LogColumn, str]], rows: Sequence[Row]) -> list[dict[str, str]]:
     """Of each row, the values that its native columns do not hold, by the names of those."""
     wide = [(each, name) for each, name in columns if may_be_far(each.type)]
+    if not wide:
+        return [{}] * len(rows)
     return [
         {name: encoded(each.type, row[each.name]) for each, name in wide if is_far(each.type, row[each.name])}
         for row in rows

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import collected
 from cdc_platform.cql.mutation import Cell, ColumnChange, Mutation
 from cdc_platform.cql.ranges import Bound, Key, RangeTombstone
-from cdc_platform.cql.schema import Column, LogColumn, TableSchema, element_key_type, log_columns
+from cdc_platform.cql.schema import Column, TableSchema, element_key_type
 from cdc_platform.cql.timeuuid import log_time
 from cdc_platform.cql.types import UserType, Value
 from cdc_platform.log.images import Images
@@ -92,7 +91,7 @@ class _Writer:
         self._schema = schema
         self._partition_key = partition_key
         self._full = schema.cdc.delta == "full"
-        self._empty: Row = dict.fromkeys(column.name for column in _log_columns(schema))
+        self._empty: Row = dict.fromkeys(column.name for column in schema.logged)
         self._rows: list[Row] = []
 
     def changes(self, changes: Changes) -> None:
@@ -213,15 +212,10 @@ def _identity(schema: TableSchema, partition_key: Key, rows: Iterable[Row]) -> I
     yield schema.keyspace.encode()
     yield schema.log_name.encode()
     yield schema.partition_bytes(partition_key)
-    columns = _log_columns(schema)
+    columns = schema.logged
     for row in rows:
         for column in columns:
             value = row[column.name]
             if value is not None:
                 yield column.name.encode()
                 yield column.type.to_bytes(value)
-
-
-@lru_cache(maxsize=512)
-def _log_columns(schema: TableSchema) -> tuple[LogColumn, ...]:
-    return tuple(log_columns(schema))

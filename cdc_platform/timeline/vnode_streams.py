@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_of, us_of
+from cdc_platform.clock import SECOND_US, Microseconds, Milliseconds, format_ms, ms_of, us_of
 from cdc_platform.errors import NotFound, StateError, WriteRefused
 from cdc_platform.generations import Decision, GenerationId, Policy, TopologyDescription, decide, operating_index
 from cdc_platform.generations.metadata import Undecided, Verdict
@@ -45,6 +45,7 @@ from cdc_platform.timeline.timeline import Timeline
 
 # A description of 1.6 million streams takes 26 MB; a worker keeps those of the newest few generations.
 _DESCRIPTIONS_A_WORKER = 8
+_STREAMS_A_SOURCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class VnodeStreams:
     lake: Lake
     settings: Settings
     _descriptions: dict[int, TopologyDescription | None] = field(default_factory=dict)
+    _streams: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """By generation and token; those that were asked for last."""
+    _accepted: dict[Microseconds, tuple[Microseconds, Microseconds]] = field(default_factory=dict)
+    """By the time of a coordinator, two times of one generation at which it takes writes."""
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -72,10 +77,29 @@ class VnodeStreams:
 
     def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """See `StreamSource`."""
-        assert_accepted(self.decide(write_ts_us, now_us))
+        self._assert_accepted(write_ts_us, now_us)
         row = self.timeline.index_at(write_ts_us)
-        description = self._description(row)
-        return self._placed(row, token) if description is None else description.streams_of(token)[0].tobytes()
+        known = row, token
+        if known not in self._streams:
+            if len(self._streams) >= _STREAMS_A_SOURCE:
+                self._streams.clear()
+            description = self._description(row)
+            self._streams[known] = (
+                self._placed(row, token) if description is None else description.streams_of(token)[0].tobytes()
+            )
+        return self._streams[known]
+
+    def _assert_accepted(self, write_ts_us: Microseconds, now_us: Microseconds) -> None:
+        """Hold that a write is accepted; what is accepted at two times of one generation is so between them."""
+        low, high = self._accepted.get(now_us, (write_ts_us + 1, write_ts_us))
+        if low <= write_ts_us <= high:
+            return
+        assert_accepted(self.decide(write_ts_us, now_us))
+        # Those that follow are a little later each.
+        ahead = Microseconds(write_ts_us + SECOND_US)
+        same = self.timeline.index_at(ahead) == self.timeline.index_at(write_ts_us)
+        if same and self.decide(ahead, now_us).verdict is Verdict.OK:
+            self._accepted[now_us] = write_ts_us, ahead
 
     def explain(
         self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None

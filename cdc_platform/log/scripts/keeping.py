@@ -281,7 +281,10 @@ def _rename(lake: Lake, noted: _Noted, schema: TableSchema, old_names: dict[str,
 
 def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row]) -> None:
     names = [column.name for column in log_columns(schema)]
-    whole = rows_table(schema, [{name: row.get(name) for name in names} for row in rows])
+    # Only rows from before an ALTER have other columns.
+    due = set(names)
+    given = (row if row.keys() == due else {name: row.get(name) for name in names} for row in rows)
+    whole = rows_table(schema, list(given))
     _reshape(lake, noted, schema)
     if EXACT in whole.column_names:
         lake.widen(log_table(schema, exact=True))

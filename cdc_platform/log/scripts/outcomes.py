@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from cdc_platform.cql import statements as s
+from cdc_platform.cql.base_table import json_row
 from cdc_platform.cql.conditions import Answer
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import PlatformError, WriteRefused
 from cdc_platform.log.gaps import Gap
+from cdc_platform.log.rows import Row
 
 Became = Literal["done", "not applied", "passed over", "refused", "wrong"]
 """What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
@@ -23,15 +25,20 @@ Became = Literal["done", "not applied", "passed over", "refused", "wrong"]
 class Outcome:
     """What became of a statement.
 
-    `rows` are its log rows as JSON has them; `schema` is the table that it defined; `answer` is what the client of a
-    lightweight transaction gets, None of other statements.
+    `logged` are its log rows, with the table of each; `schema` is the table that it defined; `answer` is what the
+    client of a lightweight transaction gets, None of other statements.
     """
 
     statement: s.Statement
     error: PlatformError | None = None
-    rows: list[dict[str, object]] = field(default_factory=list)
+    logged: Sequence[tuple[TableSchema, Row]] = ()
     schema: TableSchema | None = None
     answer: Answer | None = None
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """Its log rows as JSON has them."""
+        return [json_row(log_columns(schema), row) for schema, row in self.logged]
 
     @property
     def became(self) -> Became:

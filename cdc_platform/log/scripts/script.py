@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
-from cdc_platform.cql.base_table import BaseTable, json_row, without_expired
+from cdc_platform.cql.base_table import BaseTable, without_expired
 from cdc_platform.cql.binding import Binder
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.cells import OutsideOfList
@@ -24,7 +24,7 @@ from cdc_platform.cql.markers import bound
 from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.ranges import Key
-from cdc_platform.cql.schema import Column, TableSchema, log_columns
+from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.gaps import Standing, gaps
@@ -125,7 +125,7 @@ class Script:
         try:
             if isinstance(body, s.Write | s.Batch):
                 rows, answer = self._write(number, body)
-                return Outcome(statement, rows=rows, answer=answer)
+                return Outcome(statement, logged=rows, answer=answer)
             if isinstance(body, s.Use):
                 self._catalog.in_use = self._catalog.keyspace(body.keyspace).name
             elif isinstance(body, s.Truncate):
@@ -225,7 +225,7 @@ class Script:
         if count is not None:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
 
-    def _write(self, number: int, body: s.Write | s.Batch) -> tuple[list[dict[str, object]], Answer | None]:
+    def _write(self, number: int, body: s.Write | s.Batch) -> tuple[Sequence[tuple[TableSchema, Row]], Answer | None]:
         """The log rows of a write, and what its conditions come to; without them it leaves none."""
         moment = Moment(self._at_us)
         if not _has_timestamps(body):
@@ -236,18 +236,14 @@ class Script:
             # It is held against what CQL allows all the same, but for what no one looks up any more.
             with suppress(OutsideOfList):
                 binder.bind(body)
-            return [], answer
+            return (), answer
         mutations = binder.bind(body)
         logged = [self._log_rows(number, mutation) for mutation in mutations]
         for mutation, rows in zip(mutations, logged, strict=True):
             self._base(mutation.schema).apply(mutation)
             self.written[mutation.schema.full_name] += rows
-        shown = [
-            json_row(log_columns(mutation.schema), row)
-            for mutation, rows in zip(mutations, logged, strict=True)
-            for row in rows
-        ]
-        return shown, answer
+        told = tuple((mutation.schema, row) for mutation, rows in zip(mutations, logged, strict=True) for row in rows)
+        return told, answer
 
     def _read(self, schema: TableSchema, key: Key) -> Partition:
         return self._base(schema).partition(key)
