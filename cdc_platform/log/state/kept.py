@@ -53,6 +53,7 @@ _COMMENTS = {
     "expires": "when it expires, µs; 0: never",
     "dead": "true: the cell was deleted",
     "value": "bytes of the value",
+    "inexact": "true: seen in the cluster, which does not tell when it was written",
 }
 
 

@@ -191,6 +191,7 @@ class _Log(LogColumns):
             "expires": pa.array(np.where(ttls > 0, timestamps + ttls * SECOND_US, 0)),
             "dead": pa.array(np.full(size, dead)),
             "value": pa.nulls(size, pa.binary()) if value is None else value,
+            "inexact": pa.array(np.zeros(size, dtype=bool)),
         }
         return pa.table(found, schema=STATE)
 
@@ -238,6 +239,7 @@ class _Log(LogColumns):
             "ttl": 0,
             "expires": 0,
             "dead": False,
+            "inexact": False,
         }
 
     def _prefixes(self, rows: np.ndarray) -> list[list[bytes]]:

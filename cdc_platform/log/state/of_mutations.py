@@ -86,6 +86,7 @@ def _row(partition: bytes, clustering: bytes | None, kind: Kind, timestamp: Micr
         "ttl": ttl,
         "expires": expires,
         "dead": False,
+        "inexact": False,
     }
 
 

@@ -41,6 +41,7 @@ def range_row(schema: TableSchema, partition: bytes, tombstone: RangeTombstone) 
         "ttl": 0,
         "expires": 0,
         "dead": False,
+        "inexact": False,
     }
 
 

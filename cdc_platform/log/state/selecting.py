@@ -22,6 +22,8 @@ from cdc_platform.log.state.shape import Kind
 from cdc_platform.log.state.wire import components, from_wire, ranks
 from cdc_platform.log.stored_names import stored, stored_type
 
+NEVER_EXPIRES = np.int64(2**63 - 1)
+
 
 def selected_schema(schema: TableSchema) -> pa.Schema:
     """The columns of the base table in the order of `SELECT *`, with the types that values have in a log's table."""
@@ -34,11 +36,41 @@ def selected(schema: TableSchema, state: pa.Table, now_us: Microseconds | None =
     Cells and markers with a TTL are gone if they have expired by `now_us` (µs); None: nothing expires. The static row
     is mixed into every row of its partition, and stands alone where there is none.
     """
-    fields = selected_schema(schema)
-    state = state.combine_chunks()
     if state.num_rows == 0:
-        return fields.empty_table()
+        return selected_schema(schema).empty_table()
+    return _rows(schema, _Seen(schema, state.combine_chunks(), now_us))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `selected` answers with, and beside each row what is known of it.
+
+    `partitions` and `clusterings` are its keys as bytes, the latter null where a static row stands alone. `expires` is
+    when the next of what it shows goes (int64, µs; 0: nothing does). `inexact` (bool): some of what it shows, or that
+    it is there at all, rests on what was only seen in the cluster; `doubtful`: nobody knows whether it is still there.
+    """
+
+    rows: pa.Table
+    partitions: pa.Array
+    clusterings: pa.Array
+    expires: np.ndarray
+    inexact: np.ndarray
+    doubtful: np.ndarray
+
+
+def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = None) -> Shown:
+    """As `selected`, with what is known of each row."""
+    if state.num_rows == 0:
+        none = pa.array([], pa.binary())
+        times, marks = np.empty(0, np.int64), np.empty(0, bool)
+        return Shown(selected_schema(schema).empty_table(), none, none, times, marks, marks)
+    state = state.combine_chunks()
     seen = _Seen(schema, state, now_us)
+    return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state))
+
+
+def _rows(schema: TableSchema, seen: _Seen) -> pa.Table:
+    fields = selected_schema(schema)
     arrays = [seen.key(place) for place in range(len(schema.partition_key))]
     arrays += [seen.clustering(place) for place in range(len(schema.clustering_key))]
     for column in schema.selected[len(arrays) :]:
@@ -146,6 +178,45 @@ class _Seen:
         self._shown_partitions = partitions[order]
         self._shown_rows = np.concatenate([rows, np.full(np.count_nonzero(alone), -1)])[order]
         self._shown = pa.array(self._shown_rows, mask=self._shown_rows < 0)
+
+    def keys(self) -> tuple[pa.Array, pa.Array]:
+        """The keys of the shown rows as bytes: of the partition, and of the row."""
+        return self._keys.take(pa.array(self._shown_partitions)), self._row_keys.take(self._shown)
+
+    def known_of_rows(self, state: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the shown rows: when the next of what they show expires, and which are inexact and which doubtful (bool)."""
+        of_rows = self._known_of(state, self._rows, self._rows >= 0, len(self._row_keys))
+        of_statics = self._known_of(state, self._partitions, self._rows < 0, len(self._keys))
+        soonest, inexact, doubtful = (
+            [row[self._shown_rows], static[self._shown_partitions]]
+            for row, static in zip(of_rows, of_statics, strict=True)
+        )
+        expires = np.minimum(*soonest)
+        return np.where(expires == NEVER_EXPIRES, 0, expires), np.logical_or(*inexact), np.logical_or(*doubtful)
+
+    def _known_of(
+        self, state: pa.Table, owners: np.ndarray, mine: np.ndarray, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `known_of_rows`, of rows or partitions by their numbers, with one behind the last for those that are none.
+
+        A marker that was only seen says something of a row that nothing else keeps alive. One without a value belongs
+        to a row that had cells when it was seen: nobody knows whether it is there at all.
+        """
+        unsure, alive = np.asarray(state["inexact"]), self._alive & mine
+        guess = alive & unsure & (self._kinds == Kind.MARKER)
+        expires = np.asarray(state["expires"])
+        ends = alive & ~guess & (expires > 0)
+        soonest = np.full(count + 1, NEVER_EXPIRES)
+        np.minimum.at(soonest, owners[ends], expires[ends])
+
+        def of(chosen: np.ndarray) -> np.ndarray:
+            found = np.zeros(count + 1, dtype=bool)
+            found[owners[chosen]] = True
+            return found
+
+        sure = of(alive & ~guess)
+        unvalued = np.asarray(self._values.is_null())
+        return soonest, of(alive & ~guess & unsure) | (of(guess) & ~sure), of(guess & unvalued) & ~sure
 
     def key(self, place: int) -> pa.Array:
         """A column of the partition key."""

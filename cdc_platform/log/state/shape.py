@@ -34,6 +34,7 @@ STATE = pa.schema(
         pa.field("expires", pa.int64(), nullable=False),
         pa.field("dead", pa.bool_(), nullable=False),
         pa.field("value", pa.binary()),
+        pa.field("inexact", pa.bool_(), nullable=False),
     ]
 )
 """The columns of a state.
@@ -49,6 +50,7 @@ STATE = pa.schema(
 | `ttl`, `expires` | of cells and markers: seconds, 0 for none; and when that is (µs), 0 for never |
 | `dead` | of a cell: it was deleted |
 | `value` | of a live cell; null where it has none, as an element of a set |
+| `inexact` | it was seen in the cluster, which does not tell when it was written: `timestamp` is but its order |
 
 The end of a range is its prefix, composed as a clustering key is, and one byte more: whether the edge lies before (0)
 or behind (1) all rows that begin with the prefix.
