@@ -61,7 +61,8 @@ INGESTED_LOG = Table(
     deps=[AssetKey(["platform", "observed_cluster"])],
     partitions=INGESTED_LOGS,
     description="Materialise a table's partition, `cluster/keyspace.table`, to bring in what is new in its log, each "
-    "row once, as `cdc-platform ingest` does. From then on the schedule `live_logs` keeps it up.",
+    "row once, as `cdc-platform ingest` does. From then on the schedule `live_logs` keeps it up, and the table itself "
+    "where `cdc-platform ingest --current` has begun to keep it.",
 )
 def ingested_log(
     context: AssetExecutionContext, home: HomeResource, clock: ClockResource, spark: SparkResource
@@ -95,6 +96,15 @@ def ingested_log(
         "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": few_rows(columns, windows),
     }
+    if done.current is not None:
+        now = done.current
+        told |= {
+            "table_rows": now.rows,
+            "table_inexact_rows": now.inexact,
+            "table_as_of": format_us(now.as_of_us),
+            "table_slices_written": f"{now.slices} of {now.of_slices}",
+            "table_rows_read_again": now.read_again,
+        }
     content = held(lake, Part(log_table(schema_of(lake, keyspace, table)), {}))
     return materialized(lake, content, rows=done.rows, watch=watch, told=told)
 

@@ -25,7 +25,7 @@ from cassandra.policies import (
     RoundRobinPolicy,
 )
 from cassandra.pool import Host
-from cassandra.query import SimpleStatement, dict_factory
+from cassandra.query import BoundStatement, SimpleStatement, Statement, dict_factory
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from cdc_platform.cluster.connection import Connection, credentials, tls_context
@@ -76,6 +76,7 @@ class LiveCluster:
         self._session = session
         self._contact = contact
         self._hosts = {str(host.address): host for host in hosts}
+        self._prepared: dict[str, Any] = {}
 
     @property
     def contact(self) -> str:
@@ -128,17 +129,18 @@ class LiveCluster:
         where_asked = self.name if at is None else f"{self.name}, node {at}"
         return tries()(self._read, statement, tuple(values), host, where_asked, table)
 
-    def ask_raw(self, table: str, statement: str, page_rows: int) -> Callable[[], Iterator[RawPage]]:
+    def ask_raw(
+        self, table: str, statement: str, page_rows: int, values: Sequence[bytes] | None = None
+    ) -> Callable[[], Iterator[RawPage]]:
         """Send a SELECT on a table's rows, at LOCAL_QUORUM; what is answered with gives its pages, a try of each.
 
-        Between the two the cluster works on it, so that several can be under way.
+        Between the two the cluster works on it, so that several can be under way. `values` are the bytes of what the
+        statement has question marks for.
 
         Raises:
             NoTable, NotGranted, Refused, Unreachable: when a page is asked for and the answer was no rows.
         """
-        asked = SimpleStatement(
-            statement, consistency_level=ConsistencyLevel.LOCAL_QUORUM, fetch_size=page_rows, is_idempotent=True
-        )
+        asked = self._statement(table, statement, page_rows, values)
         # A future takes the session's protocol as it is made; one thread makes them all.
         usual = self._session.client_protocol_handler
         self._session.client_protocol_handler = RawProtocol
@@ -156,6 +158,21 @@ class LiveCluster:
                 raise translated(error, self.name, table, self.role) from None
 
         return pages
+
+    def _statement(self, table: str, text: str, page_rows: int, values: Sequence[bytes] | None) -> Statement:
+        level = ConsistencyLevel.LOCAL_QUORUM
+        if values is None:
+            return SimpleStatement(text, consistency_level=level, fetch_size=page_rows, is_idempotent=True)
+        if text not in self._prepared:
+            try:
+                self._prepared[text] = self._session.prepare(text)
+            except DRIVER_ERRORS as error:
+                raise translated(error, self.name, table, self.role) from None
+            # With it the server would leave the columns' names out, and the driver would read them as their types.
+            self._prepared[text].update_result_metadata(None, None)
+        bound = BoundStatement(self._prepared[text], consistency_level=level, fetch_size=page_rows)
+        bound.values, bound.is_idempotent = list(values), True
+        return bound
 
     def greeting(self, address: str) -> Greeting:
         """What a node supports, over a short connection of its own.

@@ -13,6 +13,7 @@ from cdc_platform.commands.output import json_option, warn, write_facts, write_j
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
+    from cdc_platform.cluster.current.keeping import Brought
     from cdc_platform.cluster.ingest.ingesting import Ingested, ReadWindow
 
 _SECONDS = click.FloatRange(min=0)
@@ -31,6 +32,8 @@ _SECONDS = click.FloatRange(min=0)
     type=_SECONDS,
     help="Seconds after which a window is read a second time; 0: never. [default: 3/4 of the log's TTL]",
 )
+@click.option("--current", is_flag=True, help="Keep TABLE itself from now on, beside its log.")
+@click.option("--copy-again", is_flag=True, help="Copy a table that is kept anew, for example after a TRUNCATE.")
 @json_option
 @pass_session
 def ingest(
@@ -41,6 +44,8 @@ def ingest(
     by: Any,
     confidence: float,
     again_after: float | None,
+    current: bool,
+    copy_again: bool,
     as_json: bool,
 ) -> None:
     """Bring what is new in the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
@@ -49,9 +54,13 @@ def ingest(
     tablets are followed as they come. Late rows are looked for by reading windows a second time. Spark is started where
     there is more to ask for than one process does soon.
 
+    With --current the table KS.T itself is kept as well: copied once, then brought up by its log each time. What CQL
+    does not tell exactly is marked in its column cdc$inexact, and counted.
+
     \b
     Example:
       cdc-platform ingest prod shop.orders
+      cdc-platform ingest prod shop.orders --current
       cdc-platform --home .cdc-platform/clusters/prod consume shop.orders --name audit
     """
     until_us = None if until is None else parse_time_us(until)
@@ -72,6 +81,8 @@ def ingest(
         until_us=until_us,
         way=by,
         tell=partial(warn, code="reading"),
+        current=current,
+        copy_again=copy_again,
     )
     for line in told(_lake(cluster.home), [done.table]):
         warn(line, code="log-gap")
@@ -118,6 +129,33 @@ def _facts(done: Ingested) -> dict[str, Any]:
         "late ever": done.late_ever,
         "read up to": format_us(done.position_us),
         "read again up to": None if done.again_us is None else format_us(done.again_us),
+    } | ({} if done.current is None else _current(done.current))
+
+
+def _current(now: Brought) -> dict[str, Any]:
+    share = now.inexact / now.rows if now.rows else 0.0
+    return {
+        "table as of": format_us(now.as_of_us),
+        "table copied": format_us(now.copied_us) + (", now" if now.copied_now else ""),
+        "rows of the table": now.rows,
+        "of which inexact": f"{now.inexact} ({share:.1%})",
+        "slices written": f"{now.slices} of {now.of_slices}, for {now.changes} rows of the log",
+        "rows read again": now.read_again,
+    }
+
+
+def _current_document(now: Brought) -> dict[str, Any]:
+    return {
+        "as_of": format_us(now.as_of_us),
+        "copied": format_us(now.copied_us),
+        "copied_now": now.copied_now,
+        "rows": now.rows,
+        "inexact": now.inexact,
+        "log_rows": now.changes,
+        "slices_written": now.slices,
+        "slices": now.of_slices,
+        "rows_read_again": now.read_again,
+        "seconds": now.seconds,
     }
 
 
@@ -129,6 +167,7 @@ def _document(done: Ingested) -> dict[str, Any]:
         "late_ever": done.late_ever,
         "position": format_us(done.position_us),
         "again": None if done.again_us is None else format_us(done.again_us),
+        "current": None if done.current is None else _current_document(done.current),
         "windows": [_window(window) for window in done.windows],
     }
 

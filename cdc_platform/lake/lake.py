@@ -60,8 +60,7 @@ class Lake:
 
     def version(self, table: Table) -> int | None:
         """The newest version of the table, None where it does not exist."""
-        opened = self._open(table)
-        return None if opened is None else opened.version()
+        return None if (opened := self._open(table)) is None else opened.version()
 
     def ensure(self, table: Table) -> None:
         """Create the table unless it exists. Any number of processes may do so at once: one table comes out.
@@ -265,14 +264,15 @@ class Lake:
 
         return self._write(table, change, source.nbytes)
 
-    def replace_once(self, table: Table, rows: pa.Table, filters: Sequence[Filter], version: int | None) -> bool:
+    def replace_once(
+        self, table: Table, rows: pa.Table, filters: Sequence[Filter], version: int | None, **numbers: int
+    ) -> bool:
         """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
 
-        It is only made as the version after `version`, of which the rows were thought out.
+        It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
 
         Raises:
-            InputError: there is no filter, or the rows don't fit the table.
-            StateError: the table is append-only.
+            InputError, StateError: there is no filter, the rows don't fit the table, or it is append-only.
         """
         if not filters:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
@@ -283,7 +283,7 @@ class Lake:
         def change(opened: DeltaTable) -> bool:
             if opened.version() != version:
                 return False
-            merging.replace(opened, table, source, chosen)
+            merging.replace(opened, table, source, chosen, numbers)
             return True
 
         return self._write(table, change, source.nbytes)

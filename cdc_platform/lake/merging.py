@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -146,8 +147,14 @@ def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[st
     )
 
 
-def replace(opened: DeltaTable, table: Table, rows: pa.Table, filters: Sequence[Filter]) -> None:
-    """Put rows in the place of those that pass all (normal) filters, as they do."""
+def replace(
+    opened: DeltaTable,
+    table: Table,
+    rows: pa.Table,
+    filters: Sequence[Filter],
+    numbers: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications."""
     predicate = " AND ".join(filter_sql(*part) for part in filters)
     removed = rows_of(opened, table.schema, filters)
 
@@ -164,7 +171,7 @@ def replace(opened: DeltaTable, table: Table, rows: pa.Table, filters: Sequence[
                 writer_properties=WRITER_PROPERTIES,
             )
 
-    commits.make(opened, commit, digests=after(opened, table, rows, removed))
+    commits.make(opened, commit, digests=after(opened, table, rows, removed), numbers=numbers)
 
 
 def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:

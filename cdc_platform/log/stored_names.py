@@ -22,6 +22,11 @@ EXACT = "cdc$exact"
 GENERATION = "cdc$generation"
 """A column of sinks: when the generation or stream set began of which a reader has read the row."""
 
+INEXACT = "cdc$inexact"
+"""A column of a live cluster's table that is kept: whether some of a row rests on what CQL does not tell exactly."""
+AS_OF, MARKED = "current:as-of", "current:inexact"
+"""The applications under which such a table notes as of when (µs) it is, and how many of its rows are inexact."""
+
 
 @lru_cache(maxsize=512)
 def stored(schema: TableSchema) -> TableSchema:

@@ -13,6 +13,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.log import gaps
+from cdc_platform.log.stored_names import AS_OF, MARKED
 from cdc_platform.records import cdc_tables, consumers, no_tables
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
@@ -35,9 +36,24 @@ def tables(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str,
                 else "tablets",
                 "log_rows": sum(part.rows for part in parts),
                 "log_bytes_in_lake": sum(part.bytes for part in parts),
+                "kept": _kept(lake, each.keyspace_name, each.table_name, clock.now_us()),
             }
         )
     return told, [Matter("log-gap", line) for line in gaps.told(lake)]
+
+
+def _kept(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -> dict[str, Any] | None:
+    """The table itself, where `ingest --current` keeps it: its rows, which of them are inexact, and how old it is."""
+    table = Table(keyspace, name, pa.schema([]), (), "")
+    as_of = lake.transaction(table, AS_OF)
+    if as_of is None:
+        return None
+    return {
+        "rows": sum(part.rows for part in lake.slices(table)),
+        "inexact_rows": lake.transaction(table, MARKED) or 0,
+        "as_of": format_us(Microseconds(as_of)),
+        "behind_seconds": round(seconds_of_us(Microseconds(max(now_us - as_of, 0))), 3),
+    }
 
 
 def readers(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[Matter]]:

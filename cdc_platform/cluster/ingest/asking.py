@@ -42,6 +42,15 @@ class Asking:
     schema: TableSchema
     bypass_cache: bool
 
+    @property
+    def table(self) -> str:
+        """What is asked, as CQL names it."""
+        return log_name(self.schema)
+
+    def statement(self, condition: str) -> str:
+        """The SELECT of one request."""
+        return statement(self.schema, condition, self.bypass_cache)
+
     def tasks(self, conditions: Sequence[str]) -> int:
         """How many tasks the requests are for."""
         return -(-len(conditions) // REQUESTS_A_TASK)
@@ -86,7 +95,7 @@ class Asking:
 
     def _ask(self, live: LiveCluster, condition: str, page_rows: int) -> Callable[[], Iterator[RawPage]]:
         try:
-            return live.ask_raw(log_name(self.schema), statement(self.schema, condition, self.bypass_cache), page_rows)
+            return live.ask_raw(self.table, self.statement(condition), page_rows)
         except Unreachable as error:
             refusal = error
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us, from_datetime
 from cdc_platform.cluster.cells import OtherColumns, log_rows
+from cdc_platform.cluster.current.keeping import Brought, Keeper
+from cdc_platform.cluster.current.kept import is_kept
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.again import LATE, read_again
 from cdc_platform.cluster.ingest.asking import AT_ONCE, Asking, empty_rows, serving
@@ -73,7 +75,8 @@ class ReadWindow:
 class Ingested:
     """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
 
-    `late` are the rows that second readings found now, `late_ever` all that they ever did.
+    `late` are the rows that second readings found now, `late_ever` all that they ever did. `current` is the table
+    itself, where it is kept.
     """
 
     table: str
@@ -84,6 +87,7 @@ class Ingested:
     late_ever: int
     horizon_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
+    current: Brought | None = None
 
 
 def ingest(
@@ -97,11 +101,16 @@ def ingest(
     until_us: Microseconds | None = None,
     way: Way | None = None,
     tell: Tell = tell_in_log,
+    current: bool = False,
+    copy_again: bool = False,
 ) -> Ingested:
     """Bring in what is new in the log of a table; one that is at it in another process is waited for.
 
     Nothing newer than the confidence window behind the slowest clock is read, nor after `until_us` (µs). What is left
     out, or may be gone, is told. With `way` windows are read so, whatever that costs.
+
+    With `current` the table itself is kept from now on, see `current.keeping`; one that is kept is brought up in any
+    case, and copied anew with `copy_again`.
 
     Raises:
         EnvironmentProblem: the cluster cannot be reached, or does not let us in.
@@ -133,9 +142,15 @@ def ingest(
         copier.begins_anew = consumer.window_number == 0
         again = read_again(copier, consumer, pace, lives)
         consumer, rows = follow(lake, clock, schema, consumer, copier, horizon, tell)
+        table_now = None
+        if current or copy_again or is_kept(lake, copier.schema):
+            keeper = Keeper(live, lake, clock, copier.schema, copier.workers, tell)
+            whole = paces.whole_since_us(lake, copier.schema)
+            table_now = keeper.bring_up(consumer.position_us, whole, lives.least_us, anew=copy_again)
         late = sum(window.late or 0 for window in copier.windows)
         ever = lake.transaction(copier.sink, LATE) or 0
-        return Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
+        found = Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
+        return replace(found, current=table_now)
 
 
 def _definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
@@ -167,7 +182,7 @@ class FromCluster:
         self.begins_anew = False
         self._live, self._cluster = live, cluster
         self._way: Way | None = way
-        self._workers = workers.at_least(TASKS_HERE)
+        self.workers = workers.at_least(TASKS_HERE)
         self._longest: Microseconds | None = None
         self._bypass = live.is_scylla
         self._requests = 0
@@ -190,9 +205,11 @@ class FromCluster:
         begun = time.monotonic()
         self._requests = 0
         gone = self._what_is_gone(window)
+        if gone:
+            marks = {**marks, paces.GAP: window.until_us}
         if window.passed:
             made, count = None, self.append(empty_rows(self.schema), marks, expected)
-        elif self._workers.work_here(self._asking().tasks((planned := self._plan(source, window)).conditions)):
+        elif self.workers.work_here(self._asking().tasks((planned := self._plan(source, window)).conditions)):
             made, rows = self.rows_here(source, window)
             count = self.append(rows, marks, expected)
         else:
@@ -284,7 +301,7 @@ class FromCluster:
             before = sum(each.rows for each in self.lake.slices(sink))
             failpoints.reached(failpoints.BEFORE_SINK)
             try:
-                done = frames.append(self._workers, self.lake, sink, tasks, (name, number), dict(rest))
+                done = frames.append(self.workers, self.lake, sink, tasks, (name, number), dict(rest))
             except StateError:
                 # A task cannot say by the class of its error that the table was altered.
                 known = self.schema

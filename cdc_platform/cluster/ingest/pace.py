@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cdc_platform.clock import DAY_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, us_of_seconds
 from cdc_platform.cluster.refusals import Unreachable
@@ -14,10 +15,13 @@ from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets
 from cdc_platform.records import cdc_tables
 
+GAP = "ingest:gap"
+"""The application under which a log's table notes up to when (µs) rows of it may be gone unread."""
 _AGAIN_SHARE = 0.75
 """Of a row's time to live: when a window is read a second time, by default."""
 _AGAIN_ROUNDS = 24
@@ -99,3 +103,12 @@ class Lifetimes:
         lives = max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us
         begun = [each for each in sets.seen if each <= lives]
         return Microseconds(max(begun, default=min(sets.seen, default=ONE_US)) - ONE_US)
+
+
+def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
+    """From when on (µs) the log that is here lacks nothing that was written to its table."""
+    gone = lake.transaction(log_table(schema), GAP) or 0
+    since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0, gone]
+    said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
+    since += [each.changed_at_us for before, each in pairwise(said) if each.enabled and not before.enabled]
+    return Microseconds(max(since))

@@ -184,7 +184,7 @@ class _Seen:
         return self._keys.take(pa.array(self._shown_partitions)), self._row_keys.take(self._shown)
 
     def known_of_rows(self, state: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the shown rows: when the next of what they show expires, and which are inexact and which doubtful (bool)."""
+        """Of the shown rows: when the next of them expires, and which are inexact and which doubtful (bool)."""
         of_rows = self._known_of(state, self._rows, self._rows >= 0, len(self._row_keys))
         of_statics = self._known_of(state, self._partitions, self._rows < 0, len(self._keys))
         soonest, inexact, doubtful = (

@@ -30,6 +30,7 @@ _TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?
 _CLAUSES = re.compile(r"\s+(?:BYPASS\s+CACHE|USING\s+TIMEOUT\s+\d+\w+)", re.IGNORECASE)
 OF_A_NODE = frozenset({"local", "peers", "cdc_local"})
 _ALSO_CASSANDRAS = frozenset({"keyspaces", "tables", "columns", "types", "views", "indexes", "functions", "aggregates"})
+_TIMES = re.compile(r'\b(?:max)?(?:writetime|ttl)\(\s*("[^"]+"|\w+)\s*([\[.]?)', re.IGNORECASE)
 _GREGORIAN = 0x01B21DD213814000
 
 
@@ -57,6 +58,8 @@ class Proxy:
         self.port = port
         self.version: Version = NEWEST
         self.shards = shards
+        self.collections: set[str] = set()
+        """Columns, as CQL names them, of which no ScyllaDB tells the time as a whole; Cassandra does."""
         self.faults = Faults()
         self.statements: list[tuple[int, str]] = []
         self.refused: list[str] = []
@@ -76,6 +79,7 @@ class Proxy:
     def reset(self) -> None:
         """Forget what was counted, and let nothing go wrong any more."""
         self.faults, self.version = Faults(), NEWEST
+        self.collections.clear()
         self.statements.clear()
         self.refused.clear()
         self.most_open.clear()
@@ -181,6 +185,9 @@ class Proxy:
         for keyspace, table in _TABLE.findall(text):
             if not self.version.has(keyspace, table):
                 return body, _error(_INVALID, f"unconfigured table {table}")
+        for name, of_element in _TIMES.findall(text):
+            if (of_element and not self.version.tells_elements) or (not of_element and name in self.collections):
+                return body, _error(_INVALID, "Cannot use selection function writeTime on collections")
         of_driver = "system.local" in text or "system.peers" in text
         if not of_driver and self.faults.errors:
             return body, _error(self.faults.errors.pop(0), "as a test told it to")

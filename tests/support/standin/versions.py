@@ -39,6 +39,8 @@ class Version:
     name: str
     tables: frozenset[str]
     is_scylla: bool = True
+    tells_elements: bool = False
+    """Whether it tells when an element was written of which the key is given."""
 
     def has(self, keyspace: str, table: str) -> bool:
         """Whether it has this table."""
@@ -54,7 +56,7 @@ VERSIONS = {
         Version("5.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | {"system.cdc_local"}),
         Version("6.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | {"system.cdc_local"}),
         Version("2025.4", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}),
-        Version("2026.3", _ALWAYS | _PUBLISHED | _RAFT | _TABLETS | {"system.cdc_local"}),
+        Version("2026.3", _ALWAYS | _PUBLISHED | _RAFT | _TABLETS | {"system.cdc_local"}, tells_elements=True),
         Version("Cassandra", _ALWAYS - {"system.scylla_local", "system_schema.scylla_tables"}, is_scylla=False),
     )
 }

@@ -129,12 +129,16 @@ class World:
 
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
         """A base table and its log, as ScyllaDB made both at a time, with the CDC options of the schema."""
-        base = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in schema.columns)
+        base = ", ".join(
+            f"{quoted(each.name)} {each.type.cql}{' static' * (each.kind == 'static')}" for each in schema.columns
+        )
         keys = ", ".join(quoted(each.name) for each in schema.partition_key)
         keys = ", ".join([f"({keys})", *(quoted(each.name) for each in schema.clustering_key)])
         log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
         self._logged.append(schema.full_name)
-        self._change(f"CREATE TABLE {schema.full_name} ({base}, PRIMARY KEY ({keys}))")
+        orders = [f"{quoted(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
+        order = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
+        self._change(f"CREATE TABLE {schema.full_name} ({base}, PRIMARY KEY ({keys})){order}")
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
         self._change(f"CREATE TABLE {schema.keyspace}.{schema.log_name} ({log}, PRIMARY KEY ({key}))")
         self._change(
@@ -153,6 +157,16 @@ class World:
         made = self._session.prepare(f"INSERT INTO {schema.keyspace}.{schema.log_name} ({listed}) VALUES ({marks})")
         values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
         execute_concurrent_with_args(self._session, made, [[row[name] for name in names] for row in values])
+
+    def log_values(self, schema: TableSchema, rows: Sequence[Mapping[str, object]]) -> None:
+        """Put rows into a log as the driver takes them, by the log's columns; what a row lacks is null."""
+        self.changed = True
+        names = [each.name for each in log_columns(schema)]
+        marks = ", ".join("?" for _ in names)
+        made = self._session.prepare(
+            f"INSERT INTO {schema.keyspace}.{schema.log_name} ({', '.join(map(quoted, names))}) VALUES ({marks})"
+        )
+        execute_concurrent_with_args(self._session, made, [[row.get(name) for name in names] for row in rows])
 
     def schema_changed(self) -> None:
         """Let every node say that it has another schema, as after any DDL."""

@@ -1,0 +1,1 @@
+"""A live cluster's table itself in the lake: copied once, and kept up by its log."""

@@ -1,0 +1,207 @@
+"""Rows that are read again from the cluster, since what was seen of them before says no longer what they are.
+
+A row of which nobody knows whether its marker keeps it; a list that was changed by keys that nobody told; a row that
+has lost something to a TTL, and has more of which no TTL was told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import ONE_US, Microseconds
+from cdc_platform.cluster.current.scanning import base_name
+from cdc_platform.cluster.current.seen import SOLE, elements
+from cdc_platform.cluster.ingest.asking import AT_ONCE
+from cdc_platform.cluster.raw import RawPage
+from cdc_platform.cluster.refusals import Unreachable
+from cdc_platform.cluster.session import LiveCluster, tries
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import ListType
+from cdc_platform.lake.arrow import compute
+from cdc_platform.log.state.selecting import Shown
+from cdc_platform.log.state.shape import STATE, Kind
+from cdc_platform.log.state.wire import components
+
+Place = tuple[bytes, bytes | None]
+"""A row: its serialized partition key, and its clustering key as a state has it; None of the static row."""
+_Row = dict[str, Any]
+_DELETIONS = (Kind.PARTITION_TOMBSTONE, Kind.RANGE_TOMBSTONE, Kind.ROW_TOMBSTONE)
+
+
+def touched(
+    schema: TableSchema, state: pa.Table, changes: pa.Table, found: Shown, expired: tuple[Microseconds, Microseconds]
+) -> set[Place]:
+    """The rows of a merged state to read again, `changes` being what came last into it and `found` what it shows.
+
+    `expired` are the times (µs) between which TTLs have passed since this was asked last.
+    """
+    doubtful = pa.array(found.doubtful)
+    places = set(_places(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
+    unsure = state.filter(state["inexact"])
+    if not unsure.num_rows:
+        return places
+    places |= _lists(schema, unsure, changes)
+    expires = np.asarray(state["expires"])
+    passed = state.filter(pa.array((expires > expired[0]) & (expires <= expired[1])))
+    if passed.num_rows:
+        near = _of(unsure, passed["partition"])
+        near = near.filter(compute.invert(near["dead"]))
+        places |= set(_places(passed["partition"], passed["clustering"])) & set(
+            _places(near["partition"], near["clustering"])
+        )
+    return places
+
+
+def read_again(
+    live: LiveCluster, schema: TableSchema, state: pa.Table, places: set[Place], now_us: Microseconds
+) -> pa.Table:
+    """What rows of a state come to (`shape.STATE`), not merged, as the cluster has them now (µs)."""
+    unsure = state.filter(state["inexact"])
+    known: dict[Place, list[_Row]] = {}
+    partitions = pa.array(sorted({partition for partition, _ in places}), pa.binary())
+    for row in _of(unsure, partitions).to_pylist():
+        place = row["partition"], row["clustering"]
+        if place in places:
+            known.setdefault(place, []).append(row)
+    rows: list[_Row] = []
+    for place, values in _answers(live, schema, sorted(known, key=lambda each: (each[0], each[1] or b""))):
+        rows += _now(schema, known[place], values, now_us, static=place[1] is None)
+    return pa.Table.from_pylist(rows, schema=STATE)
+
+
+def _places(partitions: Any, clusterings: Any) -> Iterator[Place]:
+    return zip(partitions.to_pylist(), clusterings.to_pylist(), strict=True)
+
+
+def _of(state: pa.Table, partitions: Any) -> pa.Table:
+    if isinstance(partitions, pa.ChunkedArray):
+        partitions = partitions.combine_chunks()
+    return state.filter(compute.is_in(state["partition"], value_set=partitions))
+
+
+def _lists(schema: TableSchema, unsure: pa.Table, changes: pa.Table) -> set[Place]:
+    """The rows with lists of unknown keys that were changed, or that a deletion may or may not have taken."""
+    names = [each.name for each in schema.columns if each.type.multicell and isinstance(each.type, ListType)]
+    if not names or not changes.num_rows:
+        return set()
+    named = pa.array(names, pa.string())
+    lists = unsure.filter(compute.fill_null(compute.is_in(unsure["column"], value_set=named), False))
+    lists = _of(lists, changes["partition"])
+    if not lists.num_rows:
+        return set()
+    changed = changes.filter(compute.fill_null(compute.is_in(changes["column"], value_set=named), False))
+    cells = set(zip(*(changed[name].to_pylist() for name in ("partition", "clustering", "column")), strict=True))
+    deleted: dict[bytes, int] = {}
+    for row in changes.filter(pa.array(np.isin(np.asarray(changes["kind"]), _DELETIONS))).to_pylist():
+        deleted[row["partition"]] = min(row["timestamp"], deleted.get(row["partition"], row["timestamp"]))
+    return {
+        (row["partition"], row["clustering"])
+        for row in lists.to_pylist()
+        if (row["partition"], row["clustering"], row["column"]) in cells
+        or row["timestamp"] >= deleted.get(row["partition"], row["timestamp"] + 1)
+    }
+
+
+def _answers(
+    live: LiveCluster, schema: TableSchema, places: Sequence[Place]
+) -> Iterator[tuple[Place, dict[str, bytes | None] | None]]:
+    """Each row's values by column, None where it is not there, while the next are asked for."""
+    waiting: deque[tuple[Place, Callable[[], Iterator[RawPage]]]] = deque()
+    left = iter(places)
+    while True:
+        while len(waiting) < AT_ONCE and (place := next(left, None)) is not None:
+            waiting.append((place, _ask(live, schema, place)))
+        if not waiting:
+            return
+        place, first = waiting.popleft()
+        yield place, _answer(live, schema, place, first)
+
+
+def _answer(
+    live: LiveCluster, schema: TableSchema, place: Place, first: Callable[[], Iterator[RawPage]]
+) -> dict[str, bytes | None] | None:
+    for attempt in tries():
+        with attempt:
+            again = attempt.retry_state.attempt_number > 1
+            for page in (_ask(live, schema, place) if again else first)():
+                if page.rows:
+                    names = [column.name for column in _columns(schema, static=place[1] is None)]
+                    return dict(zip(names, (cells[0] for cells in page.columns), strict=True))
+            return None
+    raise AssertionError("unreachable: the last attempt raises")
+
+
+def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Callable[[], Iterator[RawPage]]:
+    partition, clustering = place
+    keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
+    if clustering is not None and schema.clustering_key:
+        keys += schema.clustering_key
+        values += [
+            each[0].as_py() for each in components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
+        ]
+    selected = ", ".join(quoted(column.name) for column in _columns(schema, static=clustering is None))
+    where = " AND ".join(f"{quoted(key.name)} = ?" for key in keys)
+    limit = " LIMIT 1" if clustering is None else ""
+    end = " BYPASS CACHE" if live.is_scylla else ""
+    text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
+    try:
+        return live.ask_raw(base_name(schema), text, 1, values)
+    except Unreachable as error:
+        refusal = error
+
+        def failing() -> Iterator[RawPage]:
+            raise refusal
+
+        return failing
+
+
+def _key_parts(partition: bytes, count: int) -> list[bytes]:
+    if count == 1:
+        return [partition]
+    return [each[0].as_py() for each in components(pa.array([partition], pa.binary()), count, header=2, trailer=1)]
+
+
+def _columns(schema: TableSchema, *, static: bool) -> list[Column]:
+    found = schema.statics if static else schema.regulars
+    return [*schema.partition_key[:1], *found]
+
+
+def _now(
+    schema: TableSchema,
+    known: list[_Row],
+    values: dict[str, bytes | None] | None,
+    now_us: Microseconds,
+    *,
+    static: bool,
+) -> Iterator[_Row]:
+    """What the inexact parts of one row are, by its values."""
+    told = values or {}
+    shown = {
+        column.name: dict(elements(column, told.get(column.name) or b"")) if told.get(column.name) else {}
+        for column in (schema.statics if static else schema.regulars)
+        if column.type.multicell
+    }
+    bare = not any(told.get(column.name) is not None for column in schema.regulars)
+    lists = dict[str, _Row]()
+    for row in known:
+        name = row["column"]
+        if row["kind"] == Kind.MARKER:
+            if values is None:
+                yield row | {"dead": True, "value": None}
+            elif bare:
+                yield row | {"value": SOLE}
+        elif name in shown and isinstance(schema.column(name).type, ListType):
+            lists[name] = row
+        elif row["kind"] == Kind.CELL and name in shown and row["path"] not in shown[name]:
+            yield row | {"dead": True, "value": None}
+    for name, row in lists.items():
+        overwritten = {"kind": int(Kind.COLLECTION_TOMBSTONE), "path": None, "value": None, "dead": False}
+        yield row | overwritten | {"timestamp": now_us - ONE_US}
+        for path, value in shown[name].items():
+            yield row | {"kind": int(Kind.CELL), "path": path, "value": value, "timestamp": now_us, "dead": False}

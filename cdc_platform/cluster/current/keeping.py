@@ -1,0 +1,283 @@
+"""Keeps a table of a live cluster in the lake: what was copied of it once, and what its log told since, merged.
+
+CQL tells when cells were written, so the copy and the log come together in any order, each as often as it likes; the
+log counts from before the copy began. What CQL does not tell is marked, and read again where it would be wrong by now.
+Each step can be done again: who is killed in between is followed by one that does it again, to the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform import failpoints
+from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, format_us, to_datetime, us_of_seconds
+from cdc_platform.cluster.current import kept as tables
+from cdc_platform.cluster.current.again import read_again, touched
+from cdc_platform.cluster.current.kept import Kept, cells_table, current_table, for_readers, kept, with_slices
+from cdc_platform.cluster.current.scanning import Scanning, of_slices
+from cdc_platform.cluster.current.seen import Orders
+from cdc_platform.cluster.session import LiveCluster
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.lake import frames
+from cdc_platform.lake.appended import appended
+from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TIMESTAMP, Table
+from cdc_platform.lake.volume import Batches, TaskRows, Workers
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.left_out import Tell
+from cdc_platform.log.state.merging import merged
+from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
+from cdc_platform.log.state.selecting import Shown, shown
+from cdc_platform.log.state.shape import STATE
+from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
+
+_COMMITS = "current:commits"
+_ROWS_AT_ONCE = 1_000_000
+_LEAD_US = SECOND_US * 10
+"""How far ahead of this machine a writer's clock may be for what it wrote to count as seen."""
+_FIRST = Microseconds(0)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """How a kept table stands, as of `as_of_us` (µs), and what was done to it now.
+
+    `slices` of its `of_slices` were written anew for `changes` rows of its log, `read_again` rows were asked for once
+    more. `inexact` of its rows rest on what CQL does not tell.
+    """
+
+    table: str
+    as_of_us: Microseconds
+    copied_us: Microseconds
+    copied_now: bool
+    rows: int
+    inexact: int
+    changes: int
+    slices: int
+    of_slices: int
+    read_again: int
+    seconds: float
+
+
+class Keeper:
+    """Keeps one table. Whoever calls has the turn of its log."""
+
+    def __init__(
+        self, live: LiveCluster, lake: Lake, clock: Clock, schema: TableSchema, workers: Workers, tell: Tell
+    ) -> None:
+        assert_full_delta(schema)
+        self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
+        self._workers, self._tell = workers, tell
+        self._cells, self._current = cells_table(schema), current_table(schema)
+        self._again = 0
+
+    def bring_up(
+        self, as_of_us: Microseconds, whole_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
+    ) -> Brought:
+        """Bring the table up to the newest version of its log, which has all rows up to `as_of_us` (µs).
+
+        The log is whole from `whole_since_us` on; its rows live for `ttl_us` (0: for ever). The table is copied where
+        it is not there, or where that is later than what the copy counts on; with `anew` in any case.
+
+        Raises:
+            NotGranted: the table may not be read.
+            Unreachable: the cluster stopped answering.
+        """
+        begun, copied = time.monotonic(), False
+        now = kept(self._lake, self._schema)
+        if now is None or anew or now.since_us < whole_since_us or self._lost_columns():
+            now, copied = self._copy(whole_since_us, ttl_us), True
+        changes, slices = self._merge(now, as_of_us)
+        then = kept(self._lake, self._schema)
+        assert then is not None
+        assert then.as_of_us is not None
+        rows = sum(each.rows for each in self._lake.slices(self._current))
+        return Brought(
+            self._schema.full_name,
+            then.as_of_us,
+            then.copied_us,
+            copied,
+            rows,
+            then.inexact,
+            changes,
+            slices,
+            then.slices,
+            self._again,
+            round(time.monotonic() - begun, 3),
+        )
+
+    def _lost_columns(self) -> bool:
+        """Whether the table has lost columns, or has some with another type: what they held is told by nobody."""
+        there = self._lake.columns(self._current)
+        if set(there) - set(self._current.schema.names):
+            return True
+        try:
+            if there:
+                self._lake.widen(self._current)
+        except StateError:
+            return True
+        return False
+
+    def _copy(self, whole_since_us: Microseconds, ttl_us: Microseconds) -> Kept:
+        lake, schema, live = self._lake, self._schema, self._live
+        began = self._clock.now_us()
+        reach = ttl_us or us_of_seconds(DAY_SECONDS)
+        since = Microseconds(max(whole_since_us, began - reach))
+        orders = Orders(Microseconds(since - 1), began)
+        scan = Scanning(live.name, live.connection, schema, live.is_scylla, orders)
+        slices = scan.slices()
+        self._tell(
+            f"copying {schema.full_name}, in {slices} part{'s' * (slices > 1)}; its log counts from {format_us(since)}"
+        )
+        number = (lake.transaction(self._cells, _COMMITS) or 0) + 1
+        copied = max(began, (lake.transaction(self._cells, tables.COPIED) or 0) + 1)
+        of = tables.identity(schema)
+        marks = {tables.COPIED: copied, tables.SINCE: since, tables.SLICES: slices, tables.OF: of}
+        if not lake.exists(self._cells):
+            lake.ensure(self._cells)
+        frames.replace_all(self._workers, lake, self._cells, scan.cells(slices), (_COMMITS, number), marks)
+        failpoints.reached(failpoints.AFTER_COPY)
+        made = kept(lake, schema)
+        assert made is not None
+        return made
+
+    def _merge(self, now: Kept, as_of_us: Microseconds) -> tuple[int, int]:
+        """Merge what the log has more; answers with its rows, and with how many slices were written."""
+        version = self._lake.version(log_table(self._schema))
+        logs = self._lacking(now, version)
+        changes = with_slices(self._of_log(logs, now.since_us), now.slices)
+        as_of = max(as_of_us, now.as_of_us or as_of_us)
+        marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF: as_of}
+        if now.log is None:
+            chosen = list(range(now.slices))
+            marks[MARKED] = sum(self._bring_state(group, changes, now, as_of) for group in self._groups(chosen))
+            self._show_all(now, as_of, marks)
+        else:
+            self._lake.widen(self._current)
+            chosen = sorted({*np.unique(np.asarray(changes[tables.SLICE])).tolist(), *self._due(as_of)})
+            for group in self._groups(chosen):
+                self._bring(group, changes, now, as_of)
+            failpoints.reached(failpoints.BEFORE_CURRENT_MARK)
+            number = self._lake.transaction(self._current, _COMMITS)
+            marks = {_COMMITS: (number or 0) + 1, **marks}
+            if not self._lake.append_once(self._current, self._current.schema.empty_table(), marks, number):
+                raise self._disturbed()
+        return sum(each.num_rows for each in logs), len(chosen)
+
+    def _lacking(self, now: Kept, version: int | None) -> list[pa.Table]:
+        """The rows of the log that are not merged yet; all that count where that cannot be told."""
+        log = log_table(self._schema)
+        if version is None:
+            return []
+        if now.log is not None and now.log <= version:
+            found = appended(self._lake, log, now.log, version)
+            if found is not None:
+                return found
+        rows = self._lake.read_version(log, version)
+        return [rows] if rows.num_rows else []
+
+    def _of_log(self, logs: Sequence[pa.Table], since_us: Microseconds) -> pa.Table:
+        since = pa.scalar(to_datetime(since_us), TIMESTAMP)
+        found = [each.filter(compute.greater_equal(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in logs]
+        found = [each for each in found if each.num_rows]
+        if not found:
+            return STATE.empty_table()
+        whole = pa.concat_tables(found, promote_options="default")
+        return merged(self._schema, [state_of_log(self._schema, whole)])
+
+    def _show_all(self, now: Kept, as_of: Microseconds, marks: Mapping[str, int]) -> None:
+        """Put all slices of the state in place of what readers have, by one commit."""
+        lake, schema, cells = self._lake, self._schema, self._cells
+
+        def batches(number: int) -> Batches:
+            state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
+            rows = for_readers(schema, shown(schema, state, as_of), now.slices)
+            yield from rows.combine_chunks().to_batches()
+
+        if not lake.exists(self._current):
+            lake.ensure(self._current)
+        number = (lake.transaction(self._current, _COMMITS) or 0) + 1
+        rows = TaskRows(now.slices, batches)
+        frames.replace_all(Workers.alone(), lake, self._current, rows, (_COMMITS, number), marks)
+
+    def _due(self, as_of_us: Microseconds) -> Iterator[int]:
+        """The slices in which something has expired by then, told from the bounds of the readers' files."""
+        expired = {
+            file.path
+            for file in self._lake.bounded_files(self._current, tables.EXPIRES)
+            if file.low is not None and file.low <= as_of_us
+        }
+        for file in self._lake.data_files(self._current):
+            if file.path in expired:
+                yield int(file.partition[0])
+
+    def _groups(self, chosen: Sequence[int]) -> Iterator[list[int]]:
+        """The slices in as many parts as fit into memory, one after the other."""
+        sizes = {int(part.key[0]): part.rows for part in self._lake.slices(self._cells)}
+        group, rows = list[int](), 0
+        for each in chosen:
+            if group and rows + sizes.get(each, 0) > _ROWS_AT_ONCE:
+                yield group
+                group, rows = [], 0
+            group.append(each)
+            rows += sizes.get(each, 0)
+        if group:
+            yield group
+
+    def _bring(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> None:
+        """Merge changes into slices, and put what they show as of a time (µs) in place of what readers have of them."""
+        lake, inside = self._lake, [(tables.SLICE, "in", group)]
+        before = lake.read(self._current, [INEXACT], inside)[INEXACT]
+        marked = lake.transaction(self._current, MARKED) or 0
+        version = lake.version(self._current)
+        found = self._state_of(group, of_slices(changes, group), now, as_of)
+        more = int(found.inexact.sum()) - int(compute.sum(before).as_py() or 0)
+        rows = for_readers(self._schema, found, now.slices)
+        self._replace(self._current, rows, group, version, {MARKED: marked + more})
+
+    def _bring_state(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> int:
+        """Merge changes into slices of the state; answers with how many of the rows that they show are inexact."""
+        return int(self._state_of(group, of_slices(changes, group), now, as_of).inexact.sum())
+
+    def _state_of(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> Shown:
+        """Merge changes into slices of the state, with what is read again for it; answers with what they show."""
+        schema, version = self._schema, self._lake.version(self._cells)
+        held = self._lake.read(self._cells, filters=[(tables.SLICE, "in", group)]).drop_columns([tables.SLICE])
+        state = merged(schema, [held, changes])
+        found = shown(schema, state, as_of)
+        fresh = changes if now.log is not None else _since(changes, now.copied_us)
+        places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of))
+        if places:
+            seen_us = Microseconds(self._clock.now_us() + _LEAD_US)
+            state = merged(schema, [state, read_again(self._live, schema, state, places, seen_us)])
+            found = shown(schema, state, as_of)
+            self._again += len(places)
+        if places or changes.num_rows:
+            self._replace(self._cells, with_slices(state, now.slices), group, version)
+            failpoints.reached(failpoints.AFTER_CURRENT_STATE)
+        return found
+
+    def _replace(
+        self,
+        table: Table,
+        rows: pa.Table,
+        group: list[int],
+        version: int | None,
+        numbers: Mapping[str, int] | None = None,
+    ) -> None:
+        if not self._lake.replace_once(table, rows, [(tables.SLICE, "in", group)], version, **(numbers or {})):
+            raise self._disturbed()
+
+    def _disturbed(self) -> ConflictError:
+        return ConflictError(f"another process writes to {self._schema.full_name} in the lake; stop it and try again")
+
+
+def _since(changes: pa.Table, time_us: Microseconds) -> pa.Table:
+    return changes.filter(pa.array(np.asarray(changes["timestamp"]) > time_us))

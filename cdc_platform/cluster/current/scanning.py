@@ -1,0 +1,95 @@
+"""The first copy of a table: its token ranges are read one by one, in this process or in tasks of Spark.
+
+How large a table is nobody tells; it is thought to be as dense everywhere as at the beginning of the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.cluster.current.kept import SLICE, ranges, with_slices
+from cdc_platform.cluster.current.seen import Orders, seen, selection
+from cdc_platform.cluster.ingest.asking import Asking
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.schema import TableSchema
+from cdc_platform.lake.volume import Batches, TaskRows
+from cdc_platform.log.state.merging import merged
+
+ROWS_A_SLICE = 50_000
+MOST_SLICES = 4_096
+_SAMPLE_ROWS = 2_000
+
+
+@dataclass(frozen=True)
+class Scanning(Asking):
+    """What a task needs to ask for rows of a base table. Travels to executors, as `Asking` does."""
+
+    orders: Orders
+
+    @property
+    def table(self) -> str:
+        """The base table, as CQL names it."""
+        return base_name(self.schema)
+
+    def statement(self, condition: str) -> str:
+        """The SELECT of a range of tokens."""
+        end = " BYPASS CACHE" if self.bypass_cache else ""
+        return f"SELECT {selection(self.schema)} FROM {self.table} WHERE {condition}{end}"
+
+    def slices(self) -> int:
+        """How many slices of about `ROWS_A_SLICE` rows the table is worth, told from the first of its rows."""
+        key = token(self.schema)
+        sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache)
+        condition = f"{key} >= {-(2**63) + 1} LIMIT {_SAMPLE_ROWS}"
+        (pages,) = sample.answers([condition])
+        tokens = [cell for page in pages for cell in page.columns[0] if cell is not None] if pages else []
+        if len(tokens) < _SAMPLE_ROWS:
+            return 1
+        reached = int.from_bytes(tokens[-1], "big", signed=True) + 2**63
+        rows = len(tokens) * 2**64 // max(reached, 1)
+        return int(min(MOST_SLICES, max(1, -(-rows // ROWS_A_SLICE))))
+
+    def cells(self, slices: int) -> TaskRows:
+        """The state of what is seen in each slice, merged, a part a slice."""
+        parts = ranges(slices)
+
+        def batches(number: int) -> Batches:
+            low, high = parts[number]
+            key = token(self.schema)
+            for pages in self.answers([f"{key} > {low} AND {key} <= {high}"]):
+                state = merged(self.schema, [seen(self.schema, pages, self.orders)])
+                if state.num_rows:
+                    yield from with_slices(state, slices).to_batches()
+
+        return TaskRows(slices, batches)
+
+
+class _Sample(Asking):
+    """Asks for the tokens of the first rows."""
+
+    @property
+    def table(self) -> str:
+        return base_name(self.schema)
+
+    def statement(self, condition: str) -> str:
+        return f"SELECT {token(self.schema)} FROM {self.table} WHERE {condition}"
+
+
+def token(schema: TableSchema) -> str:
+    """The token of a row, in CQL."""
+    return f"token({', '.join(quoted(each.name) for each in schema.partition_key)})"
+
+
+def base_name(schema: TableSchema) -> str:
+    """The base table as CQL names it."""
+    return f"{quoted(schema.keyspace)}.{quoted(schema.name)}"
+
+
+def of_slices(rows: pa.Table, chosen: Sequence[int]) -> pa.Table:
+    """Those of some rows that lie in these slices, without the slice."""
+    inside = np.isin(np.asarray(rows[SLICE]), np.asarray(chosen, np.int32))
+    return rows.filter(pa.array(inside)).drop_columns([SLICE])

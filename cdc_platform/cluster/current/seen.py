@@ -1,0 +1,229 @@
+"""Rows of a base table as a cluster answers with them, as rows of a state, with the times of writes that CQL tells.
+
+It tells those of atomic columns. It never tells when a row's marker was written, nor the times of elements without
+their keys, nor the keys of a list: what is seen of these is inexact, and stands at a time that the reader gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_platform.clock import MILLISECOND_US, ONE_US, SECOND_US, Microseconds
+from cdc_platform.cluster.raw import Cells, RawPage
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.timeuuid import earliest
+from cdc_platform.cql.types import SMALLINT, ListType, MapType, SetType, UserType
+from cdc_platform.lake.arrow import composite_column
+from cdc_platform.log.state.shape import STATE, Kind
+from cdc_platform.log.state.wire import composed
+
+SOLE = b"\1"
+"""The value of a seen marker that was all that its row had: so there is one. Without it nobody knows."""
+_LISTS_BEGIN = Microseconds(1_262_304_000_000_000)
+"""What was put in front of a list has a key before this time, what was put behind it one after it."""
+_NOW = "tounixtimestamp(now())"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """At which times (µs) what has none of its own stands: below all that the log tells, or at the time of reading."""
+
+    unknown_us: Microseconds
+    lists_us: Microseconds
+
+
+def selection(schema: TableSchema) -> str:
+    """What is selected of a base table: keys, the server's time, and each column with the time and TTL that it has."""
+    found = [quoted(column.name) for column in _keys(schema)] + [_NOW]
+    for column in _others(schema):
+        name = quoted(column.name)
+        found += [name] if column.type.multicell else [name, f"writetime({name})", f"ttl({name})"]
+    return ", ".join(found)
+
+
+def seen(schema: TableSchema, pages: Sequence[RawPage], orders: Orders) -> pa.Table:
+    """The rows of a state (`shape.STATE`), not merged, that pages of `selection` tell of."""
+    rows = _Rows(schema, pages, orders)
+    return pa.concat_tables([STATE.empty_table(), *rows.state()])
+
+
+def elements(column: Column, value: bytes) -> list[tuple[bytes, bytes | None]]:
+    """The elements of a collection's or user type's value: the path of each, and its value."""
+    kind = column.type
+    if isinstance(kind, UserType):
+        return [(SMALLINT.to_bytes(at), part) for at, part in enumerate(_parts(value, 0)) if part is not None]
+    parts = [part or b"" for part in _parts(value, 4)]
+    if isinstance(kind, SetType):
+        return [(part, None) for part in parts]
+    if isinstance(kind, MapType):
+        return list(zip(parts[::2], parts[1::2], strict=True))
+    assert isinstance(kind, ListType)
+    return [(earliest(Microseconds(_LISTS_BEGIN + at)).bytes, part) for at, part in enumerate(parts)]
+
+
+def _parts(value: bytes, at: int) -> Iterator[bytes | None]:
+    while at < len(value):
+        size = int.from_bytes(value[at : at + 4], "big", signed=True)
+        at += 4
+        yield None if size < 0 else value[at : at + size]
+        at += max(size, 0)
+
+
+def _keys(schema: TableSchema) -> list[Column]:
+    return [*schema.partition_key, *schema.clustering_key]
+
+
+def _others(schema: TableSchema) -> list[Column]:
+    return [*schema.statics, *schema.regulars]
+
+
+class _Rows:
+    """The answered rows, and the keys of each."""
+
+    def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: Orders) -> None:
+        self._schema, self._orders = schema, orders
+        self._columns: list[Cells] = [
+            list(chain.from_iterable(page.columns[place] for page in pages))
+            for place in range(len(pages[0].names) if pages else 0)
+        ]
+        self._size = sum(page.rows for page in pages)
+
+    def state(self) -> Iterator[pa.Table]:
+        """What they tell of."""
+        if not self._size:
+            return
+        schema = self._schema
+        parts = [pa.array(cells, pa.binary()) for cells in self._columns[: len(schema.partition_key)]]
+        self._partition = parts[0] if len(parts) == 1 else composite_column(parts)
+        place = len(parts)
+        keys = [pa.array(cells, pa.binary()) for cells in self._columns[place : place + len(schema.clustering_key)]]
+        place += len(keys)
+        # A static row that stands alone has no clustering key.
+        self._whole = np.ones(self._size, bool) if not keys else np.asarray(keys[0].is_valid())
+        found = composed([key.drop_null() for key in keys], int(self._whole.sum()))
+        places = np.cumsum(self._whole) - 1
+        self._clustering = found.take(pa.array(places, mask=~self._whole))
+        self._now_us = _numbers(self._columns[place], ">i8")[1] * MILLISECOND_US
+        place += 1
+        bare = self._whole.copy()
+        for column in _others(schema):
+            chosen = np.ones(self._size, bool) if column.kind == "static" else self._whole
+            cells = pa.array(self._columns[place], pa.binary())
+            there = np.asarray(cells.is_valid()) & chosen
+            if column.kind != "static":
+                bare &= ~there
+            if column.type.multicell:
+                yield from self._collection(column, np.flatnonzero(there))
+                place += 1
+                continue
+            yield self._atomic(column, np.flatnonzero(there), cells, *self._columns[place + 1 : place + 3])
+            place += 3
+        yield self._markers(bare)
+
+    def _markers(self, bare: np.ndarray) -> pa.Table:
+        rows = np.flatnonzero(self._whole)
+        values = pa.array([SOLE if each else None for each in bare[rows].tolist()], pa.binary())
+        return self._part(Kind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
+
+    def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: Cells, ttls: Cells) -> pa.Table:
+        there, lives = _numbers(ttls, ">i4")
+        written = _numbers(times, ">i8")[1][rows]
+        seconds = self._now_us[rows] // SECOND_US + lives[rows]
+        expires = np.where(there[rows], seconds * SECOND_US, 0)
+        ttl = np.where(there[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
+        taken = cells.take(pa.array(rows))
+        static = column.kind == "static"
+        return self._part(
+            Kind.CELL,
+            rows,
+            written,
+            column=column.name,
+            value=taken,
+            ttl=ttl,
+            expires=expires,
+            sure=True,
+            static=static,
+        )
+
+    def _collection(self, column: Column, rows: np.ndarray) -> Iterator[pa.Table]:
+        place = self._columns_place(column)
+        owners, paths, values = list[int](), list[bytes](), list[bytes | None]()
+        for row in rows.tolist():
+            value = self._columns[place][row]
+            assert value is not None
+            for path, inner in elements(column, value):
+                owners.append(row)
+                paths.append(path)
+                values.append(inner)
+        static, is_list = column.kind == "static", isinstance(column.type, ListType)
+        order = self._orders.lists_us if is_list else self._orders.unknown_us
+        if is_list:
+            # What the log has of the time before has the keys that are not told here: it would come twice.
+            before = self._at(Microseconds(order - ONE_US), rows)
+            yield self._part(Kind.COLLECTION_TOMBSTONE, rows, before, column=column.name, static=static)
+        found = np.array(owners, np.int64)
+        yield self._part(
+            Kind.CELL,
+            found,
+            self._at(order, found),
+            column=column.name,
+            path=pa.array(paths, pa.binary()),
+            value=pa.array(values, pa.binary()),
+            static=static,
+        )
+
+    def _columns_place(self, column: Column) -> int:
+        place = len(_keys(self._schema)) + 1
+        for each in _others(self._schema):
+            if each is column:
+                break
+            place += 1 if each.type.multicell else 3
+        return place
+
+    def _at(self, time_us: Microseconds, rows: np.ndarray) -> np.ndarray:
+        return np.full(len(rows), time_us, np.int64)
+
+    def _part(
+        self,
+        kind: Kind,
+        rows: np.ndarray,
+        timestamps: np.ndarray,
+        *,
+        column: str | None = None,
+        path: pa.Array | None = None,
+        value: pa.Array | None = None,
+        ttl: np.ndarray | None = None,
+        expires: np.ndarray | None = None,
+        sure: bool = False,
+        static: bool = False,
+    ) -> pa.Table:
+        size, taken = len(rows), pa.array(rows, pa.int64())
+        none = np.zeros(size, np.int64)
+        found = {
+            "partition": self._partition.take(taken),
+            "clustering": pa.nulls(size, pa.binary()) if static else self._clustering.take(taken),
+            "kind": pa.array(np.full(size, kind, dtype=np.int8)),
+            "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
+            "path": pa.nulls(size, pa.binary()) if path is None else path,
+            "timestamp": pa.array(timestamps, pa.int64()),
+            "ttl": pa.array(none if ttl is None else ttl, pa.int64()),
+            "expires": pa.array(none if expires is None else expires, pa.int64()),
+            "dead": pa.array(np.zeros(size, bool)),
+            "value": pa.nulls(size, pa.binary()) if value is None else value,
+            "inexact": pa.array(np.full(size, not sure)),
+        }
+        return pa.table(found, schema=STATE)
+
+
+def _numbers(cells: Cells, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of the protocol (int64), 0 for null, and where there is one (bool)."""
+    there = np.fromiter((cell is not None for cell in cells), bool, len(cells))
+    blank = bytes(np.dtype(kind).itemsize)
+    values = np.frombuffer(b"".join(blank if cell is None else cell for cell in cells), kind)
+    return there, values.astype(np.int64)

@@ -1,0 +1,270 @@
+"""A random table on the stand-in that is written to with its log: both with one timestamp, by the rules alone.
+
+What the log says of a statement is written down here; nothing of it is asked of the platform's own log.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from support.standin.world import World
+
+from cdc_platform.clock import Milliseconds, us_of
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations.tablets import StreamSet
+from cdc_platform.lake.arrow import tokens_of_column
+
+UT = UserType("shop", "ut", (("a", INT), ("b", TEXT)))
+TYPES: tuple[CqlType, ...] = (
+    INT, TEXT, MapType(INT, TEXT), SetType(INT), ListType(INT), UT, MapType(INT, INT, True), ListType(TEXT, True),
+)  # fmt: skip
+_TICKS = 0x01B21DD213814000
+Logged = list[dict[str, Any]]
+
+
+def drawn(dice: random.Random) -> TableSchema:
+    """A table of any shape: keys of one or two parts, rows or none, static columns, any types of `TYPES`."""
+    columns = [Column(f"p{place}", dice.choice((INT, TEXT)), "partition") for place in range(dice.randint(1, 2))]
+    clustering = dice.randint(0, 2)
+    columns += [
+        Column(f"k{place}", dice.choice((INT, TEXT)), "clustering", dice.random() < 0.5) for place in range(clustering)
+    ]
+    if clustering:
+        columns += [Column(f"s{place}", dice.choice(TYPES), "static") for place in range(dice.randint(0, 2))]
+    columns += [Column(f"v{place}", kind) for place, kind in enumerate(dice.sample(TYPES, dice.randint(1, 4)))]
+    return TableSchema("shop", "t", tuple(columns), CdcOptions(enabled=True, ttl=0))
+
+
+@dataclass
+class LiveTable:
+    """The table and its log. `generations` by time (ms)."""
+
+    world: World
+    schema: TableSchema
+    generations: Mapping[Milliseconds, TopologyDescription | StreamSet]
+    dice: random.Random
+    logged: int = 0
+    times: set[int] = field(default_factory=set)
+
+    def make(self) -> LiveTable:
+        """Make the type and both tables, as of the first generation's time."""
+        self.world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b text)")
+        self.world.logged_table(self.schema, min(self.generations))
+        return self
+
+    def write(self, time_us: int, *, log: bool = True, ttl: int = 0) -> None:
+        """One random write at a time (µs, each time once), to the table and, if wanted, to the log."""
+        assert time_us not in self.times
+        self.times.add(time_us)
+        schema, dice = self.schema, self.dice
+        kinds = ["insert"] * 4 + ["update"] * 4 + ["columns", "partition"]
+        kinds += ["row", "range", "range"] if schema.clustering_key else []
+        partition = {column.name: _value(column.type, dice) for column in schema.partition_key}
+        text, rows = getattr(self, f"_{dice.choice(kinds)}")(partition, time_us, ttl)
+        self.world.run(text)
+        if log and rows:
+            self._log(partition, time_us, rows)
+
+    def _log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
+        key = tuple(partition[column.name] for column in self.schema.partition_key)
+        token = tokens_of_column(pa.array([self.schema.partition_bytes(key)], pa.binary()))
+        begun = max(time for time in self.generations if us_of(time) <= time_us)
+        stream = self.generations[begun].streams_of(token)[0].tobytes()
+        head = {"cdc$stream_id": stream, "cdc$time": _uuid(time_us, self.dice), **partition}
+        full = [
+            {**head, "cdc$batch_seq_no": place, "cdc$end_of_batch": True if place == len(rows) - 1 else None, **row}
+            for place, row in enumerate(rows)
+        ]
+        self.world.log_values(self.schema, full)
+        self.logged += len(rows)
+
+    def _where(self, key: Mapping[str, Any]) -> str:
+        return " AND ".join(f"{name} = {_literal(value)}" for name, value in key.items())
+
+    def _key(self) -> dict[str, Any]:
+        return {column.name: _value(column.type, self.dice) for column in self.schema.clustering_key}
+
+    def _some(self, columns: tuple[Column, ...]) -> list[Column]:
+        return [column for column in columns if self.dice.random() < 0.5]
+
+    def _insert(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        key, changes = self._key(), dict[str, tuple[str, dict[str, Any], dict[str, Any]]]()
+        for column in self._some((*self.schema.statics, *self.schema.regulars)):
+            changes[column.name] = self._overwrite(column, time_us)
+        given = {name: _literal(value) for name, value in (partition | key).items()}
+        given |= {name: change[0] for name, change in changes.items()}
+        text = f"INSERT INTO shop.t ({', '.join(given)}) VALUES ({', '.join(given.values())}){_using(time_us, ttl)}"
+        return text, self._upsert(key, 2, changes, ttl)
+
+    def _update(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        chosen = self._some((*self.schema.statics, *self.schema.regulars)) or [self.dice.choice(self.schema.regulars)]
+        changes, texts = {}, list[str]()
+        for column in chosen:
+            if column.type.multicell and self.dice.random() < 0.6:
+                found, *rest = self._elements(column, time_us)
+                texts.append(found)
+                changes[column.name] = ("", *rest)
+            else:
+                changes[column.name] = self._overwrite(column, time_us)
+                texts.append(f"{column.name} = {changes[column.name][0]}")
+        static = all(column.kind == "static" for column in chosen)
+        key = {} if static else self._key()
+        where = self._where(partition | key)
+        text = f"UPDATE shop.t{_using(time_us, ttl)} SET {', '.join(texts)} WHERE {where}"
+        return text, self._upsert(key, 1, changes, ttl)
+
+    def _upsert(self, key: dict[str, Any], operation: int, changes: Mapping[str, Any], ttl: int) -> Logged:
+        """Static columns first, in a row of their own; what expires and what does not are rows of their own too."""
+        static = {column.name for column in self.schema.statics}
+        rows: Logged = []
+        for of_static, number in ((True, 1), (False, operation)):
+            mine = [change for name, change in changes.items() if (name in static) == of_static]
+            live = {name: value for change in mine for name, value in change[1].items()}
+            dead = {name: value for change in mine for name, value in change[2].items()}
+            place = {} if of_static else key
+            if not ttl and (live or dead or (number == 2 and not of_static)):
+                rows.append({"cdc$operation": number, **place, **live, **dead})
+            elif ttl:
+                if live or (number == 2 and not of_static):
+                    rows.append({"cdc$operation": number, "cdc$ttl": ttl, **place, **live})
+                rows += [{"cdc$operation": 1, **place, **dead}] if dead else []
+        return rows
+
+    def _overwrite(self, column: Column, time_us: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """A value or null: its literal, and what the log has of it that lives and that is deleted."""
+        deleted = {f"cdc$deleted_{column.name}": True}
+        if self.dice.random() < 0.2:
+            return "null", {}, deleted
+        value = _value(column.type, self.dice)
+        if not column.type.multicell:
+            return _literal(value), {column.name: value}, {}
+        return _literal(value), {column.name: self._in_log(column.type, value, time_us)} if value else {}, deleted
+
+    def _in_log(self, kind: CqlType, value: Any, time_us: int) -> Any:
+        if isinstance(kind, ListType):
+            return {_uuid(time_us, self.dice, place): element for place, element in enumerate(value)}
+        return tuple(value.get(name) for name in kind.field_names) if isinstance(kind, UserType) else value
+
+    def _elements(self, column: Column, time_us: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Some elements are written, or deleted."""
+        kind, name, deletes = column.type, column.name, self.dice.random() < 0.4
+        value = _value(kind, self.dice) or _value(kind, random.Random(3))
+        gone = f"cdc$deleted_elements_{name}"
+        if isinstance(kind, ListType):
+            value = value or [1]
+            return f"{name} = {name} + {_literal(value)}", {name: self._in_log(kind, value, time_us)}, {}
+        if isinstance(kind, UserType):
+            place = self.dice.randrange(2)
+            of, field_name = kind.parts[place], kind.field_names[place]
+            if deletes:
+                return f"{name}.{field_name} = null", {}, {gone: {place}}
+            one = _value(of, self.dice)
+            parts = tuple(one if each == place else None for each in range(2))
+            return f"{name}.{field_name} = {_literal(one)}", {name: parts}, {}
+        if not value:
+            value = {1: "x"} if isinstance(kind, MapType) else {1}
+        if deletes:
+            return f"{name} = {name} - {_literal(set(value))}", {}, {gone: set(value)}
+        return f"{name} = {name} + {_literal(value)}", {name: value}, {}
+
+    def _columns(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        chosen = self._some(self.schema.regulars) or list(self.schema.regulars[:1])
+        key = self._key()
+        names = ", ".join(column.name for column in chosen)
+        text = f"DELETE {names} FROM shop.t{_using(time_us)} WHERE {self._where(partition | key)}"
+        if any(column.type.multicell for column in chosen):
+            # DELETE has the tombstone at the time itself, which the log shows a microsecond late: a row of the next.
+            return self._insert(partition, time_us, ttl)
+        return text, [{"cdc$operation": 1, **key, **{f"cdc$deleted_{column.name}": True for column in chosen}}]
+
+    def _partition(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        return f"DELETE FROM shop.t{_using(time_us)} WHERE {self._where(partition)}", [{"cdc$operation": 4}]
+
+    def _row(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        key = self._key()
+        text = f"DELETE FROM shop.t{_using(time_us)} WHERE {self._where(partition | key)}"
+        return text, [{"cdc$operation": 3, **key}]
+
+    def _range(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
+        column, sides = self.schema.clustering_key[0], self.dice.choice((">", "<", "><"))
+        where, told = [self._where(partition)], dict[str, tuple[Any, bool]]()
+        for side in sides:
+            told[side] = _value(column.type, self.dice), self.dice.random() < 0.5
+            where.append(f"{column.name} {side}{'=' * told[side][1]} {_literal(told[side][0])}")
+        start, end = ("<", ">") if column.descending else (">", "<")
+        rows: Logged = []
+        for side, inclusive, exclusive in ((start, 5, 6), (end, 7, 8)):
+            value, closed = told.get(side, (None, True))
+            rows.append({"cdc$operation": inclusive if closed else exclusive, column.name: value})
+        return f"DELETE FROM shop.t{_using(time_us)} WHERE {' AND '.join(where)}", rows
+
+    def rows(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """What the cluster answers to `SELECT *`, by key."""
+        return by_key(self.schema, [row._asdict() for row in self.world.rows("SELECT * FROM shop.t")])
+
+
+def by_key(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Rows by their keys, with values that compare."""
+    keys = [column.name for column in schema.columns if column.is_key]
+    found = {}
+    for row in rows:
+        plain = {column.name: _plain(column.type, row[column.name]) for column in schema.columns}
+        found[tuple(plain[name] for name in keys)] = plain
+    assert len(found) == len(rows)
+    return found
+
+
+def _plain(kind: CqlType, value: Any) -> Any:
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(kind, MapType):
+        return sorted(dict(value).items()) or None
+    if isinstance(kind, UserType):
+        return tuple(value.values()) if isinstance(value, dict) else tuple(value)
+    return (sorted(value) if isinstance(kind, SetType) else list(value)) or (None if kind.multicell else [])
+
+
+def _value(kind: CqlType, dice: random.Random) -> Any:
+    if kind == INT:
+        return dice.randrange(3)
+    if kind == TEXT:
+        return dice.choice(("a", "b", "it's"))
+    if isinstance(kind, MapType):
+        return {_value(kind.key, dice): _value(kind.value, dice) for _ in range(dice.randrange(3))}
+    if isinstance(kind, SetType):
+        return {_value(kind.element, dice) for _ in range(dice.randrange(3))}
+    if isinstance(kind, ListType):
+        return [_value(kind.element, dice) for _ in range(dice.randrange(3))]
+    assert isinstance(kind, UserType)
+    chosen = [field for field in kind.fields if dice.random() < 0.7] or kind.fields[:1]
+    return {name: _value(of, dice) for name, of in chosen}
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, dict):
+        named = all(isinstance(key, str) for key in value)
+        return "{" + ", ".join(f"{key if named else _literal(key)}: {_literal(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, set):
+        return "{" + ", ".join(map(_literal, sorted(value))) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
+def _using(time_us: int, ttl: int = 0) -> str:
+    return f" USING TIMESTAMP {time_us}" + f" AND TTL {ttl}" * bool(ttl)
+
+
+def _uuid(time_us: int, dice: random.Random, step: int = 0) -> uuid.UUID:
+    """A timeuuid of the time and some 100 ns more, as ScyllaDB makes one."""
+    ticks = time_us * 10 + step + _TICKS
+    low = 0x8000_0000_0000_0000 | dice.getrandbits(62)
+    high = (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | 0x1000 | ticks >> 48 & 0x0FFF
+    return uuid.UUID(int=high << 64 | low)
