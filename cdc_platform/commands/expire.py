@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.next_steps import Next, building, following, write_result
 from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -63,15 +63,15 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     else:
         done = removal.expire(lake, session.clock, settings)
         plan = done.plan
-    write_result([_told(each) for each in plan], lambda: _show(plan, done), _left(plan, done), as_json=as_json)
+    write_result([_told(each) for each in plan], lambda: _show(plan, done), _left(lake, plan, done), as_json=as_json)
 
 
-def _left(plan: Sequence[PlannedGeneration], done: Expired | None) -> list[Next]:
+def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -> list[Next]:
     """What a plan asks for that was only shown, or the removal of what was marked."""
     if done is not None:
         marked = "once the grace time has passed; expire --dry-run says when"
         return [following("expire", why=marked)] if done.marked else []
-    return [following("expire")] if any(each.action.value != "keep" for each in plan) else []
+    return [building(lake, "expire")] if any(each.action.value != "keep" for each in plan) else []
 
 
 def _show(plan: Sequence[PlannedGeneration], done: Expired | None) -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from cdc_platform.commands.output import escaped, write_json
 from cdc_platform.commands.session import Session
+
+if TYPE_CHECKING:
+    from cdc_platform.lake.lake import Lake
 
 PROGRAM = "cdc-platform"
 
@@ -36,6 +40,15 @@ def following(*words: object, why: str = "", home: object = None) -> Next:
     home = home or (session.home if session is not None else None)
     place = [] if home is None else ["--home", home]
     return Next(shlex.join(str(word) for word in [PROGRAM, *place, *words]), why)
+
+
+def building(lake: Lake, *words: object, why: str = "") -> Next:
+    """The command of these words, which builds on the home; where that is only observed, what lets it."""
+    from cdc_platform.lake.only_observed import standing
+
+    if standing(lake) is not None:
+        return following("check", why="once it is clean something is built on this home again")
+    return following(*words, why=why)
 
 
 def write_result(told: object, show: Callable[[], object], left: Iterable[Next], *, as_json: bool) -> None:

@@ -10,12 +10,13 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.next_steps import Next, building, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from cdc_platform.generations.damage import Damage
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.lifecycle.repair.checkup import Checkup
 
 
@@ -70,14 +71,14 @@ def repair(
             if event is not None and run:
                 result |= _run(session, event.generation_id)
     asked = "event_id" in result or (dry_run and checkup.needed)
-    left = _left(checkup, strict) if asked and not run else []
+    left = _left(lake, checkup, strict) if asked and not run else []
     write_result(result, lambda: _write(checkup, result), left, as_json=as_json)
     if dry_run:
         ctx.exit(int(checkup.needed))
 
 
-def _left(checkup: Checkup, strict: bool) -> list[Next]:
-    made = following("repair", "--run", *(["--strict"] if strict else []))
+def _left(lake: Lake, checkup: Checkup, strict: bool) -> list[Next]:
+    made = building(lake, "repair", "--run", *(["--strict"] if strict else []))
     if not checkup.blocked_by:
         return [made]
     # What blocks it is a join that is not finished, or a node that only an import or an observation shows at rest.

@@ -9,7 +9,7 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.next_steps import building, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -73,7 +73,7 @@ def rewrite(
     for decision in done.missing:
         warn(f"{format_ms(decision.time_ms)}: {decision.reason}", code="not-rewritten")
     asked = [part for node in nodes for part in ("--node", node)] + (["--again"] if again else [])
-    left = [following("rewrite", *asked)] if dry_run and done.decisions else []
+    left = [building(Lake(home.lake), "rewrite", *asked)] if dry_run and done.decisions else []
     write_result(_rows(done), lambda: _show(done), left, as_json=as_json)
 
 

@@ -9,7 +9,7 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import TABLE_NAME, TTL
-from cdc_platform.commands.next_steps import Next, following, write_result
+from cdc_platform.commands.next_steps import Next, building, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -184,16 +184,16 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
         else garbage.collect(lake, session.clock, *name)
         for name in names
     ]
-    left = _left(planned, table, ttl) if dry_run else []
+    left = _left(lake, planned, table, ttl) if dry_run else []
     _show_collections(planned, dry_run, left, as_json)
 
 
-def _left(planned: list[Collection], table: _Name | None, ttl: int | None) -> list[Next]:
+def _left(lake: Lake, planned: list[Collection], table: _Name | None, ttl: int | None) -> list[Next]:
     """What a plan asks for that was only shown: under another TTL that one first."""
     going = [each.full_name for each in planned if each.removed_ms]
     named = [] if table is None else [".".join(table)]
     alter = [following("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
-    return [*alter, following("tablets", "gc", *named)] if going else []
+    return [*alter, building(lake, "tablets", "gc", *named)] if going else []
 
 
 def _change(session: Session, table: _Name, as_json: bool, change: Callable[..., TabletChange], wanted: Any) -> None:

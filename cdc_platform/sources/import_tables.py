@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.cql.written import without_notes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.records import cdc_tables
+from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.described_schema import DescribedTable
 
@@ -26,13 +28,35 @@ def tell_tables(lake: Lake, clock: Clock, exports: Exports) -> int:
         there = known.get(name)
         if there is None and table.enabled:
             created_ms = _created_ms(lake, clock, exports, table)
-            cdc_tables.add(lake, clock, *name, ttl_seconds=table.ttl_seconds, created_at_ms=created_ms)
-        elif there is not None and (there.ttl_seconds, there.enabled) != (table.ttl_seconds, table.enabled):
-            cdc_tables.alter(lake, clock, *name, ttl_seconds=table.ttl_seconds, enabled=table.enabled)
+            options = {"ttl_seconds": table.ttl_seconds, "ddl": table.ddl}
+            cdc_tables.add(lake, clock, *name, created_at_ms=created_ms, **options)
+        elif there is not None and not _is_same(there, table):
+            ddl = there.ddl if _has_definition(there, table) else table.ddl
+            cdc_tables.alter(lake, clock, *name, ttl_seconds=table.ttl_seconds, enabled=table.enabled, ddl=ddl)
         else:
             continue
         told += 1
     return told
+
+
+def undefined(exports: Exports) -> list[str]:
+    """The tables that are taken in without their definition, a line each with why."""
+    return [
+        f"{each.keyspace}.{each.name}: its definition is left out, so its keys cannot be asked for by their values: "
+        f"{each.unread}"
+        for each in exports.tables
+        if each.unread is not None
+    ]
+
+
+def _is_same(there: CdcTable, table: DescribedTable) -> bool:
+    options = (there.ttl_seconds, there.enabled) == (table.ttl_seconds, table.enabled)
+    return options and _has_definition(there, table)
+
+
+def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
+    """Whether what is described says nothing new; what was noted here of truncations no schema knows."""
+    return table.ddl is None or (there.ddl is not None and without_notes(there.ddl) == table.ddl)
 
 
 def _created_ms(lake: Lake, clock: Clock, exports: Exports, table: DescribedTable) -> Milliseconds:

@@ -40,7 +40,7 @@ from cdc_platform.sources.described_schema import is_schema
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
-from cdc_platform.sources.import_tables import tell_tables
+from cdc_platform.sources.import_tables import tell_tables, undefined
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.printed_ring import PrintedRing, is_printed_ring, nodes_of, parse_printed_ring
@@ -198,7 +198,7 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     plan = plan_import(lake, clock, sources.exports, ring, sources.ignore_msb, sources.host_id, sources.flaws)
     report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is none of the files that are read here and was left alone" for path in sources.ignored]
-    report.warnings += [*of_ring, *plan.warnings]
+    report.warnings += [*of_ring, *plan.warnings, *undefined(sources.exports)]
     report.flaws = list(sources.flaws.told)
     if report.flaws and sources.flaws.marks:
         only_observed.mark(lake, clock, report.flaws)

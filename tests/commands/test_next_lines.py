@@ -23,6 +23,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.commands.program import program
 from cdc_platform.home import open_home
+from cdc_platform.lake import only_observed
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.switch import register
 
@@ -248,6 +249,15 @@ def test_what_is_done_leaves_no_line(tmp_path: Path) -> None:
     assert lines_of(expires(times=2)(tmp_path / "others")) == []
     assert lines_of(asks("just booted", "repair", "--dry-run")(tmp_path)) == []
     assert lines_of(asks("stream history", "tablets", "gc", "--dry-run", ms=1_769_950_000_000)(tmp_path)) == []
+
+
+def test_what_would_be_refused_is_not_what_is_next(tmp_path: Path) -> None:
+    """On a home that is only observed nothing is built: what lifts that is next."""
+    home = home_for(tmp_path, "nodes left") / HOME
+    only_observed.mark(Lake(home / "lake"), Clock(), ["a row is missing"])
+    dry = at(home, AT_MS, "repair", "--dry-run")
+    assert dry.exit_code == 1, dry
+    assert [path_of(words_of(line)) for line in lines_of(dry)] == ["check"]
 
 
 def test_a_line_without_a_home_named_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.statements import Definition, Name
+from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.ddl import ddl_of, known_tables, schema_of
+from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_tables import CdcTable
 

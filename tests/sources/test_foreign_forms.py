@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from support.command_line import run
 from support.files.export_files import (
     ID,
     LATER_MS,
@@ -38,7 +39,10 @@ from cdc_platform.lake.tables import (
     TABLET_TIMESTAMPS,
 )
 from cdc_platform.lifecycle.repair.audit import audit_fit
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.records import cdc_tables
 from cdc_platform.records.ring import current_ring
+from cdc_platform.ring.murmur3 import tokens_of_keys
 from cdc_platform.sources.cqlsh import parse_exports
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import import_paths
@@ -238,6 +242,68 @@ def test_a_schema_tells_of_tables_with_a_log(lake: Lake, tmp_path: Path) -> None
     (tmp_path / "schema.cql").write_text(SCHEMA.replace("3600", "60"))
     import_paths(lake, CLOCK, [tmp_path])
     assert lake.read(CDC_TABLES)["ttl_seconds"].to_pylist() == [60]
+
+
+TYPED = """CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': '3'};
+
+CREATE TYPE shop.address (street text, number int);
+
+CREATE TABLE shop.orders (
+    "Name" text,
+    day date,
+    at timestamp,
+    "to" frozen<address>,
+    total bigint,
+    PRIMARY KEY (("Name", day), at)
+) WITH CLUSTERING ORDER BY (at DESC) AND bloom_filter_fp_chance = 0.01
+    AND caching = {'keys': 'ALL', 'rows_per_partition': 'ALL'}
+    AND cdc = {'delta': 'full', 'enabled': 'true', 'postimage': 'false', 'preimage': 'full', 'ttl': '3600'}
+    AND compaction = {'class': 'IncrementalCompactionStrategy'}
+    AND default_time_to_live = 60 AND tombstone_gc = {'mode': 'timeout', 'propagation_delay_in_seconds': '3600'};
+
+CREATE TABLE shop.strange (p int PRIMARY KEY, v frozen<nobody>) WITH cdc = {'enabled': 'true'};
+"""
+
+
+def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
+    """Keys are asked for by their values, status has the table, and how rows are stored is nobody's business."""
+    home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
+    (tmp_path / "schema.cql").write_text(TYPED)
+    (tmp_path / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
+    (tmp_path / "s.csv").write_text(streams_csv({TIME_MS: ONE}), newline="")
+    files = [tmp_path / name for name in ("schema.cql", "t.csv", "s.csv")]
+    answer = run("--home", home, "import", *files)
+    assert answer.exit_code == 0
+    assert "shop.strange: its definition is left out" in answer.stderr
+    schema = schema_of(lake, "shop", "orders")
+    assert [key.name for key in schema.partition_key] == ["Name", "day"]
+    assert (schema.cdc.preimage, schema.cdc.ttl, schema.default_ttl) == ("full", 3600, 60)
+    asked = ("--pk", "'alice'", "--pk", "2026-01-31", "--table", "shop.orders")
+    told = run("--home", home, "explain", *asked, "--json").json
+    key = bytes.fromhex("0005" + b"alice".hex() + "00" + "0004" + "80005004" + "00")
+    assert int(told["token"]) == tokens_of_keys([key])[0]
+    assert {each["table"] for each in run("--home", home, "status", "--json").json["tables"]} == {
+        "shop.orders",
+        "shop.strange",
+    }
+    versions = {name: lake.version(table) for name, table in TABLES.items()}
+    assert run("--home", home, "import", *files).exit_code == 0
+    assert {name: lake.version(table) for name, table in TABLES.items()} == versions
+    (tmp_path / "schema.cql").write_text(TYPED.replace("total bigint", "total bigint, note text"))
+    assert run("--home", home, "import", tmp_path / "schema.cql").exit_code == 0
+    assert "note" in {column.name for column in schema_of(lake, "shop", "orders").columns}
+
+
+def test_what_was_noted_of_a_table_outlives_its_description(lake: Lake, tmp_path: Path) -> None:
+    """A truncation stands in the definition that was kept here, and in no schema."""
+    (tmp_path / "schema.cql").write_text(TYPED)
+    import_paths(lake, CLOCK, [tmp_path])
+    kept = cdc_tables.find(lake, "shop", "orders").ddl
+    noted = f"{kept}\n-- truncated: 2026-01-31T12:00:00Z"
+    cdc_tables.alter(lake, CLOCK, "shop", "orders", ddl=noted)
+    (tmp_path / "schema.cql").write_text(TYPED.replace("3600'}\n    AND comp", "3600'}  AND comp"))
+    import_paths(lake, CLOCK, [tmp_path])
+    assert cdc_tables.find(lake, "shop", "orders").ddl == noted
 
 
 def test_a_log_of_unknown_age_is_older_than_every_generation(lake: Lake, tmp_path: Path) -> None:

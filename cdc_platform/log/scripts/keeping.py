@@ -19,6 +19,7 @@ from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse, read_script
 from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.appended import stored_schema
@@ -26,7 +27,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
 from cdc_platform.lake.turns import SCRIPTS, turn
 from cdc_platform.lifecycle.tablets import changes
-from cdc_platform.log.ddl import ddl_of, known_tables
+from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.ddl import noted as noted_in
 from cdc_platform.log.gaps import history_of
 from cdc_platform.log.log_table import log_table

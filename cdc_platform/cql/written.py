@@ -1,0 +1,87 @@
+"""A table's schema as the CQL that makes it: the types that it uses first, those that others are made of before them.
+
+When it was truncated, and its log made anew, stands in comments behind it; when it was made, and which columns it lost
+lately, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_platform.clock import format_us
+from cdc_platform.cql.catalog import Catalog
+from cdc_platform.cql.names import quoted
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import UserType
+
+
+def ddl_of(catalog: Catalog, schema: TableSchema) -> str:
+    """The statements that make a table of the catalog, and the types that it uses."""
+    types = catalog.keyspace(schema.keyspace).types
+    return "\n".join([*(_type_ddl(types[name]) for name in _used(types, schema)), _table_ddl(schema), *_notes(schema)])
+
+
+def without_notes(ddl: str) -> str:
+    """What makes the table, without what stands in comments."""
+    return "\n".join(line for line in ddl.splitlines() if not line.startswith("-- "))
+
+
+def _notes(schema: TableSchema) -> Iterator[str]:
+    if schema.truncated_us is not None:
+        yield f"-- truncated: {format_us(schema.truncated_us)}"
+    if schema.log_since_us is not None:
+        yield f"-- log made anew: {format_us(schema.log_since_us)}"
+
+
+def _used(types: dict[str, UserType], schema: TableSchema) -> Iterator[str]:
+    """The names of the types that a table uses, each behind those that it is made of."""
+    seen: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        for _, part in types[name].fields:
+            for inner in part.user_types():
+                if inner.name not in seen:
+                    visit(inner.name)
+        seen.setdefault(name)
+
+    for column in schema.columns:
+        for used in column.type.user_types():
+            visit(used.name)
+    return iter(seen)
+
+
+def _type_ddl(kind: UserType) -> str:
+    fields = ", ".join(f"{quoted(name)} {part.cql}" for name, part in kind.fields)
+    return f"CREATE TYPE IF NOT EXISTS {quoted(kind.keyspace)}.{quoted(kind.name)} ({fields});"
+
+
+def _table_ddl(schema: TableSchema) -> str:
+    columns = "".join(f"    {_column(column)},\n" for column in schema.columns)
+    partition = ", ".join(quoted(column.name) for column in schema.partition_key)
+    clustering = "".join(f", {quoted(column.name)}" for column in schema.clustering_key)
+    options = " AND ".join(_options(schema))
+    return (
+        f"CREATE TABLE {quoted(schema.keyspace)}.{quoted(schema.name)} (\n{columns}"
+        f"    PRIMARY KEY (({partition}){clustering})\n) WITH {options};"
+    )
+
+
+def _column(column: Column) -> str:
+    return f"{quoted(column.name)} {column.type.cql}{' static' if column.kind == 'static' else ''}"
+
+
+def _options(schema: TableSchema) -> Iterator[str]:
+    cdc = schema.cdc
+    yield (
+        f"cdc = {{'enabled': '{_boolean(cdc.enabled)}', 'preimage': '{cdc.preimage}', 'postimage':"
+        f" '{_boolean(cdc.postimage)}', 'delta': '{cdc.delta}', 'ttl': '{cdc.ttl}'}}"
+    )
+    if schema.clustering_key:
+        order = ", ".join(f"{quoted(key.name)} {'DESC' if key.descending else 'ASC'}" for key in schema.clustering_key)
+        yield f"CLUSTERING ORDER BY ({order})"
+    if schema.default_ttl:
+        yield f"default_time_to_live = {schema.default_ttl}"
+
+
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
