@@ -12,7 +12,10 @@ from cdc_platform.clock import (
     ONE_US,
     SECOND_US,
     Microseconds,
+    Milliseconds,
     format_us,
+    is_whole_ms,
+    ms_of,
     parse_time_ms,
     parse_time_us,
     to_datetime,
@@ -36,6 +39,8 @@ _BEGIN_OF_UUID = re.compile(
 )
 _BEGIN_OF_TIME = re.compile(r"\d{4}-\d{2}(-\d{2}(T\d{2}(:\d{2}(:\d{2}(\.\d{0,2})?)?)?)?)?", re.I)
 _SINCE_EPOCH = re.compile(r"([+-]?\d{1,30})(s|ms|us)?", re.ASCII)
+# As long as no first group of a UUID is.
+_LONG_NUMBER = re.compile(r"\d{9,30}(s|ms|us)?|\d{1,30}(s|ms|us)", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
 
@@ -55,17 +60,8 @@ class Checked(click.ParamType):
         raise NotImplementedError
 
 
-class _ClockTime(Checked):
-    """A time with a zone, as µs since 1970."""
-
-    name = "time"
-
-    def read(self, text: str) -> int:
-        return parse_time_us(text)
-
-
-class _WriteTimestamp(Checked):
-    """A write's timestamp: a time with a zone, or a number since 1970, of which it is said how it was read; as µs.
+class _Time(Checked):
+    """A time with a zone, or a number since 1970, of which it is said how it was read; as µs.
 
     A number is µs, as CQL's USING TIMESTAMP has it, unless it has as many digits as the seconds or milliseconds of our
     time; with a unit behind it (`1769860800s`, `5ms`, `7us`) it is what that says.
@@ -73,26 +69,43 @@ class _WriteTimestamp(Checked):
 
     name = "time"
 
-    def read(self, text: str) -> int:
-        found = _SINCE_EPOCH.fullmatch(text)
+    def read(self, text: str) -> Microseconds:
+        found = _since_epoch(text)
         if found is None:
             return parse_time_us(text)
-        digits, unit = found.groups()
-        unit = unit or {9: "s", 10: "s", 12: "ms", 13: "ms"}.get(len(digits.lstrip("+-")), "us")
-        us = Microseconds(int(digits) * {"s": SECOND_US, "ms": MILLISECOND_US, "us": ONE_US}[unit])
-        to_datetime(us)
-        if unit != "us":
-            click.echo(f"{text} is read as {format_us(us)}", err=True)
-        return us
+        click.echo(f"{text} is read as {format_us(found)}", err=True)
+        return found
+
+
+def _since_epoch(text: str) -> Microseconds | None:
+    """What a number is a time of; None where it is no number. Raises InputError where there is no such time."""
+    found = _SINCE_EPOCH.fullmatch(text)
+    if found is None:
+        return None
+    digits, unit = found.groups()
+    unit = unit or {9: "s", 10: "s", 12: "ms", 13: "ms"}.get(len(digits.lstrip("+-")), "us")
+    us = Microseconds(int(digits) * {"s": SECOND_US, "ms": MILLISECOND_US, "us": ONE_US}[unit])
+    to_datetime(us)
+    return us
 
 
 class _GenerationTime(Checked):
-    """A time with a zone and no finer than milliseconds, as ms since 1970."""
+    """As `_Time`, and no finer than milliseconds; as ms since 1970."""
 
     name = "time"
 
     def read(self, text: str) -> int:
+        return _ms_of(text)
+
+
+def _ms_of(text: str) -> Milliseconds:
+    """A time in ms; of a number it is said how it was read."""
+    found = _since_epoch(text)
+    if found is None:
         return parse_time_ms(text)
+    if not is_whole_ms(found):
+        raise InputError(f"{text} is {format_us(found)}, which is finer than milliseconds; generations' times are not")
+    return ms_of(TIME.read(text))
 
 
 class _Generation(Checked):
@@ -110,6 +123,8 @@ class _Generation(Checked):
             return text.lower()
         if _BEGIN_OF_UUID.fullmatch(text):
             return text.lower()
+        if _LONG_NUMBER.fullmatch(text):
+            return _ms_of(text)
         if not text[:4].isdigit() or "-" not in text:
             raise InputError(
                 f"{text!r} is neither a generation's UUID nor its time, as in 2026-01-31T12:00:00.000Z, nor the begin "
@@ -165,8 +180,7 @@ class _TableName(Checked):
         return keyspace, table
 
 
-CLOCK_TIME = _ClockTime()
-WRITE_TIMESTAMP = _WriteTimestamp()
+TIME = _Time()
 GENERATION_TIME = _GenerationTime()
 GENERATION = _Generation()
 TABLE_NAME = _TableName()

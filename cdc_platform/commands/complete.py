@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import ONE_US, Microseconds, format_us
-from cdc_platform.commands.arguments import CLOCK_TIME, TABLE_NAME
+from cdc_platform.commands.arguments import TABLE_NAME, TIME
 from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import escaped, json_option
 from cdc_platform.commands.session import Session, pass_session
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("since", metavar="A", type=CLOCK_TIME)
-@click.argument("until", metavar="B", type=CLOCK_TIME)
+@click.argument("since", metavar="A", type=TIME)
+@click.argument("until", metavar="B", type=TIME)
 @click.option("--consumer", "name", required=True, metavar="NAME", help="The reader, as `consumers` lists it.")
 @click.option("--table", type=TABLE_NAME, help="Whose log; needed where the reader reads several.")
 @click.option("--against", metavar="NAME", multiple=True, help="A second reader of the log, to be compared with.")

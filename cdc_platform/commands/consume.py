@@ -6,8 +6,8 @@ from functools import partial
 
 import click
 
-from cdc_platform.clock import format_us, parse_time_us
-from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.clock import Microseconds, format_us
+from cdc_platform.commands.arguments import TABLE_NAME, TIME
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 
@@ -15,10 +15,10 @@ from cdc_platform.commands.session import Session, pass_session
 @click.command()
 @click.argument("table", type=TABLE_NAME)
 @click.option("--name", required=True, help="Name of the consumer: letters, digits and underscores.")
-@click.option("--until", help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
+@click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
 @json_option
 @pass_session
-def consume(session: Session, table: tuple[str, str], name: str, until: str | None, as_json: bool) -> None:
+def consume(session: Session, table: tuple[str, str], name: str, until_us: Microseconds | None, as_json: bool) -> None:
     """Read what is new in the CDC log of TABLE, generation after generation, into KS.T_scylla_cdc_log_NAME.
 
     Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Rows younger than 30
@@ -29,7 +29,6 @@ def consume(session: Session, table: tuple[str, str], name: str, until: str | No
       cdc-platform consume shop.orders --name audit
       cdc-platform consume shop.orders --name audit --until 2026-01-31T12:00:00Z
     """
-    until_us = None if until is None else parse_time_us(until)
     from cdc_platform.log.ddl import schema_of
     from cdc_platform.log.gaps import told
     from cdc_platform.log.reading import reader

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.commands.arguments import KEY, TABLE_NAME, TOKEN, WRITE_TIMESTAMP
+from cdc_platform.commands.arguments import KEY, TABLE_NAME, TIME, TOKEN
 from cdc_platform.commands.output import json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--table", type=TABLE_NAME, help="The table: a tablet-based one has streams of its own.")
 @click.option(
     "--at",
-    type=WRITE_TIMESTAMP,
+    type=TIME,
     help="The write's timestamp: a time, or s, ms or µs since 1970. [default: the clock]",
 )
 @click.option(

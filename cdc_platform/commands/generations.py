@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import Microseconds, us_of
-from cdc_platform.commands.arguments import CLOCK_TIME
+from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.output import json_option, time_of, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--since", type=CLOCK_TIME, help="Only those that operate at this time or later.")
+@click.option("--since", type=TIME, help="Only those that operate at this time or later.")
 @json_option
 @pass_session
 def generations(session: Session, since: Microseconds | None, as_json: bool) -> None:

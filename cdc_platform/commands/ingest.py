@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import SECOND_US, Microseconds, format_us, parse_time_us
-from cdc_platform.commands.arguments import TABLE_NAME
+from cdc_platform.clock import SECOND_US, Microseconds, format_us
+from cdc_platform.commands.arguments import TABLE_NAME, TIME
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -22,7 +22,7 @@ _SECONDS = click.FloatRange(min=0)
 @click.command()
 @click.argument("name", metavar="NAME")
 @click.argument("table", type=TABLE_NAME)
-@click.option("--until", help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
+@click.option("--until", "until_us", type=TIME, help="Read nothing after this time, for example 2026-01-31T12:00:00Z.")
 @click.option("--by", type=click.Choice(["streams", "ranges"]), help="How windows are read. [default: what costs less]")
 @click.option(
     "--confidence", type=_SECONDS, default=30.0, show_default=True, help="Seconds to stay behind the slowest clock."
@@ -40,7 +40,7 @@ def ingest(
     session: Session,
     name: str,
     table: tuple[str, str],
-    until: str | None,
+    until_us: Microseconds | None,
     by: Any,
     confidence: float,
     again_after: float | None,
@@ -63,7 +63,6 @@ def ingest(
       cdc-platform ingest prod shop.orders --current
       cdc-platform --home .cdc-platform/clusters/prod consume shop.orders --name audit
     """
-    until_us = None if until is None else parse_time_us(until)
     from cdc_platform.cluster import known
     from cdc_platform.cluster.ingest.ingesting import ingest as bring
     from cdc_platform.cluster.ingest.pace import Pace

@@ -19,7 +19,7 @@ import click
 
 from cdc_platform import __version__
 from cdc_platform.clock import Clock, Microseconds
-from cdc_platform.commands.arguments import CLOCK_TIME
+from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError, Unavailable, is_full, no_space
@@ -229,7 +229,7 @@ def _trace(ctx: click.Context) -> None:
     metavar="HOME",
     help="Where everything lives: a folder, or s3://bucket/prefix. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]",
 )
-@click.option("--clock", type=CLOCK_TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
+@click.option("--clock", type=TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
 @click.option("--debug", is_flag=True, help="Show where a failure comes from.")
 @click.option(OPTION, "build", is_flag=True, help="Build on a home that is only observed: it is not whole.")

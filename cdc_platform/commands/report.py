@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import format_us, parse_time_us
+from cdc_platform.clock import format_us
+from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.history import named_once
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
@@ -95,7 +96,7 @@ def _asked(session: Session, home: Home, asked: tuple[str, ...]) -> tuple[list[N
     from cdc_platform.timeline.parts import names_of
 
     if len(asked) == 2:
-        begin, end = parse_time_us(asked[0]), parse_time_us(asked[1])
+        begin, end = TIME.read(asked[0]), TIME.read(asked[1])
         return between(home, begin, end), (format_us(begin), format_us(end))
     keys = Keys.read(home.lake)
     return [names_of(home.lake, keys, named_once(session, keys, asked[0]))], None

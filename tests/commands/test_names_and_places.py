@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home_of(tmp_path_factory.mktemp("names"), "three")
 
 
-def on(home: Path, *words: str) -> Answer:
+def on(home: Path, *words: str | Path) -> Answer:
     """A command on a home, when the third generation has just begun."""
     return run("--home", home, "--clock", NOW, *words)
 
@@ -55,12 +56,12 @@ def test_a_key_that_cannot_be_typed_is_refused(three: Path, words: tuple[str, ..
     ("text", "told"),
     [
         (format_ms(THIRD_MS), ""),
-        (str(THIRD_MS * 1000), ""),
+        (str(THIRD_MS * 1000), "is read as"),
         (str(THIRD_MS), "is read as"),
         (str(THIRD_MS // 1000), "is read as"),
         (f"{THIRD_MS // 1000}s", "is read as"),
         (f"{THIRD_MS}ms", "is read as"),
-        (f"{THIRD_MS * 1000}us", ""),
+        (f"{THIRD_MS * 1000}us", "is read as"),
     ],
 )
 def test_a_time_may_be_a_number(three: Path, text: str, told: str) -> None:
@@ -69,6 +70,29 @@ def test_a_time_may_be_a_number(three: Path, text: str, told: str) -> None:
     assert answer.json["at"] == format_ms(THIRD_MS)
     assert told in answer.stderr
     assert bool(told) == bool(answer.stderr)
+
+
+@pytest.mark.parametrize("text", [str(THIRD_MS), f"{THIRD_MS // 1000}s"])
+def test_a_number_is_a_time_wherever_one_is_asked_for(three: Path, tmp_path: Path, text: str) -> None:
+    """For the clock, for what bounds a reading or a report, and for a generation's name."""
+    assert run("--home", three, "--clock", text, "status", "--json").json["now"] == format_ms(THIRD_MS)
+    home = tmp_path / "home"
+    shutil.copytree(three, home)
+    (tmp_path / "one.cql").write_text("INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);")
+    assert on(home, "log", tmp_path / "one.cql", "--keep").exit_code == 0
+    read = on(home, "consume", "ks.t", "--name", "a", "--until", text)
+    page = on(home, "report", str(FIRST_MS), text, "--html", tmp_path / "page.html")
+    shown = on(home, "streams", text, "--json")
+    whole = on(home, "complete", str(FIRST_MS), text, "--consumer", "a", "--json")
+    assert (read.exit_code, page.exit_code, shown.exit_code) == (0, 0, 0), (read, page, shown)
+    assert whole.json["until"] == format_ms(THIRD_MS)
+    assert all(f"{text} is read as {format_ms(THIRD_MS)}" in each.stderr for each in (read, page, shown, whole))
+
+
+def test_a_number_between_two_milliseconds_names_no_generation(three: Path) -> None:
+    """Their times have no µs: one line says how it was read."""
+    answer = on(three, "streams", str(THIRD_MS * 1000 + 1))
+    assert (answer.exit_code, "finer than milliseconds" in answer.stderr) == (2, True), answer.stderr
 
 
 def test_small_numbers_are_microseconds(three: Path) -> None:
