@@ -17,7 +17,7 @@ from cdc_platform.timeline import Timeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS = 2_000_000
+_ROWS = 500_000
 _QUICK_ROWS = 20_000
 
 

@@ -21,9 +21,10 @@ from cdc_platform.lake.arrow import compute, uuid_texts
 from cdc_platform.lake.tables import TIMESTAMP
 from cdc_platform.log.fingerprint import fingerprints
 from cdc_platform.log.key_bytes import key_bytes
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import WRITTEN_AT, end_column, log_table, range_columns
 from cdc_platform.log.rows import Operation
 from cdc_platform.log.stored_names import stored
+from cdc_platform.log.typed_ranges import ranges_of
 from cdc_platform.log.typed_values import refuse_wrong_keys, refuse_wrong_values
 from cdc_platform.timeline import StreamsOf
 
@@ -40,6 +41,8 @@ class Piece(IntEnum):
     UPDATE = 3
     UPDATE_EXPIRING = 4
     DELETE = 5
+    RANGE_START = 6
+    RANGE_END = 7
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,25 @@ def log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf
     Raises:
         InputError: a write is none that the table can have, or no generation operates at its time.
     """
-    schema = stored(schema)
+    batch, _, streams, low = _checked(stored(schema), writes, streams_of)
+    return batch.log(streams, _timeuuids(batch.timestamps, low))
+
+
+def checked_batch(
+    schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf
+) -> tuple[pa.Array, pa.Array, np.ndarray]:
+    """Hold that all writes of a batch are ones that the table can have: see `log_batch`.
+
+    Returns of each its serialized partition key (binary), its stream (binary) and the low half of its `cdc$time`
+    (uint64).
+    """
+    _, keys, streams, low = _checked(stored(schema), writes, streams_of)
+    return keys, streams, low
+
+
+def _checked(
+    schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf
+) -> tuple[_Batch, pa.Array, pa.Array, np.ndarray]:
     columns = dict(zip(writes.schema.names, writes.columns, strict=True))
     batch = _Batch(schema, columns, len(writes))
     keys = key_bytes(schema, [columns[key.name] for key in schema.partition_key])
@@ -72,9 +93,19 @@ def log_batch(schema: TableSchema, writes: pa.RecordBatch, streams_of: StreamsOf
     streams = streams_of(keys, columns["timestamp"])
     if streams.null_count:
         raise InputError(f"{streams.null_count} writes have a timestamp at which no known generation operates")
-    low = low_half(fingerprints([keys, *writes.columns], len(writes)))
-    times = _timeuuids(batch.timestamps, _in_order(fingerprints([keys, columns["timestamp"]], len(writes)), low))
-    return batch.log(streams, times)
+    low = low_half(_identities(schema, keys, columns, len(writes)))
+    low = _in_order(fingerprints([keys, columns["timestamp"]], len(writes)), low)
+    return batch, keys, streams, low
+
+
+def _identities(schema: TableSchema, keys: pa.Array, columns: Mapping[str, pa.Array], rows: int) -> np.ndarray:
+    """A hash (uint64) of each write; the ends of ranges count for writes that have them alone."""
+    of_ranges = {name: columns[name] for name in range_columns(schema) if name in columns}
+    found = fingerprints([keys, *(values for name, values in columns.items() if name not in of_ranges)], rows)
+    if all(values.null_count == rows for values in of_ranges.values()):
+        return found
+    ended = _any([_valid(values) for values in of_ranges.values()], rows)
+    return np.where(ended, fingerprints([pa.array(found), *of_ranges.values()], rows), found)
 
 
 def _in_order(writes: np.ndarray, low: np.ndarray) -> np.ndarray:
@@ -108,6 +139,7 @@ class _Batch:
         self._operations = _integers(columns["operation"])
         self._ttls = _integers(columns["ttl"], schema.default_ttl)
         self._check()
+        self._ranges = ranges_of(schema, columns, self._operations)
         self._expiring = self._ttls > 0
         self._inserted = self._operations == Operation.INSERT
         self._written = self._places()
@@ -136,7 +168,7 @@ class _Batch:
             found[key.name] = _taken(self._columns[key.name], keep)
         keyed = piece >= Piece.INSERT
         for key in self._schema.clustering_key:
-            found[key.name] = _where(keyed, _taken(self._columns[key.name], keep))
+            found[key.name] = _where(keyed, self._clustering(key.name, piece, keep))
         # No column is written to in the piece of a deletion, so that there none is shown.
         told = piece if self._schema.cdc.delta == "full" else np.full_like(piece, Piece.DELETE)
         for written in self._written:
@@ -144,12 +176,21 @@ class _Batch:
         fields = log_table(self._schema).schema
         return pa.RecordBatch.from_arrays([found[field.name].cast(field.type) for field in fields], schema=fields)
 
+    def _clustering(self, name: str, piece: np.ndarray, keep: pa.Array | None) -> pa.Array:
+        """A clustering column of each log row, at the end of a range the one that it ends with."""
+        values, ends = _taken(self._columns[name], keep), self._columns.get(end_column(name))
+        ended = piece == Piece.RANGE_END
+        if not ended.any():
+            return values
+        told = pa.nulls(len(piece), values.type) if ends is None else _taken(ends, keep)
+        return compute.if_else(pa.array(ended), told, values)
+
     def _check(self) -> None:
         always = ["operation", "timestamp", *(key.name for key in self._schema.partition_key)]
         for name in always:
             if self._columns[name].null_count:
                 raise InputError(f"{self._columns[name].null_count} writes have no {name}; every write has one")
-        _refuse((self._operations < 1) | (self._operations > 4), self._operations, "operation", "1 to 4")
+        _refuse((self._operations < 1) | (self._operations > 6), self._operations, "operation", "1 to 6")
         _refuse(
             (self.timestamps < FIRST_US) | (self.timestamps > LAST_US), self.timestamps, "timestamp", "1582 to 5236"
         )
@@ -164,7 +205,7 @@ class _Batch:
         places = [each for written in self._written for each in (written.live, written.gone)]
         touched = np.any([place != Piece.NONE for place in places], axis=0) if places else np.zeros(self._rows, bool)
         if np.any(touched & deletes):
-            raise InputError(f"{np.count_nonzero(touched & deletes)} deletions (operation 3 or 4) also write a column")
+            raise InputError(f"{np.count_nonzero(touched & deletes)} deletions (operation 3 to 6) also write a column")
         clustered = (
             np.any([place >= Piece.INSERT for place in places], axis=0) if places else np.zeros(self._rows, bool)
         )
@@ -224,7 +265,9 @@ class _Batch:
         """Of every log row its write (int64), ascending, and its piece (int8), ascending in each write."""
         exists = np.zeros((self._rows, len(Piece) - 1), dtype=bool)
         exists[:, Piece.INSERT] = self._inserted
-        exists[:, Piece.DELETE] = self._operations >= Operation.ROW_DELETE
+        exists[:, Piece.DELETE] = np.isin(self._operations, (Operation.ROW_DELETE, Operation.PARTITION_DELETE))
+        exists[:, Piece.RANGE_START] = self._ranges.told_start
+        exists[:, Piece.RANGE_END] = self._ranges.told_end
         for written in self._written:
             for place in (written.live, written.gone):
                 for piece in np.unique(place[place != Piece.NONE]).tolist():
@@ -234,7 +277,8 @@ class _Batch:
 
     def _shown_operations(self, source: np.ndarray, piece: np.ndarray) -> np.ndarray:
         shown = np.where(piece == Piece.INSERT, Operation.INSERT, Operation.UPDATE)
-        return np.where(piece == Piece.DELETE, self._operations[source], shown).astype(np.int8)
+        shown = np.where(np.isin(piece, (Piece.DELETE, Piece.RANGE_START)), self._operations[source], shown)
+        return np.where(piece == Piece.RANGE_END, self._ranges.ends[source], shown).astype(np.int8)
 
 
 def _shown(written: _Written, source: np.ndarray, piece: np.ndarray, keep: pa.Array | None) -> dict[str, pa.Array]:

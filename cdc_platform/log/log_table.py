@@ -95,13 +95,38 @@ def _field(each: LogColumn) -> pa.Field:
 def writes_schema(schema: TableSchema) -> pa.Schema:
     """The columns of typed writes to a table, by their names in Delta, a row a write, as `volume` takes them.
 
-    `operation` (int8) is 1 to update, 2 to insert, 3 to delete the row, 4 to delete the partition; `timestamp` (int64,
-    µs); `ttl` (int64, s; 0: none, null: that of the table). All other columns are those of the log: a key, a value
-    (null: not written), `cdc$deleted_X` (the column is set to null, or the collection overwritten),
-    `cdc$deleted_elements_X`.
+    `operation` (int8) is 1 to update, 2 to insert, 3 to delete the row, 4 to delete the partition, 5 or 6 to delete a
+    range of rows; `timestamp` (int64, µs); `ttl` (int64, s; 0: none, null: that of the table). The columns behind are
+    those of the log: a key, a value (null: not written), `cdc$deleted_X` (the column is set to null, or the collection
+    overwritten), `cdc$deleted_elements_X`.
+
+    A range begins with the row of the clustering columns that are given (5) or behind it (6), and ends with that of
+    their `cdc$range_end_X` (`cdc$range_end` int8 7, or null) or before it (8); of either the first columns may be given
+    alone, or none of them. Only tables with clustering columns have these columns.
     """
     schema = stored(schema)
     head = [pa.field("operation", pa.int8()), pa.field("timestamp", pa.int64()), pa.field("ttl", pa.int64())]
     roles = ("key", "value", "deleted", "deleted_elements")
     rest = [each for each in log_columns(schema) if each.role in roles]
-    return pa.schema([*head, *(pa.field(each.name, arrow_type(each.type)) for each in rest)])
+    return pa.schema([*head, *(pa.field(each.name, arrow_type(each.type)) for each in rest), *_range_ends(schema)])
+
+
+RANGE_END = "cdc$range_end"
+"""A column of typed writes: how a range of rows ends, 7 with the row that is named or 8 before it."""
+
+
+def end_column(name: str) -> str:
+    """The column of typed writes with the value of a clustering column at the end of a range."""
+    return f"{RANGE_END}_{name}"
+
+
+def _range_ends(schema: TableSchema) -> list[pa.Field]:
+    if not schema.clustering_key:
+        return []
+    keys = (pa.field(end_column(key.name), arrow_type(key.type)) for key in schema.clustering_key)
+    return [pa.field(RANGE_END, pa.int8()), *keys]
+
+
+def range_columns(schema: TableSchema) -> list[str]:
+    """The columns of typed writes that only deletions of ranges have."""
+    return [field.name for field in _range_ends(stored(schema))]

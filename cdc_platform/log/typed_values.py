@@ -19,6 +19,7 @@ from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, 
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute
 from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, OF_TEXT
+from cdc_platform.log.log_table import end_column
 
 _MOST_KEY_BYTES = 0xFFFF
 _HEX = "[0-9a-f]"
@@ -41,6 +42,10 @@ def refuse_wrong_values(schema: TableSchema, columns: Mapping[str, pa.Array]) ->
         values = columns.get(each.name)
         if each.role in ("key", "value", "deleted_elements") and values is not None:
             _refuse(each.name, each.type, values)
+    for key in schema.clustering_key:
+        ends = columns.get(end_column(key.name))
+        if ends is not None:
+            _refuse(end_column(key.name), key.type, ends)
 
 
 def refuse_wrong_keys(schema: TableSchema, keys: pa.Array) -> None:

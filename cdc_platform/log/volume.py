@@ -18,7 +18,7 @@ from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import Door, spark_struct
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import WRITTEN_AT, log_table, range_columns, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.timeline import StreamsOf, StreamSources
 
@@ -147,9 +147,12 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
     for each in misfits:
         raise InputError(f"column {each.column} of {door.name} is {each.found}; it has to be {each.due}")
     given = set(writes.columns)
+    # What no write needs is not carried: most have no ranges.
+    spare = set(range_columns(schema)) - given
     columns = [
         F.col(f"`{field.name}`") if field.name in given else F.lit(None).cast(field.dataType).alias(field.name)
         for field in expected
+        if field.name not in spare
     ]
     return writes.select(*columns)
 

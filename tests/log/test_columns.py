@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +12,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.histories.log_histories import EPOCH_US, LIST_KEYS, schemas, values
+from support.histories.log_histories import EPOCH_US, LIST_KEYS, ranges, schemas, values
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.ranges import RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema, log_columns
 from cdc_platform.cql.types import (
     INT,
@@ -34,6 +36,7 @@ from cdc_platform.log.columns import log_batch
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import arrow_value, rows_table, table_rows
 from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.typed_images import imaged_batch
 
 ALWAYS = EPOCH_US
 UUID_TEXT = "0dd381f0-2fea-11eb-af55-000000000001"
@@ -117,9 +120,12 @@ def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutat
     clustering = tuple(draw(values(column.type)) for column in schema.clustering_key)
     typed: dict[str, Any] = {"timestamp": timestamp, "ttl": ttl or draw(st.sampled_from([None, 0]))}
     typed |= {column.name: value for column, value in zip(schema.partition_key, partition, strict=True)}
-    operation = draw(st.sampled_from([1, 1, 2, 2, 4] + [3] * bool(schema.clustering_key)))
+    operation = draw(st.sampled_from([1, 1, 2, 2, 4] + [3, 5, 5] * bool(schema.clustering_key)))
     typed["operation"] = operation
     keys = {column.name: value for column, value in zip(schema.clustering_key, clustering, strict=True)}
+    if operation == 5:
+        tombstone = ranges(draw, schema, timestamp)
+        return typed | _typed_range(schema, tombstone), Mutation(schema, partition, range_tombstones=(tombstone,))
     if operation == 4:
         return typed, Mutation(schema, partition, timestamp)
     if operation == 3:
@@ -133,6 +139,18 @@ def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutat
     marker = Marker(timestamp, ttl) if operation == 2 else None
     rows = {clustering: RowChange(marker, changes["regular"])} if marker or changes["regular"] else {}
     return typed | (keys if rows else {}), Mutation(schema, partition, static=changes["static"], rows=rows)
+
+
+def _typed_range(schema: TableSchema, tombstone: RangeTombstone) -> dict[str, Any]:
+    """The columns of a range as a typed write has them."""
+    found: dict[str, Any] = {"operation": 6 if tombstone.start and not tombstone.start.inclusive else 5}
+    if tombstone.start is not None:
+        found |= {key.name: value for key, value in zip(schema.clustering_key, tombstone.start.prefix, strict=False)}
+    if tombstone.end is not None:
+        found["cdc$range_end"] = 7 if tombstone.end.inclusive else 8
+        named = zip(schema.clustering_key, tombstone.end.prefix, strict=False)
+        found |= {f"cdc$range_end_{key.name}": value for key, value in named}
+    return found
 
 
 def _batch(schema: TableSchema, typed: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -167,6 +185,47 @@ def test_columns_and_single_writes_have_the_same_rows(
         rows_table(schema, found).to_pylist()
         == pa.Table.from_batches([batch], rows_table(schema, []).schema).to_pylist()
     )
+
+
+IMAGED = [
+    CdcOptions(enabled=True, preimage="true"),
+    CdcOptions(enabled=True, preimage="full", postimage=True),
+    CdcOptions(enabled=True, postimage=True),
+]
+
+
+@given(
+    st.sampled_from(IMAGED).flatmap(
+        lambda options: schemas(options).flatmap(
+            lambda schema: st.tuples(st.just(schema), st.lists(_writes(schema), min_size=1, max_size=8))
+        )
+    ),
+    st.integers(0, 3),
+)
+def test_images_are_those_of_the_same_writes_one_by_one(
+    case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]], before: int
+) -> None:
+    """All writes to one partition, some of them before the batch: each sees those of earlier times, and those in front
+    of it at its own.
+    """
+    schema, writes = case
+    one = writes[0][1].partition_key
+    named = dict(zip((column.name for column in schema.partition_key), one, strict=True))
+    given = [(typed | named, replace(mutation, partition_key=one)) for typed, mutation in writes]
+    state = merge([mutation for _, mutation in given[:before]]) if given[:before] else None
+    key = schema.partition_bytes(one)
+    batch = _batch(schema, [typed for typed, _ in given[before:]])
+    found = list(table_rows(schema, imaged_batch(schema, batch, _streams, {key: state}.get)))
+    expected: list[list[Any]] = [[] for _ in given[before:]]
+    for place in sorted(range(len(expected)), key=lambda place: given[before + place][0]["timestamp"]):
+        typed, mutation = given[before + place]
+        for part in log_mutations(mutation, state, now_us=typed["timestamp"]):
+            expected[place] += part.in_stream(_stream(schema, mutation, part.timestamp))
+        state = mutation if state is None else merge([state, mutation])
+    assert [_plain(row) for row in found] == [_plain(row) for rows in expected for row in rows]
+    plain = TableSchema("ks", "t", schema.columns, CdcOptions(enabled=True))
+    deltas = {row["cdc$time"] for row in table_rows(plain, log_batch(plain, batch, _streams))}
+    assert {row["cdc$time"] for row in found} == deltas
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +276,12 @@ GOOD = {"operation": 1, "timestamp": ALWAYS, "p": 1, "k": 2, "v": "x"}
     [
         ({"operation": None}, "no operation"),
         ({"operation": 0}, "operation 0"),
-        ({"operation": 5}, "operation 5"),
+        ({"operation": 7}, "operation 7"),
+        ({"operation": 5}, "also write a column"),
+        ({"operation": 6, "v": None, "k": None}, "exclude a key, and name none"),
+        ({"operation": 5, "v": None, "cdc$range_end": 8}, "exclude a key, and name none"),
+        ({"operation": 5, "v": None, "cdc$range_end": 5}, "range_end 5"),
+        ({"operation": 3, "v": None, "cdc$range_end_k": 5}, "are of no range"),
         ({"timestamp": None}, "no timestamp"),
         ({"timestamp": -(2**62)}, "timestamp -4611686018427387904"),
         ({"timestamp": 2**62}, "timestamp 4611686018427387904"),

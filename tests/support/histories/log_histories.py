@@ -108,7 +108,7 @@ def _key(draw: st.DrawFn, columns: tuple[Column, ...]) -> tuple:
     return tuple(draw(values(column.type)) for column in columns)
 
 
-def _ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> RangeTombstone:
+def ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> RangeTombstone:
     """A range as CQL can say it: equal columns first, then one or two bounds of the next, or none of them."""
     columns = schema.clustering_key
     equal = _key(draw, columns[: draw(st.integers(0, len(columns) - 1))])
@@ -137,7 +137,7 @@ def mutations(draw: st.DrawFn, schema: TableSchema, partition_key: tuple) -> Mut
     if kind == "row" and schema.clustering_key:
         return Mutation(schema, partition_key, row_tombstones={_key(draw, schema.clustering_key): timestamp})
     if kind == "range" and schema.clustering_key:
-        return Mutation(schema, partition_key, range_tombstones=[_ranges(draw, schema, timestamp)])
+        return Mutation(schema, partition_key, range_tombstones=[ranges(draw, schema, timestamp)])
     static = _columns(draw, schema.statics, timestamp, ttl) if kind == "static" or draw(st.booleans()) else {}
     if kind == "static":
         return Mutation(schema, partition_key, static=static)
