@@ -13,7 +13,7 @@ from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.restrictions import Selection, select
 from cdc_platform.cql.schema import Column, TableSchema
-from cdc_platform.cql.types import COUNTER, ListType
+from cdc_platform.cql.types import ListType
 from cdc_platform.errors import InputError
 
 
@@ -51,7 +51,7 @@ def ask_of(schema: TableSchema, write: s.Write, moment: Moment) -> tuple[tuple[K
     Raises:
         InputError, NotFound: the write is not allowed with a condition.
     """
-    if any(column.type == COUNTER for column in schema.columns):
+    if schema.has_counters:
         raise InputError(f"Conditional updates are not supported on counter tables, as {schema.full_name} is one")
     check_condition(schema, write.condition)
     selection = select(schema, _where(schema, write), moment)

@@ -21,7 +21,7 @@ from cdc_platform.cql.mutation import ColumnChange, Marker, Mutation, RowChange,
 from cdc_platform.cql.ranges import Key, RangeTombstone
 from cdc_platform.cql.restrictions import key_value, select
 from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
-from cdc_platform.cql.types import BIGINT, COUNTER, INT, TEXT
+from cdc_platform.cql.types import BIGINT, INT, TEXT
 from cdc_platform.errors import InputError
 
 Read = Callable[[TableSchema, Key], Partition]
@@ -86,7 +86,7 @@ class Binder:
 
     def _mutations(self, write: s.Write, keys: ListKeys) -> Iterator[Mutation]:
         schema = self.catalog.table(write.table)
-        if any(column.type == COUNTER for column in schema.columns):
+        if schema.has_counters:
             raise InputError(
                 f"{schema.full_name} has counters, whose writes are not supported: its rows stay without this one; no"
                 " log lacks anything for it, since tables with counters have none"

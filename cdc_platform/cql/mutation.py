@@ -86,11 +86,13 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     first = given[0]
     if any(_partition(other) != _partition(first) for other in given[1:]):
         raise ValueError("only mutations of one partition of one table merge")
+    if len(given) == 1 and not first.range_tombstones:
+        return first
     schema = given[-1].schema
-    static: dict[str, ColumnChange] = {}
-    rows: dict[Key, RowChange] = {}
-    row_tombstones: dict[Key, Microseconds] = {}
-    for mutation in given:
+    static = dict(first.static)
+    rows = dict(first.rows)
+    row_tombstones = dict(first.row_tombstones)
+    for mutation in given[1:]:
         static = _merged_columns(schema, static, mutation.static)
         for key, change in mutation.rows.items():
             rows[key] = _merged_rows(schema, rows[key], change) if key in rows else change

@@ -12,6 +12,7 @@ from cdc_platform.cql.types import (
     BIGINT,
     BLOB,
     BOOLEAN,
+    COUNTER,
     INT,
     SMALLINT,
     TIMEUUID,
@@ -194,6 +195,11 @@ class TableSchema:
         """The columns in the order of `SELECT *`: keys, then static ones by name, then the others by name."""
         by_name = [*sorted(self.statics, key=_name), *sorted(self.regulars, key=_name)]
         return (*self.partition_key, *self.clustering_key, *by_name)
+
+    @cached_property
+    def has_counters(self) -> bool:
+        """Whether a column is a counter."""
+        return any(column.type == COUNTER for column in self.columns)
 
     @cached_property
     def logged(self) -> tuple[LogColumn, ...]:
