@@ -35,6 +35,7 @@ ROWS: dict[str, str] = {
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",
     "log-volume": "bench.log:log_volume",
+    "log-deletions": "bench.log:log_deletions",
     "log-window": "bench.log:log_window",
     "log-replay": "bench.replay:log_replay",
     "log-keep": "bench.scripts:log_keep",

@@ -43,6 +43,7 @@ COLLECTIONS = TableSchema(
     ),
     CdcOptions(enabled=True),
 )
+IMAGED = TableSchema("bench", "imaged", PLAIN.columns, CdcOptions(enabled=True, preimage="full", postimage=True))
 _LIST_KEY = "'db3214f0-2fe9-11eb-af55-00000000000'"
 
 
@@ -54,10 +55,14 @@ class LogSizes:
     collections: int
     small: int
     large: int
+    ranged: int
+    imaged: int
 
 
-_FULL = LogSizes(writes=5_000_000, collections=1_000_000, small=500_000, large=50_000_000)
-_QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000)
+_FULL = LogSizes(
+    writes=5_000_000, collections=1_000_000, small=500_000, large=50_000_000, ranged=1_000_000, imaged=100_000
+)
+_QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000, ranged=5_000, imaged=1_000)
 
 
 def log_volume(bench: Bench) -> list[Result]:
@@ -80,6 +85,20 @@ def log_volume(bench: Bench) -> list[Result]:
         _result("log-rows-collections", sizes.collections, collections, floor, 0.25),
         _result("log-rows-by-time", sizes.writes, ordered, f"{floor}, by time", 0.4),
         Result("log-rows-growth", at, ordered.seconds, "a tenth of the writes", small.seconds, grown, 11),
+    ]
+
+
+def log_deletions(bench: Bench) -> list[Result]:
+    """Writes of which each tenth deletes a range of rows: into a log without images, and one with both of them."""
+    sizes = _sizes(bench)
+    with bench.scratch() as folder:
+        lake = five_generations(bench, folder / "lake")
+        ranged = _against_rewriting(bench, lake, folder / "ranged", PLAIN, sizes.ranged, ranged=True)
+        imaged = _against_rewriting(bench, lake, folder / "imaged", IMAGED, sizes.imaged, ranged=True)
+    floor = "rewriting the finished log rows to the same sink"
+    return [
+        _result("log-rows-ranges", sizes.ranged, ranged, floor, 0.3),
+        _result("log-rows-images", sizes.imaged, imaged, floor, 0.05),
     ]
 
 
@@ -114,7 +133,14 @@ def _result(row: str, count: int, pairs: Any, floor: str, target: float) -> Resu
 
 
 def _against_rewriting(
-    bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int, *, ordered: bool = False
+    bench: Bench,
+    lake: Lake,
+    folder: Path,
+    schema: TableSchema,
+    count: int,
+    *,
+    ordered: bool = False,
+    ranged: bool = False,
 ) -> Any:
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_A_FILE)
@@ -129,7 +155,8 @@ def _against_rewriting(
         found = read.load(finished)
         return by_time(found, files) if ordered else found
 
-    _save(typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count), writes)
+    given = typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
+    _save(_with_ranges(given) if ranged else given, writes)
     _save(logged(), finished)
     return paired(lambda: _save(logged(), sink), lambda: _save(rewritten(), sink), repeats=bench.sizes.repeats)
 
@@ -146,10 +173,25 @@ def typed_writes(
         "timestamp": F.lit(start_us) + spread,
         "pk": (F.col("id") % 1_000_003).cast("int"),
         "ck": (F.col("id") % 97).cast("int"),
-        **(_plain_columns() if schema is PLAIN else _collection_columns()),
+        **(_collection_columns() if schema is COLLECTIONS else _plain_columns()),
     }
     rows = bench.spark.range(0, count, 1, 2 * (os.cpu_count() or 1))
     return rows.select(*(value.alias(name) for name, value in columns.items()))
+
+
+def _with_ranges(writes: DataFrame) -> DataFrame:
+    """Each tenth of the writes deletes the next ten rows of its partition, of which there are a thousand."""
+    from pyspark.sql import functions as F
+
+    chosen = F.col("a") % 10 == 0
+    written = ("a", "b", "c", "d", "cdc$deleted_b")
+    columns = {
+        "pk": F.col("a") % 1_000,
+        "operation": F.when(chosen, F.lit(5).cast("tinyint")).otherwise(F.col("operation")),
+        "cdc$range_end_ck": F.when(chosen, F.col("ck") + 10),
+        **{name: F.when(~chosen, F.col(f"`{name}`")) for name in written},
+    }
+    return writes.withColumns(columns)
 
 
 def _plain_columns() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import Door, spark_struct
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
+from cdc_platform.log.imaged_volume import has_images, imaged_rows
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, range_columns, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.timeline import StreamsOf, StreamSources
@@ -37,17 +38,20 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
     still change fails the job with a StateError. Rows of one write stand together, and a
     partition of `writes` stays one. A write that the table cannot have fails the job with an InputError.
 
+    Images of a table that has any are those on the state that its log tells when this is called, see `imaged_volume`;
+    then partitions of the base table come together, and `writes` is parted anew.
+
     Raises:
-        InputError: the writes have other columns, or the table's log needs the base table's state.
+        InputError: the writes have other columns.
         StateError: the table has no log, or a generation has no ID, so that its description cannot be read.
     """
     if not schema.cdc.enabled:
         raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
-    if schema.cdc.preimage != "false" or schema.cdc.postimage:
-        raise InputError(f"the images of {schema.full_name} need the table's rows; write it by CQL statements")
-    schema = stored(schema)
-    rows = _aligned(schema, writes)
+    rows = _aligned(stored(schema), writes)
     streams_of = table_streams(lake, schema)
+    if has_images(schema):
+        return imaged_rows(lake, schema, rows, streams_of)
+    schema = stored(schema)
 
     def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -61,6 +65,8 @@ def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: 
 
     The writes are parted, not their log rows: Spark looks at what it parts twice, and writes are the less work.
     """
+    if has_images(schema):
+        return by_time(log_rows(lake, schema, writes), files)
     return _in_order(log_rows(lake, schema, writes.repartitionByRange(files, "timestamp")))
 
 

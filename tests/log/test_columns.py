@@ -205,9 +205,7 @@ IMAGED = [
 def test_images_are_those_of_the_same_writes_one_by_one(
     case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]], before: int
 ) -> None:
-    """All writes to one partition, some of them before the batch: each sees those of earlier times, and those in front
-    of it at its own.
-    """
+    """In one partition each sees what was before the batch, writes of earlier times, and those in front at its own."""
     schema, writes = case
     one = writes[0][1].partition_key
     named = dict(zip((column.name for column in schema.partition_key), one, strict=True))

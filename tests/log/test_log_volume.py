@@ -18,9 +18,12 @@ from cdc_platform.cql.types import INT, TEXT, ListType, MapType, UserType
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.columns import log_batch
+from cdc_platform.log.imaged_volume import states_before
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.replay.partitions import replay
+from cdc_platform.log.state.kept import keep_state
+from cdc_platform.log.typed_images import imaged_batch
 from cdc_platform.log.volume import append, append_writes, log_rows
 from cdc_platform.timeline import StreamSources
 
@@ -109,12 +112,43 @@ def test_typed_writes_become_a_log_that_is_read_by_time(
     assert lake.read(table).num_rows == found.num_rows
 
 
-def test_a_table_has_a_log_without_images(streams_home: Path) -> None:
-    """Images need the base table's rows, which typed writes don't come with; a table without CDC has no log at all."""
+def test_a_table_without_cdc_has_no_log(streams_home: Path) -> None:
+    """Nothing is made of its writes."""
     writes: Any = None
-    for options, error in ((CdcOptions(), StateError), (CdcOptions(enabled=True, postimage=True), InputError)):
-        with pytest.raises(error):
-            log_rows(Lake(streams_home / "lake"), TableSchema("ks", "t", SCHEMA.columns, options), writes)
+    with pytest.raises(StateError, match="has no CDC log"):
+        log_rows(Lake(streams_home / "lake"), TableSchema("ks", "t", SCHEMA.columns, CdcOptions()), writes)
+
+
+@pytest.mark.spark
+def test_images_and_ranges_through_spark_are_those_of_one_process(
+    streams_home: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Writes in three parts, behind writes that the log has already: images show those too, and ranges take rows."""
+    schema = TableSchema("ks", "t", SCHEMA.columns, CdcOptions(enabled=True, preimage="full", postimage=True))
+    copytree(streams_home / "lake", tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    streams = StreamSources(lake).generations.finder()
+    expected: list[dict[str, Any]] = []
+    for part in range(2):
+        typed = [_write(number) | _ranged(number) for number in range(part * 120, part * 120 + 120)]
+        batch = pa.RecordBatch.from_pylist(typed, schema=writes_schema(schema))
+        expected += imaged_batch(schema, batch, streams, states_before(lake, schema)).to_pylist()
+        writes = spark.createDataFrame(pa.Table.from_batches([batch])).repartition(3)
+        append_writes(lake, schema, writes, files=2, transaction=("writer", part + 1))
+        if part == 0:
+            keep_state(lake, schema)
+    found = lake.read(log_table(schema))
+    assert _sorted(found) == _sorted(pa.Table.from_pylist(expected, schema=found.schema))
+    operations = {row["cdc$operation"] for row in expected}
+    assert {0, 5, 8, 9} <= operations
+    assert any(row["cdc$operation"] == 0 and row["v"] is not None for row in expected[-200:])
+
+
+def _ranged(number: int) -> dict[str, Any]:
+    """Every sixth write deletes the rows from 0 to before 2."""
+    if number % 6 != 4:
+        return {}
+    return {"operation": 5, "k": 0, "cdc$range_end": 8, "cdc$range_end_k": 2}
 
 
 def _sorted(table: pa.Table) -> list[dict[str, Any]]:
