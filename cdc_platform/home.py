@@ -26,7 +26,8 @@ VARIABLE = "CDC_PLATFORM_HOME"
 DEFAULT = ".cdc-platform"
 STATE_VARIABLE = "CDC_PLATFORM_STATE"
 LAYOUT = 1
-_MARKER = "platform.json"
+MARKER = "platform.json"
+"""The file that carries the number of the layout; whoever reads the home can read it."""
 # Tried out one by one: Spark takes these of a path for a pattern or a part of an address, Delta for an escape.
 _NOT_IN_PATHS = frozenset("[]{}%#?*\\")
 
@@ -83,7 +84,7 @@ def location(path: str | Path | None = None) -> Place:
 def is_there(path: str | Path | None = None) -> bool:
     """Whether there is a home at `path`, or what could become one."""
     place = location(path)
-    return place.here.exists() if place.here is not None else (place / _MARKER).seen() is not None
+    return place.here.exists() if place.here is not None else (place / MARKER).seen() is not None
 
 
 def state_folder(home: Place) -> Path:
@@ -101,7 +102,7 @@ def unmake(home: Home) -> None:
     """Take a home away that was made for nothing: one that holds anything of a lake, or of somebody else, stays."""
     if isinstance(place := place_of(home.name), Stored):
         if not (place / "lake").is_folder():
-            (place / _MARKER).remove()
+            (place / MARKER).remove()
         return
     strange = [each.name for each in home.path.iterdir() if each.name not in ("platform.json", "lake", ".lake.turns")]
     if not strange and not any(path.is_file() for path in (home.path / "lake").rglob("*")):
@@ -123,7 +124,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
         return _open_stored(place, create=create)
     root = place.here
     assert root is not None
-    marker = root / _MARKER
+    marker = root / MARKER
     mend = f"choose another with --home or {VARIABLE}"
     unfit = sorted(_NOT_IN_PATHS.intersection(str(root)))
     if unfit:
@@ -151,7 +152,7 @@ def open_home(path: str | Path | None = None, *, create: bool = True) -> Home:
 
 def _open_stored(place: Stored, *, create: bool) -> Home:
     mend = f"choose another with --home or {VARIABLE}"
-    marker = place / _MARKER
+    marker = place / MARKER
     try:
         if create and marker.seen() is None:
             marker.create(f"{json.dumps({'layout': LAYOUT})}\n".encode())

@@ -26,20 +26,26 @@ MIN_MEMORY = 4 * GIB
 
 
 @click.command()
+@click.option(
+    "--cluster", is_flag=True, help="Run a task on every executor of the Spark cluster, and say what it lacks."
+)
 @json_option
 @pass_session
 @click.pass_context
-def doctor(ctx: click.Context, session: Session, as_json: bool) -> None:
+def doctor(ctx: click.Context, session: Session, cluster: bool, as_json: bool) -> None:
     """Look whether this machine is fit: Java, versions, JARs, home, disk, memory; each with a tick or the mend.
 
-    The exit code is 1 when something has to be mended.
+    With --cluster the executors of the Spark session are looked at instead, by a task on each: Python, packages, the
+    program, whether it reads the home, its clock. Nothing is written. The exit code is 1 when something has to be
+    mended.
 
     \b
     Example:
       cdc-platform doctor
       cdc-platform --home /srv/cdc doctor --json
+      cdc-platform --home s3://bucket/prefix doctor --cluster
     """
-    findings = examine(session.home)
+    findings = examine_cluster(session.home) if cluster else examine(session.home)
     if as_json:
         write_json([asdict(finding) for finding in findings])
     else:
@@ -60,6 +66,30 @@ def examine(home: str | Path | None) -> list[Trial]:
         _memory,
     ]
     return [finding for look in looks for finding in look()]
+
+
+def examine_cluster(home: str | Path | None) -> list[Trial]:
+    """Look at every executor of this process's Spark, which is started where there is none. Writes nothing.
+
+    Raises:
+        EnvironmentProblem: there is no home, whose file the executors are to read, or no session.
+    """
+    from cdc_platform.home import MARKER, location, open_home
+    from cdc_platform.lake.executors import ask_executors, judged
+    from cdc_platform.lake.session import spark_session
+    from cdc_platform.lake.worker_archive import worker_archive
+
+    open_home(home, create=False)
+    archive = worker_archive()
+    findings = [Trial("archive", True, str(archive))]
+    session = spark_session("cdc-platform doctor")
+    try:
+        found = ask_executors(session, str(location(home) / MARKER))
+    except PlatformError as error:
+        return [*findings, Trial("executors", False, "no task can run", str(error))]
+    master = session.conf.get("spark.master")
+    findings.append(Trial("executors", True, f"{len(found)} of {master}"))
+    return findings + [trial for told in found for trial in judged(told, archive)]
 
 
 def _python() -> Iterator[Trial]:

@@ -1,7 +1,8 @@
 """A warm Spark Connect server on this machine's loopback: started, waited for, and ended without leaving a process.
 
-Its settings are those of an embedded session (`session`). It serves only whoever knows its token, which is in the
-environment of server and clients, never on a command line: every user of the machine can read those.
+Its settings are those of an embedded session, or of a cluster's driver (`session`). It serves only whoever knows its
+token, which is in the environment of server and clients, never on a command line: every user of the machine can read
+those.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from pathlib import Path
 from types import TracebackType
 
 from cdc_platform.errors import EnvironmentProblem, StateError
+from cdc_platform.lake.executors import CONF_VARIABLE, conf_of_file, is_local
 from cdc_platform.lake.jars import spark_home
 from cdc_platform.lake.session import (
     LOG_VARIABLE,
     LONGEST_SOCKET_FOLDER,
+    MASTER_VARIABLE,
     MEMORY_VARIABLE,
     NO_TRACES,
     REMOTE_VARIABLE,
     TOKEN_VARIABLE,
-    delta_conf,
-    java_options,
-    local_conf,
+    driver_conf,
     reason,
     worker_environment,
 )
@@ -54,6 +55,7 @@ class ConnectServer:
     def __init__(
         self, port: int = 0, *, heavy: bool = True, below: Path | None = None, keeps_open: Sequence[int] = ()
     ) -> None:
+        self._master = os.environ.get(MASTER_VARIABLE) or "local[*]"
         self._wanted = port
         self._port = port
         self._heavy = heavy
@@ -133,19 +135,26 @@ class ConnectServer:
 
     def _launch(self, folder: Path) -> None:
         settings = {
-            **delta_conf(),
-            **local_conf(folder, self._sockets(folder)),
-            "spark.master": "local[*]",
+            **driver_conf(self._master, folder, self._sockets(folder), heavy=self._heavy, record=False),
+            "spark.master": self._master,
             "spark.app.name": "cdc-platform connect",
-            "spark.driver.extraJavaOptions": java_options(folder, heavy=self._heavy, record=False),
             "spark.connect.grpc.binding.address": HOST,
             "spark.connect.grpc.binding.port": str(self._port),
         }
         command = [str(spark_home() / "bin" / "spark-submit")]
         command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        # What a file of the user's says outdoes the rest, and may be a secret: it is named, not told.
+        given = {} if is_local(self._master) else conf_of_file()
+        if given:
+            command += ["--properties-file", os.environ[CONF_VARIABLE]]
         for name, value in settings.items():
-            command += ["--conf", f"{name}={value}"]
-        environment = {**os.environ, **worker_environment(), TOKEN_VARIABLE: self._token, "TMPDIR": str(folder)}
+            command += [] if name in given else ["--conf", f"{name}={value}"]
+        environment = {
+            **os.environ,
+            **worker_environment(self._master),
+            TOKEN_VARIABLE: self._token,
+            "TMPDIR": str(folder),
+        }
         environment["SPARK_LAUNCHER_OPTS"] = " ".join(NO_TRACES)
         # A server is no client, and Spark would take these for one.
         for name in (REMOTE_VARIABLE, "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE"):

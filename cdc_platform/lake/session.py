@@ -24,9 +24,11 @@ from urllib.parse import urlsplit
 from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake.class_archive import archive_options
+from cdc_platform.lake.executors import cluster_conf, is_local, send_program, workers_own_python
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
 from cdc_platform.lake.volume import Workers
+from cdc_platform.lake.worker_archive import PYTHON
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -109,11 +111,9 @@ def sql_conf() -> dict[str, str]:
     """Settings that any session may set for itself, a Connect session too."""
     return {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(min(4, max(2, os.cpu_count() or 2))),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         _BYTES_SETTING: _NO_BOUND,
         "spark.sql.parquet.compression.codec": "zstd",
-        "spark.databricks.delta.snapshotPartitions": "1",
         # Many Delta readers lack deletion vectors; Delta turns them on for tables that it creates.
         "spark.databricks.delta.properties.defaults.enableDeletionVectors": "false",
     }
@@ -140,13 +140,29 @@ def delta_conf() -> dict[str, str]:
     }
 
 
+def machine_sql_conf() -> dict[str, str]:
+    """Settings of sessions whose only executor is one machine: a cluster has its own measure."""
+    return {
+        "spark.sql.shuffle.partitions": str(min(4, max(2, os.cpu_count() or 2))),
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+
+
+def driver_conf(master: str, folder: Path, sockets: Path | None = None, *, heavy: bool, record: bool) -> dict[str, str]:
+    """Settings of a driver by its master, one that is its own executor or one of a cluster's."""
+    where = local_conf(folder, sockets) if is_local(master) else cluster_conf(master, folder)
+    options = {"spark.driver.extraJavaOptions": java_options(folder, heavy=heavy, record=record)}
+    memory = {"spark.driver.memory": os.environ.get(MEMORY_VARIABLE) or MEMORY}
+    return delta_conf() | memory | options | where
+
+
 def local_conf(folder: Path, sockets: Path | None = None) -> dict[str, str]:
     """Settings of a driver on this machine that is its own executor; nothing of it is written outside `folder`.
 
     `sockets` is another, shorter name for `folder`: paths of sockets have a bound.
     """
     sockets = folder if sockets is None else sockets
-    return {
+    return machine_sql_conf() | {
         # Every stage would be a job of its own, and there is nothing to adapt to on one machine.
         "spark.sql.adaptive.enabled": "false",
         "spark.ui.enabled": "false",
@@ -186,14 +202,18 @@ def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
     return " ".join(f'"{option}"' for option in options)
 
 
-def worker_environment() -> dict[str, str]:
-    """Variables of a JVM whose workers must be of this pyspark and this interpreter, whatever Spark the shell knows."""
+def worker_environment(master: str) -> dict[str, str]:
+    """Variables of a JVM whose workers must be of this pyspark and this interpreter, whatever Spark the shell knows.
+
+    On other machines the interpreter is the one that is sent there.
+    """
+    python = os.environ.get("PYSPARK_PYTHON") or sys.executable
     project = str(Path(__file__).parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     here = project if not inherited else os.pathsep.join([project, inherited])
     return {
         "SPARK_HOME": str(spark_home()),
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PYSPARK_PYTHON": python if is_local(master) else workers_own_python() or PYTHON,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": inherited if project in inherited.split(os.pathsep) else here,
     }
@@ -217,18 +237,15 @@ def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> Spar
     _quiet_python()
     folder = work_folder()
     master = os.environ.get(MASTER_VARIABLE) or "local[*]"
-    settings = delta_conf()
-    if master.startswith("local"):
-        settings |= local_conf(folder)
-        settings["spark.driver.extraJavaOptions"] = java_options(folder, heavy=heavy)
-    else:
-        settings["spark.jars"] = ",".join(str(path) for path in jars())
-    settings |= extra_conf
-    os.environ.update(worker_environment())
+    settings = driver_conf(master, folder, heavy=heavy, record=is_local(master)) | dict(extra_conf)
+    os.environ.update(worker_environment(master))
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name).setAll(list(settings.items()))
     try:
         SparkContext(conf=conf, gateway=_gateway(conf))
-        return SparkSession.builder.getOrCreate()
+        session = SparkSession.builder.getOrCreate()
+        if not is_local(master):
+            send_program(session)
+        return session
     except Py4JError as error:
         raise EnvironmentProblem(
             f"Spark did not start on {master} ({reason(str(error))}); check {MASTER_VARIABLE} and {MEMORY_VARIABLE}"
@@ -246,6 +263,11 @@ def _connect(app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
         remote = _found()
         builder = SparkSession.builder.remote(remote).appName(app_name)
         session = builder.config(map={**sql_conf(), **extra_conf}).getOrCreate()
+        if is_local(session.conf.get("spark.master") or ""):
+            for name, value in machine_sql_conf().items():
+                session.conf.set(name, extra_conf.get(name, value))
+        else:
+            send_program(session)
     except (OSError, ValueError, PySparkException) as error:
         where = remote or os.environ.get(REMOTE_VARIABLE) or "unknown, it was never started"
         if "UNAUTHENTICATED" in str(error):
