@@ -58,6 +58,9 @@ def make(
     except Exception:
         if not _stands(folder_of(opened), read_version, seal.id):
             raise
+    if opened.version() == read_version:
+        opened.update_incremental()
+    _said_by(opened)[read_version + 1] = seal
 
 
 def properties_of(seal: Envelope) -> Properties:
@@ -86,21 +89,23 @@ def entry(folder: str, version: int) -> Place:
 
 @dataclass(frozen=True)
 class Look:
-    """What Delta's log tells by names alone: the mark of a version's commit, None if it is gone; if others followed."""
+    """What Delta's log tells by names alone: the marks of two commits, None if one is gone; if others followed."""
 
     mark: str | None
+    newest_mark: str | None
     is_newest: bool
 
 
-def look(folder: str, version: int) -> Look:
-    """Look at the commit of a version, and for the next one; of a store both are asked for at once."""
-    at, after = entry(folder, version), entry(folder, version + 1)
+def look(folder: str, version: int, newest: int) -> Look:
+    """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
+    at, last, after = (entry(folder, number) for number in (version, newest, newest + 1))
     if at.here is not None:
-        seen = at.seen()
-        return Look(None if seen is None else seen.mark, after.seen() is None)
-    # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
-    found = dict(at.folder.files(after=at.name.removesuffix(".json")))
-    return Look(found[at.name].mark if at.name in found else None, after.name not in found)
+        seen = {each.name: there for each in (at, last, after) if (there := each.seen()) is not None}
+    else:
+        # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
+        seen = dict(at.folder.files(after=at.name.removesuffix(".json")))
+    mark, newest_mark = (seen[each.name].mark if each.name in seen else None for each in (at, last))
+    return Look(mark, newest_mark, after.name not in seen)
 
 
 def read(file: Place, version: int) -> Commit:
@@ -142,15 +147,29 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
     A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
     """
     found: dict[str, int] = {}
-    for commit in newest_first(folder_of(opened), opened.version()):
-        said = commit.envelope
+    folder, known = folder_of(opened), _said_by(opened)
+    for version in range(opened.version(), -1, -1):
+        if version not in known:
+            try:
+                known[version] = read(entry(folder, version), version).envelope
+            except FileNotFoundError:
+                return None
+        said = known[version]
         if said is not None:
             found = {name: digest for name, digest in said.digests.items() if name in wanted} | found
             if len(found) == len(set(wanted)):
                 return found
-            if commit.version == 0:
+            if version == 0:
                 return {name: found.get(name, 0) for name in wanted}
     return None
+
+
+def _said_by(opened: DeltaTable) -> dict[int, Envelope | None]:
+    """The envelopes of an opened table's commits that were read, or made, since it was opened: a commit never changes.
+
+    A table that is put into its place is opened anew.
+    """
+    return vars(opened).setdefault("_said", {})
 
 
 def _stands(folder: str, after: int, identity: str) -> bool:

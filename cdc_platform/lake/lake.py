@@ -27,7 +27,7 @@ from cdc_platform.lake.open_tables import Opened, OpenTables
 from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.places import is_address, options, place_of
+from cdc_platform.places import is_address, place_of
 
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
@@ -39,7 +39,7 @@ class Lake:
 
     def __init__(self, root: Path | str) -> None:
         self.place = place_of(root if is_address(str(root)) else Path(root).expanduser().absolute())
-        self._opened = OpenTables()
+        self.open_tables = OpenTables()
 
     @property
     def root(self) -> Path:
@@ -56,7 +56,7 @@ class Lake:
 
     def exists(self, table: Table) -> bool:
         """Whether the table was ever created here."""
-        return DeltaTable.is_deltatable(self.path(table), options(self.path(table)))
+        return self.open_tables.is_there(self.path(table))
 
     def version(self, table: Table) -> int | None:
         """The newest version of the table, None where it does not exist."""
@@ -75,6 +75,7 @@ class Lake:
             contract.assert_fit(self.place, 0, f"creating {table.full_name}")
             with translated(f"creating {table.full_name}"):
                 placing.create(table, place_of(self.path(table)))
+            self.open_tables.look_anew(self.path(table))
             existing = self._open(table)
         columns = [] if existing is None else [column.name for column in existing.schema().fields]
         if columns != table.schema.names:
@@ -363,7 +364,7 @@ class Lake:
     def taken(self, table: Table) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
         only_observed.assert_may_write(self, f"writing {table.full_name}")
-        return self._opened.taken(self.path(table))
+        return self.open_tables.taken(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
         opened = self._open(table)
@@ -372,7 +373,7 @@ class Lake:
     def _open(self, table: Table) -> Opened | None:
         with translated(f"opening {table.full_name}"):
             try:
-                return self._opened.newest(self.path(table))
+                return self.open_tables.newest(self.path(table))
             except TableNotFoundError:
                 return None
 
@@ -385,11 +386,10 @@ class Lake:
         contract.assert_fit(self.place, size, what)
 
         def write() -> _Result:
-            with self.taken(table) as opened:
+            with self.open_tables.looked_at_once(), self.taken(table) as opened:
                 before = opened.version()
                 result = change(opened)
-                if opened.version() != before:
-                    upkeep.gather(opened, table)
+                upkeep.gather(opened, table, before)
                 return result
 
         return until_first(what, write)

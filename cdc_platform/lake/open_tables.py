@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
@@ -90,7 +91,7 @@ class OpenTables:
     """The tables that a thread has open, by path; none travels to another thread or process."""
 
     def __init__(self) -> None:
-        self._of_thread = threading.local()
+        self._of_thread = _OfThread()
 
     def __reduce__(self) -> tuple[type[OpenTables], tuple[()]]:
         return OpenTables, ()
@@ -101,28 +102,116 @@ class OpenTables:
         Raises:
             TableNotFoundError: there is none.
         """
-        known: dict[str, tuple[Opened, str | None]] = self._of_thread.__dict__
-        opened, mark = known.pop(path, (None, None))
-        look = None if opened is None or mark is None else commits.look(path, opened.version())
-        if opened is None or look is None or look.mark != mark:
-            opened, look = _opened(path), None
-        elif not look.is_newest:
-            look = None
-            try:
-                opened.update_incremental()
-            except DeltaError:
-                opened = _opened(path)  # what is wrong is said by opening it
-        known[path] = (opened, (look or commits.look(path, opened.version())).mark)
-        return opened
+        mine = self._of_thread
+        if path in mine.missing:
+            raise TableNotFoundError(f"no table at {path}")
+        if path in mine.seen:
+            return mine.known[path].opened
+        try:
+            mine.known[path] = _newer(path, mine.known.pop(path, None))
+        except TableNotFoundError:
+            if mine.depth:
+                mine.missing.add(path)
+            raise
+        if mine.depth:
+            mine.seen.add(path)
+        return mine.known[path].opened
+
+    def is_there(self, path: str) -> bool:
+        """Whether there is a table, by names alone."""
+        mine = self._of_thread
+        if path in mine.seen or path in mine.missing:
+            return path in mine.seen
+        found = DeltaTable.is_deltatable(path, options(path))
+        if mine.depth and not found:
+            mine.missing.add(path)
+        return found
 
     @contextmanager
     def taken(self, path: str) -> Iterator[Opened]:
         """The table at its newest version, for one who writes on it: it stays at that version whoever asks.
 
+        Where that fails, say since another was first, every table is looked at anew.
+
         Raises:
             TableNotFoundError: there is none.
         """
-        opened = self.newest(path)
-        del self._of_thread.__dict__[path]
-        yield opened
-        self._of_thread.__dict__[path] = (opened, commits.look(path, opened.version()).mark)
+        mine = self._of_thread
+        inner = path in mine.taken
+        if not inner:
+            self.newest(path)
+        known = _newer(path, None) if inner else mine.known[path]
+        if not mine.depth:  # who reads meanwhile sees what others write
+            del mine.known[path]
+        mine.taken |= {path}
+        try:
+            yield known.opened
+        except BaseException:
+            mine.known.pop(path, None)
+            self.look_anew()
+            raise
+        finally:
+            if not inner:
+                mine.taken -= {path}
+        other = mine.known.get(path)
+        if not mine.depth or other is None or other.opened.version() < known.opened.version():
+            mine.known[path] = known
+
+    @contextmanager
+    def looked_at_once(self) -> Iterator[None]:
+        """Look at each table once in a block, and from then on move it forward by own commits alone.
+
+        A block in such a block is a part of it.
+        """
+        mine = self._of_thread
+        mine.depth += 1
+        try:
+            yield
+        finally:
+            mine.depth -= 1
+            if not mine.depth:
+                self.look_anew()
+
+    def look_anew(self, *paths: str) -> None:
+        """Look at these tables when they are asked for next; at all, if none is named."""
+        for seen in (self._of_thread.seen, self._of_thread.missing):
+            seen.difference_update(paths or set(seen))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """An open table, and the mark of one of its commits, by which another in its place is told from it."""
+
+    opened: Opened
+    version: int
+    mark: str | None
+
+
+class _OfThread(threading.local):
+    """`known` by path; of those, and of the missing ones, what is not asked for again; what is written on."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, _Known] = {}
+        self.seen: set[str] = set()
+        self.missing: set[str] = set()
+        self.taken: set[str] = set()
+        self.depth = 0
+
+
+def _newer(path: str, known: _Known | None) -> _Known:
+    """A table at its newest version, out of what is known of it."""
+    if known is not None and known.mark is not None:
+        opened = known.opened
+        look = commits.look(path, known.version, opened.version())
+        if look.mark == known.mark and look.newest_mark is not None:
+            known = _Known(opened, opened.version(), look.newest_mark)
+            if look.is_newest:
+                return known
+            try:
+                opened.update_incremental()
+            except DeltaError:
+                pass  # what is wrong is said by opening it
+            else:
+                return known
+    opened = _opened(path)
+    return _Known(opened, opened.version(), commits.look(path, opened.version(), opened.version()).mark)

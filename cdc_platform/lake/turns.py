@@ -61,6 +61,7 @@ def turn(lake: Lake, name: str) -> Iterator[None]:
         return
     with _leased(place, name) if isinstance(place, Stored) else _locked(place, name):
         held.add(str(place))
+        lake.open_tables.look_anew()  # who had the turn before has written
         try:
             yield
         finally:

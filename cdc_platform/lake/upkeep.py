@@ -17,12 +17,15 @@ from cdc_platform.lake.tables import Table
 _EVERY_COMMITS, _FEWEST_FILES, _MOST_BYTES = 16, 8, 1 << 20
 
 
-def gather(opened: DeltaTable, table: Table) -> None:
+def gather(opened: DeltaTable, table: Table, before: int) -> None:
     """Put the files of a small table together now and then, after a commit; where another writer comes, the next time.
+
+    Nothing is done where the table is at the version `before`.
 
     Partitions are left alone: they are written as a whole.
     """
-    if table.partition_by or not opened.version() or opened.version() % _EVERY_COMMITS:
+    version = opened.version()
+    if version == before or table.partition_by or not version or version % _EVERY_COMMITS:
         return
     sizes = files.sizes(opened)
     if len(sizes) < _FEWEST_FILES or sum(sizes) > _MOST_BYTES:

@@ -154,3 +154,50 @@ def test_who_waits_too_long_is_told_for_whom(lake: Lake, monkeypatch: pytest.Mon
     assert "process" in told[0]
     assert "run it again when it is done" in told[0]
     assert told[1] == "taken"
+
+
+def test_a_step_looks_at_each_table_once(lake: Lake) -> None:
+    """In it stands what stood at its first look, and what it wrote itself; the next step sees what others wrote."""
+    other = Lake(lake.root)
+    with lake.open_tables.looked_at_once():
+        assert not lake.exists(CDC_TABLES)
+        assert lake.read(CDC_TABLES).num_rows == 0
+        lake.merge(CDC_TABLES, rows(first=1), update=False)
+        other.merge(CDC_TABLES, rows(second=2), update=False)
+        assert ttls(lake) == {"first": 1}
+        lake.open_tables.look_anew(lake.path(CDC_TABLES))
+        assert ttls(lake) == {"first": 1, "second": 2}
+        other.delete(CDC_TABLES, [("table_name", "=", "first")])
+    assert lake.exists(CDC_TABLES)
+    assert ttls(lake) == {"second": 2}
+
+
+def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
+    """Its commit is the version after the one it saw, or it looks at every table anew: nothing of another's is lost."""
+    other = Lake(lake.root)
+    lake.merge(CDC_TABLES, rows(first=1), update=False)
+    asked = []
+
+    def rule(known: pa.Table) -> pa.Table:
+        asked.append((known.num_rows, lake.read(CDC_TABLE_CHANGES).num_rows))
+        return rows(second=sum(known["ttl_seconds"].to_pylist()))
+
+    with lake.open_tables.looked_at_once():
+        assert lake.read(CDC_TABLE_CHANGES).num_rows == 0
+        assert ttls(lake) == {"first": 1}
+        other.merge(CDC_TABLES, rows(third=3), update=False)
+        other.merge(CDC_TABLE_CHANGES, change(5), update=False)
+        lake.transact(CDC_TABLES, rule)
+    assert asked == [(1, 0), (2, 1)]
+    assert ttls(lake) == {"first": 1, "second": 4, "third": 3}
+
+
+def test_a_turn_is_a_new_look(lake: Lake) -> None:
+    """Who had the turn before has written: what was seen before it is not built on."""
+    other = Lake(lake.root)
+    lake.merge(CDC_TABLES, rows(first=1), update=False)
+    with lake.open_tables.looked_at_once():
+        assert ttls(lake) == {"first": 1}
+        other.merge(CDC_TABLES, rows(second=2), update=False)
+        with turns.turn(lake, turns.TABLES):
+            assert ttls(lake) == {"first": 1, "second": 2}

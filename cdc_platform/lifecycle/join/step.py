@@ -97,17 +97,19 @@ def take(joining: Joining, steps: Steps, step: Step) -> Any:
     Raises:
         StateError: what it relies on is not there, or does not hold.
     """
-    for table in step.relies_on:
-        before = step_of(steps, table)
-        if before.audit is not None:
-            _rely_on(joining, before, before.audit)
-    return step.run(joining)
+    with joining.lake.open_tables.looked_at_once():
+        for table in step.relies_on:
+            before = step_of(steps, table)
+            if before.audit is not None:
+                _rely_on(joining, before, before.audit)
+        return step.run(joining)
 
 
 def judged(joining: Joining, step: Step) -> list[Judgement]:
     """Judge what a step has left, an invariant a line, and keep the verdict."""
     assert step.audit is not None
-    return _judged(joining, step, step.audit)[0]
+    with joining.lake.open_tables.looked_at_once():
+        return _judged(joining, step, step.audit)[0]
 
 
 def insist(joining: Joining, step: Step, judgements: Sequence[Judgement]) -> None:
@@ -125,13 +127,15 @@ def insist(joining: Joining, step: Step, judgements: Sequence[Judgement]) -> Non
 
 
 def _judged(joining: Joining, step: Step, audit: Audit) -> tuple[list[Judgement], Verdict]:
-    content = verdicts.content_of(joining.lake, audit.slices(joining))
+    lake, slices = joining.lake, audit.slices(joining)
+    content = verdicts.content_of(lake, slices)
     judgements = judge(list(audit.findings(joining)), audit.invariants)
     said = _first_wrong(judgements)
     verdict = Verdict(joining.generation_id, step.name, content, audit.invariants, not said, said, joining.door)
     # Who wrote in between may have been seen in part: a verdict on neither is of no use to anybody.
-    if verdicts.content_of(joining.lake, audit.slices(joining)) == content:
-        verdicts.keep(joining.lake, joining.clock, verdict)
+    lake.open_tables.look_anew(*(lake.path(table) for table, _ in slices))
+    if verdicts.content_of(lake, audit.slices(joining)) == content:
+        verdicts.keep(lake, joining.clock, verdict)
     return judgements, verdict
 
 
