@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope
@@ -67,6 +67,17 @@ def properties_of(seal: Envelope) -> Properties:
     """An envelope as deltalake takes it, of a commit that is made once: with others behind it its digests are wrong."""
     marks = [Transaction(*number) for number in seal.numbers.items()] or None
     return CommitProperties(custom_metadata=dict(seal.metadata()), max_commit_retries=0, app_transactions=marks)
+
+
+def hooks_of(opened: DeltaTable) -> PostCommitHookProperties:
+    """What deltalake does behind the next commit: what has expired goes from the log where a checkpoint is made.
+
+    It goes no further than that, and to look for it each time is as slow as a commit of one row.
+    """
+    configured = opened.metadata().configuration.get("delta.checkpointInterval", "100")
+    every = int(configured) if configured.isdigit() else 1
+    is_due = (opened.version() + 2) % max(every, 1) == 0
+    return PostCommitHookProperties(cleanup_expired_logs=None if is_due else False)
 
 
 def newest_first(folder: str, newest: int) -> Iterator[Commit]:

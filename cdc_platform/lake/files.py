@@ -87,31 +87,36 @@ def folder_of(opened: DeltaTable) -> str:
 
 def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:
     """The files that can hold rows which pass the (normal) filters; those on partition columns are what decides."""
-    added = pa.table(opened.get_add_actions(flatten=True))
-    columns = [added[f"partition.{name}"].to_pylist() for name in table.partition_by] if added.num_rows else []
+    return files_of_partitions(opened, table.partition_by, folder, filters)
+
+
+def files_of_partitions(
+    opened: DeltaTable, partition_by: Sequence[str], folder: str, filters: Iterable[Filter] = ()
+) -> list[DataFile]:
+    """The same, of a table of which only these are known: the columns that it is partitioned by."""
+    added = _added(opened)
+    columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
     keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
     deciding = [
-        (table.partition_by.index(name), PASSES[operator], value)
-        for name, operator, value in filters
-        if name in table.partition_by
+        (partition_by.index(name), PASSES[operator], value) for name, operator, value in filters if name in partition_by
     ]
     return [
         DataFile(path, rows or 0, size, key)
         for path, rows, size, key in zip(
             _paths(added, folder), _known(added, "num_records"), _known(added, "size_bytes"), keys, strict=True
         )
-        if all(passes(key[place], value) for place, passes, value in deciding)
+        if all(key[place] is not None and passes(key[place], value) for place, passes, value in deciding)
     ]
 
 
 def paths(opened: DeltaTable) -> list[str]:
     """The path of each file."""
-    return _paths(pa.table(opened.get_add_actions()), folder_of(opened))
+    return _paths(_added(opened), folder_of(opened))
 
 
 def sizes(opened: DeltaTable) -> list[int]:
     """The bytes of each file."""
-    return pa.table(opened.get_add_actions())["size_bytes"].to_pylist()
+    return _added(opened)["size_bytes"].to_pylist()
 
 
 def slices_of(files: Sequence[DataFile]) -> list[Slice]:
@@ -125,12 +130,21 @@ def slices_of(files: Sequence[DataFile]) -> list[Slice]:
 
 def bounded_files(opened: DeltaTable, folder: str, name: str) -> list[BoundedFile]:
     """Each file with the bounds of a column, which are as exact as who wrote them was."""
-    added = pa.table(opened.get_add_actions(flatten=True))
+    added = _added(opened)
     lows, highs, rows = (_known(added, column) for column in (f"min.{name}", f"max.{name}", "num_records"))
     return [
         BoundedFile(path, low, high, count or 0)
         for path, low, high, count in zip(_paths(added, folder), lows, highs, rows, strict=True)
     ]
+
+
+def _added(opened: DeltaTable) -> pa.Table:
+    """What Delta's log says of each file, which is asked once a version."""
+    version, added = vars(opened).get("_files_at", (None, None))
+    if version != opened.version() or added is None:
+        version, added = opened.version(), pa.table(opened.get_add_actions(flatten=True))
+        vars(opened)["_files_at"] = (version, added)
+    return added
 
 
 def _paths(added: pa.Table, folder: str) -> list[str]:

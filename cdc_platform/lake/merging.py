@@ -121,7 +121,13 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
         gone = files.data_files(opened, table, files.folder_of(opened), filters)
         left = {digests.slice_name(table.partition_by, file.partition): 0 for file in gone}
         if gone:
-            commits.make(opened, lambda own: opened.delete(predicate, commit_properties=own), digests=left)
+            commits.make(
+                opened,
+                lambda own: opened.delete(
+                    predicate, commit_properties=own, post_commithook_properties=commits.hooks_of(opened)
+                ),
+                digests=left,
+            )
         return sum(file.rows for file in gone)
     removed = rows_of(opened, table.schema, filters)
     none = removed.slice(0, 0)
@@ -130,7 +136,7 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
         if placing.has_times(table):
             _exchange(opened, table, none, removed, properties)
         else:
-            opened.delete(predicate, commit_properties=properties)
+            opened.delete(predicate, commit_properties=properties, post_commithook_properties=commits.hooks_of(opened))
 
     if removed.num_rows:
         commits.make(opened, commit, digests=after(opened, table, none, removed))
@@ -168,6 +174,7 @@ def replace(
                 mode="overwrite",
                 predicate=predicate,
                 commit_properties=properties,
+                post_commithook_properties=commits.hooks_of(opened),
                 writer_properties=WRITER_PROPERTIES,
             )
 
@@ -218,6 +225,7 @@ def _merge(
         streamed_exec=False,
         writer_properties=WRITER_PROPERTIES,
         commit_properties=properties,
+        post_commithook_properties=commits.hooks_of(opened),
     )
     if whole:  # only where all rows that there are to be are given
         merger = merger.when_not_matched_by_source_delete()
@@ -228,7 +236,14 @@ def _append(opened: DeltaTable, table: Table, rows: pa.Table, properties: commit
     if placing.has_times(table):
         _exchange(opened, table, rows, rows.slice(0, 0), properties)
     else:
-        write_deltalake(opened, rows, mode="append", commit_properties=properties, writer_properties=WRITER_PROPERTIES)
+        write_deltalake(
+            opened,
+            rows,
+            mode="append",
+            commit_properties=properties,
+            post_commithook_properties=commits.hooks_of(opened),
+            writer_properties=WRITER_PROPERTIES,
+        )
 
 
 def _exchange(

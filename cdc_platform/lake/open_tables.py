@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -24,6 +25,8 @@ from cdc_platform.places import options
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, _FEW_FILES = 1 << 18, 64
+# Of partitions, which are read one after the other; so many files are as many bytes at most.
+_KEPT_FILES = 8
 
 
 class Opened(DeltaTable):
@@ -31,6 +34,10 @@ class Opened(DeltaTable):
 
     _few: tuple[int, pa.Table | None] = (-1, None)
     _by_file: Mapping[str, pa.Table] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._last_read: dict[str, pa.Table] = {}
 
     def few(self) -> pa.Table | None:
         """All rows in the columns that the table has; None where there are more than a few."""
@@ -41,6 +48,30 @@ class Opened(DeltaTable):
             rows = self._whole() if small else None
             self._few = (self.version(), rows)
         return rows
+
+    def few_of(self, filters: Sequence[Filter]) -> pa.Table | None:
+        """The rows of the partitions that the (normal) filters let through; None where there are more than a few."""
+        names = self.metadata().partition_columns
+        if not any(name in names for name, _, _ in filters) or files.foreign_features(self):
+            return self.few()
+        chosen = files.files_of_partitions(self, names, files.folder_of(self), filters)
+        if len(chosen) > _FEW_FILES or sum(file.bytes for file in chosen) > _FEW_BYTES:
+            return None
+        schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+        try:
+            return pa.concat_tables(
+                [schema.empty_table(), *(self._of_partition(file, names, schema) for file in chosen)]
+            )
+        except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
+            return None
+
+    def _of_partition(self, file: files.DataFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
+        """The rows of a file with the columns that name its partition; the last few files are kept."""
+        rows = self._last_read.pop(file.path) if file.path in self._last_read else _rows_of_file(file.path)
+        self._last_read = dict([*self._last_read.items(), (file.path, rows)][-_KEPT_FILES:])
+        for name, value in zip(names, file.partition, strict=True):
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), rows.num_rows))
+        return _shaped(rows, schema)
 
     def _whole(self) -> pa.Table | None:
         """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
@@ -70,7 +101,9 @@ def _shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
     """The rows that pass all (normal) filters, in the columns and types of a schema, in no order."""
-    few = opened.few() if isinstance(opened, Opened) else None
+    few = None
+    if isinstance(opened, Opened):
+        few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
     if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
         return _queried(opened, schema, filters)
     return passing(few, filters).select(schema.names).cast(schema)

@@ -22,7 +22,7 @@ from cdc_platform import drafts
 from cdc_platform.clock import Microseconds, from_datetime, parse_time_us, to_datetime
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake import creation
-from cdc_platform.lake.commits import Properties
+from cdc_platform.lake.commits import Properties, hooks_of
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
 from cdc_platform.lake.tables import Table
 from cdc_platform.places import Place, Stored, place_of
@@ -156,6 +156,7 @@ def rewrite(
         list(table.partition_by),
         [(column, "in", chosen)] if chosen else None,
         commit_properties=properties,
+        post_commithook_properties=hooks_of(opened),
     )
 
 

@@ -124,6 +124,7 @@ def _commit(opened: DeltaTable, lake: Lake, table: Table, draft: Draft, where: M
             list(table.partition_by),
             [(column, "=", placing.partition_text(value)) for column, value in where.items()],
             commit_properties=properties,
+            post_commithook_properties=commits.hooks_of(opened),
         ),
         digests={name: 0} | draft.digests,
     )
@@ -181,6 +182,7 @@ def _commit_once(
             opened.schema() if append else Schema.from_arrow(pa.schema(table.schema)),
             list(table.partition_by),
             commit_properties=properties,
+            post_commithook_properties=commits.hooks_of(opened),
         ),
         digests=after,
         numbers=numbers,

@@ -31,7 +31,12 @@ def gather(opened: DeltaTable, table: Table, before: int) -> None:
     if len(sizes) < _FEWEST_FILES or sum(sizes) > _MOST_BYTES:
         return
     try:
-        commits.make(opened, lambda properties: opened.optimize.compact(commit_properties=properties))
+        commits.make(
+            opened,
+            lambda properties: opened.optimize.compact(
+                commit_properties=properties, post_commithook_properties=commits.hooks_of(opened)
+            ),
+        )
     except DeltaError:
         opened.update_incremental()  # the rows are in, whatever became of their files
 
