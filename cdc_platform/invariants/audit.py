@@ -152,8 +152,7 @@ def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Findi
     Raises:
         NotFound: the lake holds nothing of this generation.
     """
-    held = inventory.generations(lake)
-    looked_at = held if generation_id is None else [inventory.find(held, generation_id)]
+    looked_at = inventory.generations(lake) if generation_id is None else [inventory.one(lake, generation_id)]
     parts: list[tuple[str, Totals]] = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
     return _lines(TIMESTAMP_INVARIANTS, parts, "no timestamp is published")
 

@@ -150,6 +150,25 @@ def generations(lake: Lake) -> list[HeldGeneration]:
     return sorted(found, key=lambda each: (each.time_ms is None, each.time_ms or 0, each.name))
 
 
+def one(lake: Lake, name: str) -> HeldGeneration:
+    """The generation with this UUID or this time (ISO 8601); of one that has both, no other's rows are read.
+
+    Raises:
+        NotFound: the lake holds nothing of it.
+    """
+    told = next((each for each in Timeline.read(lake).generations if each.id == name.lower()), None)
+    if told is None or told.id is None:
+        return find(generations(lake), name)
+    return HeldGeneration(
+        told.id,
+        told.time_ms,
+        told.published,
+        holding(lake, TOPOLOGY_DESCRIPTIONS, told.id),
+        holding(lake, GENERATION_DESCRIPTIONS_V2, told.id),
+        holding(lake, STREAMS_DESCRIPTIONS_V2, str(told.time_ms)),
+    )
+
+
 def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
     """The generation with this UUID or this time (ISO 8601).
 
