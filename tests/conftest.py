@@ -54,6 +54,7 @@ LONG = {
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
+        "test_current.py",
         "test_ingested_values.py",
         "test_ingest_on_spark.py",
     ),

@@ -134,10 +134,16 @@ def _tables(told: list[dict[str, Any]]) -> list[str]:
         [
             f"{each['table']}  ttl {each['ttl_seconds']} s, log of {each['log_rows']:,} rows "
             f"({each['log_bytes_in_lake']:,} bytes in the lake), streams of {each['streams']}"
-            f"{'' if each['enabled'] else ', CDC is off'}"
+            f"{'' if each['enabled'] else ', CDC is off'}{_kept(each['kept'])}"
             for each in told
         ]
     )
+
+
+def _kept(told: dict[str, Any] | None) -> str:
+    if told is None:
+        return ""
+    return f"; kept: {told['rows']:,} rows, {told['inexact_rows']:,} inexact, {told['behind_seconds']:,.0f} s old"
 
 
 def _consumers(told: list[dict[str, Any]]) -> list[str]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.command_line import run
 from support.standin.cluster import FIRST_MS, StandIn, description, nodes
+from support.standin.live_log import defined
 from support.standin.live_table import LiveTable, by_key, drawn
-from support.standin.world import time_uuid
+from support.standin.world import World, time_uuid
 
+from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.current import keeping, scanning
@@ -20,6 +28,8 @@ from cdc_platform.cluster.current.kept import current_table
 from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cql.schema import CdcOptions, Column
+from cdc_platform.cql.types import INT
 from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
@@ -116,3 +126,176 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     bring(cluster, workers)
     assert in_lake(cluster, table)[0] == table.rows()
     assert standin.proxy.refused == []
+
+
+DDL = "CREATE TABLE shop.t (p int, k int, v int, l list<int>, m map<int, int>, PRIMARY KEY (p, k))"
+
+
+@pytest.fixture
+def table(standin: StandIn) -> LiveTable:
+    """`shop.t` of two keys, a value, a list and a map, with an empty log."""
+    schema = replace(defined(f"{DDL} WITH cdc = {{'enabled': 'true', 'ttl': '0'}};"), cdc=CdcOptions(True, ttl=0))
+    standin.proxy.collections = {"l", "m"}
+    return LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(7)).make()
+
+
+def old(table: LiveTable, text: str) -> None:
+    """Write what no log tells of any more: two days ago."""
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 2 * DAY_US}"))
+
+
+def now(table: LiveTable, text: str, partition: dict[str, Any], *rows: dict[str, Any]) -> None:
+    """Write, and log these rows."""
+    at = Clock().now_us()
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {at}"))
+    table.log(partition, at, list(rows))
+
+
+def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
+    cluster: KnownCluster, workers: Workers, table: LiveTable
+) -> None:
+    """Rows that have lost all but perhaps a marker, and lists changed by keys that nobody told; and no others."""
+    old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    old(table, "UPDATE shop.t USING SET v = 2 WHERE p = 1 AND k = 2")
+    old(table, "INSERT INTO shop.t (p, k) VALUES (1, 3) USING")
+    old(table, "INSERT INTO shop.t (p, k, v, l) VALUES (1, 4, 4, [1, 2, 3]) USING")
+    old(table, "INSERT INTO shop.t (p, k, v, m) VALUES (1, 5, 5, {1: 1}) USING")
+    first = bring(cluster, workers, current=True).current
+    assert first is not None
+    assert (first.rows, first.inexact, first.read_again) == (5, 3, 0)
+    assert in_lake(cluster, table)[1] == {(1, 3), (1, 4), (1, 5)}
+    gone = {"cdc$operation": 1, "cdc$deleted_v": True}
+    for k in (1, 2):
+        now(table, f"DELETE v FROM shop.t USING WHERE p = 1 AND k = {k}", {"p": 1}, {"k": k, **gone})
+    # By a key that the log names, and no query does.
+    key = uuid.UUID("00000001-1dd2-11b2-8080-0000000000ff")
+    deleted = {"cdc$operation": 1, "k": 4, "cdc$deleted_elements_l": {key}}
+    now(table, "UPDATE shop.t USING SET l = l - [2] WHERE p = 1 AND k = 4", {"p": 1}, deleted)
+    now(table, "UPDATE shop.t USING SET v = 6 WHERE p = 1 AND k = 5", {"p": 1}, {"cdc$operation": 1, "k": 5, "v": 6})
+    second = bring(cluster, workers).current
+    assert second is not None
+    assert second.read_again == 3
+    found, marked = in_lake(cluster, table)
+    assert found == table.rows()
+    assert found[1, 4]["l"] == [1, 3]
+    assert marked == {(1, 1), (1, 3), (1, 4), (1, 5)}
+    now(table, "DELETE FROM shop.t USING WHERE p = 1", {"p": 1}, {"cdc$operation": 4})
+    now(table, "INSERT INTO shop.t (p, k, m) VALUES (1, 5, {2: 2}) USING", {"p": 1},
+        {"cdc$operation": 2, "k": 5, "m": {2: 2}, "cdc$deleted_m": True})  # fmt: skip
+    third = bring(cluster, workers).current
+    found, marked = in_lake(cluster, table)
+    assert found == table.rows()
+    assert marked == set()
+    assert third is not None
+    assert bring(cluster, workers).current.read_again == 0  # type: ignore[union-attr]
+
+
+def test_a_ttl_that_nobody_told_goes_with_one_that_was(
+    cluster: KnownCluster, workers: Workers, table: LiveTable
+) -> None:
+    """A marker and a map expire with a cell whose TTL was copied: the row is read again then, and is gone."""
+    written = time.monotonic()
+    table.world.run("INSERT INTO shop.t (p, k, v, m) VALUES (1, 1, 1, {1: 1}) USING TTL 6")
+    table.world.run("INSERT INTO shop.t (p, k, v) VALUES (1, 2, 1) USING TTL 1000")
+    first = bring(cluster, workers, current=True).current
+    assert first is not None
+    assert first.rows == 2
+    time.sleep(max(0.0, written + 7.1 - time.monotonic()))
+    last = bring(cluster, workers).current
+    assert last is not None
+    assert (last.rows, last.read_again) == (1, 1)
+    assert in_lake(cluster, table)[0] == table.rows()
+
+
+def test_a_change_costs_the_slices_that_it_falls_into(
+    standin: StandIn, cluster: KnownCluster, workers: Workers, table: LiveTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row of two hundred: one slice is written, and the base table is asked for nothing."""
+    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 20)
+    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 50)
+    monkeypatch.setattr(scanning, "MOST_SLICES", 8)
+    for p in range(200):
+        old(table, f"INSERT INTO shop.t (p, k, v) VALUES ({p}, 0, 0) USING")
+    first = bring(cluster, workers, current=True).current
+    assert first is not None
+    assert first.of_slices == 8
+    now(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 0, 9) USING", {"p": 1}, {"cdc$operation": 2, "k": 0, "v": 9})
+    standin.proxy.statements.clear()
+    second = bring(cluster, workers).current
+    assert second is not None
+    assert (second.changes, second.slices, second.rows) == (1, 1, 200)
+    assert not [text for _, text in standin.proxy.statements if text.endswith("FROM shop.t") or "FROM shop.t " in text]
+    assert bring(cluster, workers).current.slices == 0  # type: ignore[union-attr]
+    assert in_lake(cluster, table)[0] == table.rows()
+
+
+def keep_id(world: World) -> None:
+    """Give the altered log the ID back that says when it was made; the stand-in's server writes its own."""
+    made = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
+    world.run(f"INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES ({made})")
+    world.schema_changed()
+
+
+def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
+    cluster: KnownCluster, workers: Workers, table: LiveTable
+) -> None:
+    """A column that went, and a request after a TRUNCATE, of which no log tells; one that came needs no copy."""
+    old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    bring(cluster, workers, current=True)
+    world = table.world
+    world.run("ALTER TABLE shop.t ADD w int")
+    world.run('ALTER TABLE shop.t_scylla_cdc_log ADD (w int, "cdc$deleted_w" boolean)')
+    keep_id(world)
+    wider = Column("w", INT)
+    table.schema = replace(table.schema, columns=(*table.schema.columns, wider))
+    row = {"cdc$operation": 1, "k": 1, "w": 7}
+    now(table, "UPDATE shop.t USING SET w = 7 WHERE p = 1 AND k = 1", {"p": 1}, row)
+    assert not bring(cluster, workers).current.copied_now  # type: ignore[union-attr]
+    assert in_lake(cluster, table)[0] == table.rows()
+    world.run("TRUNCATE shop.t")
+    assert bring(cluster, workers, copy_again=True).current.rows == 0  # type: ignore[union-attr]
+    for name in ("shop.t", "shop.t_scylla_cdc_log"):
+        world.run(f"ALTER TABLE {name} DROP m")
+    world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_m", "cdc$deleted_elements_m")')
+    keep_id(world)
+    table.schema = replace(table.schema, columns=tuple(each for each in table.schema.columns if each.name != "m"))
+    assert bring(cluster, workers).current.copied_now  # type: ignore[union-attr]
+    assert "m" not in Lake(cluster.open_home().lake).columns(current_table(table.schema))
+
+
+@pytest.mark.parametrize("point", failpoints.CURRENT)
+def test_whoever_is_killed_is_followed_by_one_that_ends_it(
+    cluster: KnownCluster, workers: Workers, table: LiveTable, point: str
+) -> None:
+    """After the copy and before anything shows it, between state and readers' table, before that says how far it is."""
+    home = str(cluster.home.parent.parent)
+    old(table, "INSERT INTO shop.t (p, k, v, m) VALUES (1, 1, 1, {1: 1}) USING")
+    if point != failpoints.AFTER_COPY:
+        bring(cluster, workers, current=True)
+    row = {"cdc$operation": 2, "k": 1, "v": 2}
+    now(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 2) USING", {"p": 1}, row)
+    command = [sys.executable, "-m", "cdc_platform", "--home", home, "ingest", "prod", "shop.t", "--confidence", "0"]
+    environment = {**os.environ, failpoints.VARIABLE: point}
+    killed = subprocess.run([*command, "--current"], env=environment, capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = bring(cluster, workers, current=True).current
+    found, marked = in_lake(cluster, table)
+    assert found == table.rows()
+    assert done is not None
+    assert (done.rows, done.inexact, done.copied_now) == (1, len(marked), False)
+
+
+def test_the_command_tells_how_the_table_stands(cluster: KnownCluster, table: LiveTable) -> None:
+    """Rows, and which of them are inexact, in the answer, in JSON and in `status`."""
+    old(table, "INSERT INTO shop.t (p, k) VALUES (1, 1) USING")
+    home = cluster.home.parent.parent
+    answer = run("--home", home, "ingest", "prod", "shop.t", "--current", "--confidence", "0")
+    assert answer.exit_code == 0, answer.stderr
+    assert "1 (100.0%)" in answer.stdout
+    told = json.loads(run("--home", home, "ingest", "prod", "shop.t", "--json", "--confidence", "0").stdout)
+    assert (told["current"]["rows"], told["current"]["inexact"], told["current"]["copied_now"]) == (1, 1, False)
+    answer = run("--home", cluster.home, "status", "--json")
+    assert answer.stdout, answer.stderr
+    status = json.loads(answer.stdout)
+    (kept,) = [each["kept"] for each in status["tables"] if each["table"] == "shop.t"]
+    assert (kept["rows"], kept["inexact_rows"]) == (1, 1)

@@ -93,7 +93,8 @@ class Keeper:
         begun, copied = time.monotonic(), False
         now = kept(self._lake, self._schema)
         if now is None or anew or now.since_us < whole_since_us or self._lost_columns():
-            now, copied = self._copy(whole_since_us, ttl_us), True
+            # What the user knows of and no log tells, as a TRUNCATE, was before now: the older log says it wrongly.
+            now, copied = self._copy(max(whole_since_us, as_of_us) if anew else whole_since_us, ttl_us), True
         changes, slices = self._merge(now, as_of_us)
         then = kept(self._lake, self._schema)
         assert then is not None

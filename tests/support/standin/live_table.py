@@ -70,9 +70,10 @@ class LiveTable:
         text, rows = getattr(self, f"_{dice.choice(kinds)}")(partition, time_us, ttl)
         self.world.run(text)
         if log and rows:
-            self._log(partition, time_us, rows)
+            self.log(partition, time_us, rows)
 
-    def _log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
+    def log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
+        """Log rows of one batch of a partition, each without what all of them have."""
         key = tuple(partition[column.name] for column in self.schema.partition_key)
         token = tokens_of_column(pa.array([self.schema.partition_bytes(key)], pa.binary()))
         begun = max(time for time in self.generations if us_of(time) <= time_us)
