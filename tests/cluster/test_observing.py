@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.command_line import run
+from support.next_lines import lines_of, path_of, words_of
 from support.standin.cluster import FIRST_MS, SHARDS, StandIn, description, nodes
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.versions import VERSIONS
@@ -159,11 +160,14 @@ def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, clus
     answer = run("--home", home, "observe", "prod")
     assert answer.exit_code == 1
     assert "half-written" in answer.stderr
+    assert [path_of(words_of(line)) for line in lines_of(answer)] == ["observe", "status"]
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
 
     last = {stream.tobytes() for stream in made.entry(len(made) - 1).streams}
     world.put(streams, time=SECOND_MS, range_end=missing, streams=last)
-    assert run("--home", home, "observe", "prod").exit_code == 0
+    answer = run("--home", home, "observe", "prod")
+    assert answer.exit_code == 0
+    assert [words_of(line) for line in lines_of(answer)] == [["--home", str(cluster.home), "status"]]
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
 
 
