@@ -151,7 +151,7 @@ class ConnectServer:
             command += [] if name in given else ["--conf", f"{name}={value}"]
         environment = {
             **os.environ,
-            **worker_environment(self._master),
+            **worker_environment(self._master, server=True),
             TOKEN_VARIABLE: self._token,
             "TMPDIR": str(folder),
         }

@@ -69,7 +69,7 @@ def cluster_conf(master: str, folder: Path) -> dict[str, str]:
 def workers_own_python() -> str | None:
     """The interpreter that the workers of a cluster have themselves (`PYSPARK_PYTHON`), so that none is sent."""
     named = os.environ.get("PYSPARK_PYTHON")
-    return None if named in (None, "", sys.executable, worker_archive.PYTHON) else named
+    return None if named in (None, "", sys.executable, *worker_archive.SENT) else named
 
 
 def send_program(session: SparkSession) -> None:

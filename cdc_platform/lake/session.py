@@ -28,7 +28,7 @@ from cdc_platform.lake.executors import cluster_conf, is_local, send_program, wo
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
 from cdc_platform.lake.volume import Workers
-from cdc_platform.lake.worker_archive import PYTHON
+from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -202,18 +202,18 @@ def java_options(folder: Path, *, heavy: bool, record: bool = True) -> str:
     return " ".join(f'"{option}"' for option in options)
 
 
-def worker_environment(master: str) -> dict[str, str]:
+def worker_environment(master: str, *, server: bool = False) -> dict[str, str]:
     """Variables of a JVM whose workers must be of this pyspark and this interpreter, whatever Spark the shell knows.
 
-    On other machines the interpreter is the one that is sent there.
+    On other machines the interpreter is the one that is sent there; `server`: for the sessions of a Connect server.
     """
-    python = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    python, sent = os.environ.get("PYSPARK_PYTHON") or sys.executable, PYTHON_OF_SERVER if server else PYTHON
     project = str(Path(__file__).parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     here = project if not inherited else os.pathsep.join([project, inherited])
     return {
         "SPARK_HOME": str(spark_home()),
-        "PYSPARK_PYTHON": python if is_local(master) else workers_own_python() or PYTHON,
+        "PYSPARK_PYTHON": python if is_local(master) else workers_own_python() or sent,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": inherited if project in inherited.split(os.pathsep) else here,
     }

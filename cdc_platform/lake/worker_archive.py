@@ -69,8 +69,10 @@ export PYTHONHOME="$here" LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIB
 export PYTHONPATH="$here/packages${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONNOUSERSITE=1
 exec "$here/bin/python{sys.version_info.major}.{sys.version_info.minor}" "$@"
 """
-PYTHON = f"../{INSIDE}/bin/python"
-"""The interpreter as an executor starts it, from the folder of the session below its own."""
+PYTHON = f"./{INSIDE}/bin/python"
+"""The interpreter as an executor starts it, from its own folder; for a session on a Connect server from one in that."""
+PYTHON_OF_SERVER = f"../{INSIDE}/bin/python"
+SENT = (PYTHON, PYTHON_OF_SERVER)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def test_settings_of_one_machine_stay_on_it(tmp_path: Path, monkeypatch: pytest.
     assert worker_environment(MASTER)["PYSPARK_PYTHON"] == "/opt/python"
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert worker_environment(MASTER)["PYSPARK_PYTHON"] == worker_archive.PYTHON
+    assert worker_environment(MASTER, server=True)["PYSPARK_PYTHON"] == f".{worker_archive.PYTHON}"
     assert worker_environment("local[*]")["PYSPARK_PYTHON"] == sys.executable
 
 
