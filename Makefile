@@ -17,7 +17,7 @@ PYTHON := $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
 demo: java .venv ## three real nodes join, one after the other: the main job, end to end
@@ -26,6 +26,10 @@ demo: java .venv ## three real nodes join, one after the other: the main job, en
 .PHONY: demo-live
 demo-live: .venv ## a CQL server on loopback that nodes join while it is written to and ingested; needs Java 17
 	@cd tests && ../$(BIN)/python -m support.standin.demo_live
+
+.PHONY: demo-cluster
+demo-cluster: java .venv ## nodes join a home in an S3 store, by two Spark workers that share no folder; Linux
+	@cd tests && ../$(BIN)/python -m support.spark.demo
 
 .PHONY: test
 test: java .venv cassandra ## all checks and all tests

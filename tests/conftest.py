@@ -47,6 +47,7 @@ LONG = {
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
     "server": ("test_connect.py", "test_every_kill_of_joins.py"),
     "kills": ("test_kills.py",),
+    "workers": ("test_cluster.py",),
     "repair": ("test_repair_run.py",),
     "cassandra": (
         "test_observing.py",

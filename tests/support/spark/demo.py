@@ -1,0 +1,74 @@
+"""`make demo-cluster`: nodes join a home in an S3 store, their generations made by two workers that share no folder.
+
+The store and Spark standalone are real, on loopback: a master and two workers, each with its own working folder, the
+interpreter that it is sent and no sight of this project. What is shown of the platform is its own commands.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from support.spark.standalone import Standalone
+from support.store.s3 import S3
+
+from cdc_platform.commands.output import write_facts
+from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.session import LOG_VARIABLE
+from cdc_platform.lake.worker_archive import program_file, worker_archive
+
+
+def main() -> int:
+    """Start all of it, look whether the workers are fit, let the nodes of the demo join, and report."""
+    with tempfile.TemporaryDirectory(prefix="cdc-demo-cluster-") as folder:
+        store = S3()
+        try:
+            os.environ.update(store.environment() | {STATE_VARIABLE: f"{folder}/state"})
+            return _in(Path(folder), f"{store.bucket()}/demo", store)
+        finally:
+            store.stop()
+
+
+def _in(folder: Path, address: str, store: S3) -> int:
+    began = time.monotonic()
+    archive = worker_archive()
+    built = time.monotonic()
+    standalone = Standalone(folder, [folder], store.environment())
+    try:
+        os.environ.update(standalone.environment | {LOG_VARIABLE: str(folder / "connect.log")})
+        with ConnectServer(heavy=False) as server:
+            os.environ.update(server.environment)
+            started = time.monotonic()
+            joined = _run(address, "demo")
+            ended = time.monotonic()
+            fit = _run(address, "doctor", "--cluster")
+            tasks = {worker.folder.name: worker.count(" Finished task ") for worker in standalone.workers}
+    finally:
+        standalone.stop()
+    verdict = _run(address, "check")
+    counts = store.counts()
+    write_facts(
+        {
+            "workers' archive": f"{archive}; found or made in {built - began:.0f} s",
+            "program": f"{program_file().stat().st_size / 1e6:.1f} MB, with each session",
+            "cluster and server": f"up in {started - built:.0f} s",
+            "demo": f"{ended - started:.0f} s",
+            "tasks": ", ".join(f"{count} by {name}" for name, count in tasks.items()),
+            "requests": ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items())),
+        }.items()
+    )
+    return max(joined, fit, verdict)
+
+
+def _run(address: str, *words: str) -> int:
+    print(f"$ cdc-platform --home {address} {' '.join(words)}", flush=True)
+    return subprocess.run([sys.executable, "-m", "cdc_platform", "--home", address, *words], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

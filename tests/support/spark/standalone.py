@@ -1,0 +1,210 @@
+"""Spark standalone on loopback: a master and workers, processes of their own that see nothing of who drives them.
+
+Each worker has a working folder of its own, the variables that it is given, and Spark and Java bound into that folder;
+folders that it must not see are covered in a mount namespace of its own, or it is another user. What it cannot be
+kept from is for the tests to find out.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from cdc_platform.lake.executors import CONF_VARIABLE
+from cdc_platform.lake.jars import spark_home
+from cdc_platform.lake.java import find_java
+from cdc_platform.lake.session import MASTER_VARIABLE
+from cdc_platform.supervisor import die_with_parent
+
+HOST = "127.0.0.1"
+CHECKOUT = Path(__file__).resolve().parents[3]
+_START_SECONDS = 90
+_APART = """
+set -e
+work=$1 spark=$2 java=$3; shift 3
+mount --make-rprivate / 2>/dev/null || true
+mount --bind "$spark" "$work/spark"
+mount --bind "$java" "$work/java"
+while [ "$1" != -- ]; do if [ -d "$1" ]; then mount -t tmpfs -o mode=755 none "$1"; fi; shift; done
+shift; cd "$work"; exec "$@"
+"""
+_AS_ANOTHER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+@cache
+def ways_apart() -> tuple[str, ...]:
+    """The command before a worker's that keeps it apart: a namespace of mounts, else another user.
+
+    Raises:
+        RuntimeError: this machine lets us have neither.
+    """
+    try_mount = ("sh", "-c", "mount --make-rprivate /; mount -t tmpfs none /mnt")
+    for way in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
+        if subprocess.run([*way, *try_mount], capture_output=True, check=False).returncode == 0:
+            return way
+    if os.getuid() == 0 and subprocess.run([*_AS_ANOTHER, "true"], capture_output=True, check=False).returncode == 0:
+        return _AS_ANOTHER
+    raise RuntimeError("a worker can be kept apart neither by unshare(1) nor, without root, as another user")
+
+
+class Worker:
+    """A worker of one core; its executors and their Python are in its session of processes."""
+
+    def __init__(self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cdc-worker-"))
+        for name in ("spark", "java", "tmp", "work"):
+            (self.folder / name).mkdir()
+        file = self.folder / "spark.conf"
+        file.write_text(conf, encoding="utf-8")
+        way, java = ways_apart(), Path(find_java().executable).resolve().parents[1]
+        spark = spark_home()
+        if way == _AS_ANOTHER:
+            shutil.chown(self.folder, 65534, 65534)
+            for path in self.folder.iterdir():
+                shutil.chown(path, 65534, 65534)
+            for path in hidden:
+                path.chmod(0o700)
+            before = [*way]
+        else:
+            covered = [str(path) for path in hidden]
+            before = [*way, "sh", "-c", _APART, "sh", str(self.folder), str(spark), str(java), *covered, "--"]
+            spark, java = self.folder / "spark", self.folder / "java"
+        own = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work")]
+        self.command = [*_daemon(spark, "worker.Worker", file), *own, master]
+        self.process = subprocess.Popen(
+            [*before, *self.command],
+            env={**_environment(spark, java, self.folder), **environment},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=(self.folder / "log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+
+    def count(self, said: str) -> int:
+        """How often its executors have said something in their logs."""
+        logs = (self.folder / "work").glob("app-*/*/stderr")
+        return sum(log.read_text(encoding="utf-8", errors="replace").count(said) for log in logs)
+
+    def stand_still(self) -> None:
+        """Stop all of it where it is."""
+        for pid in _session_of(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End it with its executors at once, as a machine that loses its power."""
+        for pid in _session_of(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Standalone:
+    """A master, and workers that do not see the folders in `hidden` and have these variables.
+
+    `folder` is the master's and the driver's: in it lies the file of settings with the cluster's secret.
+    """
+
+    def __init__(self, folder: Path, hidden: Sequence[Path], environment: Mapping[str, str], workers: int = 2) -> None:
+        self._hidden = [path for path in (Path.home(), CHECKOUT, *hidden) if path.is_dir()]
+        self._given = dict(environment)
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            self._port = int(probe.getsockname()[1])
+        self._shared = f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(16)}\n"
+        self.conf = folder / "spark.conf"
+        self.conf.touch(mode=0o600)
+        # With two small workers a job is lost before it has tried both of them often enough while one starts anew.
+        self.conf.write_text(f"{self._shared}spark.executor.memory 512m\nspark.task.maxFailures 8\n", encoding="utf-8")
+        self.master_command = [*_daemon(spark_home(), "master.Master", self.conf), "--port", str(self._port)]
+        self._master = subprocess.Popen(
+            self.master_command,
+            env=_environment(spark_home(), Path(find_java().executable).resolve().parents[1], folder),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=(folder / "master.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        self._wait(folder / "master.log")
+        self.workers = [self.worker() for _ in range(workers)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver has to have in its environment."""
+        return {MASTER_VARIABLE: f"spark://{HOST}:{self._port}", CONF_VARIABLE: str(self.conf)}
+
+    def worker(self, **other: str) -> Worker:
+        """One more worker, with `other` variables."""
+        return Worker(f"spark://{HOST}:{self._port}", self._shared, self._hidden, self._given | other)
+
+    def replace(self, worker: Worker, **other: str) -> None:
+        """End a worker at once, and start another one."""
+        worker.kill()
+        self.workers[self.workers.index(worker)] = self.worker(**other)
+
+    def stop(self) -> None:
+        """End all of it."""
+        for worker in self.workers:
+            worker.kill()
+        self._master.kill()
+        self._master.wait(30)
+
+    def _wait(self, log: Path) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex((HOST, self._port)) == 0:
+                    return
+            if self._master.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(log.read_text(encoding="utf-8", errors="replace")[-2000:])
+            time.sleep(0.1)
+
+
+def _daemon(spark: Path, name: str, conf: Path) -> list[str]:
+    command = [str(spark / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+    return [*command, "--host", HOST, "--webui-port", "0", "--properties-file", str(conf)]
+
+
+def _environment(spark: Path, java: Path, folder: Path) -> dict[str, str]:
+    """The variables of a machine of its own: nothing of this process's."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(folder),
+        "TMPDIR": str(folder / "tmp"),
+        "LANG": "C.UTF-8",
+        "SPARK_HOME": str(spark),
+        "JAVA_HOME": str(java),
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+
+
+def _session_of(leader: int) -> list[int]:
+    """The processes of a session, as /proc tells."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
+                found.append(int(status.parent.name))
+    return found
+
+
+if sys.platform != "linux":  # pragma: no cover
+    raise RuntimeError("workers are kept apart by means of Linux")
