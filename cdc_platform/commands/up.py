@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import click
@@ -49,7 +50,7 @@ def up(session: Session, port: int | None, public_url: str | None, read_only: bo
     public = parse_public_url(public_url) if public_url else None
     home = session.open_home(create=True)
     _refuse_open_home(home)
-    with alone(home) as held, _port(port) as bound, until_the_end() as supervisor:
+    with alone(home) as held, _alone_in_store(home), _port(port) as bound, until_the_end() as supervisor:
         parts = _start(supervisor, session, home, held, bound, public, read_only, quiet=as_json)
         if as_json:
             write_json(parts)
@@ -59,6 +60,15 @@ def up(session: Session, port: int | None, public_url: str | None, read_only: bo
         supervisor.await_end()
     if not as_json:
         click.echo("all ended")
+
+
+def _alone_in_store(home: Home) -> AbstractContextManager[None]:
+    """A home in a store is held against other machines by a lease there; a folder by its locks alone."""
+    from cdc_platform.lake.leases import held_alone
+    from cdc_platform.places import Stored, place_of
+
+    place = place_of(home.name) / "up.lease.json"
+    return held_alone(place, f"home {home.name} is up") if isinstance(place, Stored) else nullcontext()
 
 
 def _start(

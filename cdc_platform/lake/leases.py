@@ -16,11 +16,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.places import Stored
 
 RENEWED_SECONDS, STALE_SECONDS = 5.0, 20.0
 """How often a lease is put anew, and for how long it has to be as it was before another takes it over."""
+_LOOK_SECONDS = 0.5
 
 
 @contextmanager
@@ -35,6 +36,31 @@ def held(place: Stored) -> Iterator[bool]:
         yield True
     finally:
         lease.give_back()
+
+
+@contextmanager
+def held_alone(place: Stored, what: str) -> Iterator[None]:
+    """Have a lease for a block or be refused: one that is put anew is another's, one that is not is waited for.
+
+    Raises:
+        StateError: somebody else keeps it; `what` is what they have.
+    """
+    wait, first = Wait(place), ""
+    while True:
+        with held(place) as is_held:
+            if is_held:
+                yield
+                return
+        while not wait.is_over():
+            seen = place.seen()
+            first = first or (seen.mark if seen is not None else "")
+            if seen is not None and seen.mark != first:
+                raise StateError(
+                    f"{what} already on another machine or from another folder (process {wait.holder()}); end that "
+                    "one, or choose another home"
+                )
+            time.sleep(_LOOK_SECONDS)
+        first = ""
 
 
 def is_any_kept(folder: Stored) -> bool:
