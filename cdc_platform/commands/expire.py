@@ -53,7 +53,7 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     from cdc_platform.lifecycle.expiry import purge_plan, removal
 
     home = session.open_home()
-    lake, settings = Lake(home.lake), home.settings
+    lake, settings = session.view(home) if dry_run else Lake(home.lake), home.settings
     if cql:
         _statements(lake, purge_plan.plan(lake, session.clock, settings), as_json)
         return

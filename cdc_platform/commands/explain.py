@@ -13,6 +13,7 @@ from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
     from cdc_platform.home import Home
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.settings import Policy
     from cdc_platform.timeline import StreamSource
 
@@ -71,7 +72,7 @@ def explain(
         keys = (_typed(session, table, typed),)
     at_token = _token_of(keys) if token is None else token
     policy = None if policy == "both" else policy
-    source = _source(home, table)
+    source = _source(session.view(home), home, table)
     if policy is not None and not source.in_generations:
         raise click.UsageError("--policy is for vnode-based tables; tablets know one rule")
     now_us = session.clock.now_us()
@@ -80,17 +81,16 @@ def explain(
     ctx.exit(0 if answer.accepted else 1)
 
 
-def _source(home: Home, table: tuple[str, str] | None) -> StreamSource:
+def _source(lake: Lake, home: Home, table: tuple[str, str] | None) -> StreamSource:
     """Where the writes to a table go, or without one those to any table whose streams are the generations'.
 
     Raises:
         NotFound: no such table is known.
     """
-    from cdc_platform.lake.lake import Lake
     from cdc_platform.records import cdc_tables
     from cdc_platform.timeline import StreamSources
 
-    sources = StreamSources(Lake(home.lake), home.settings)
+    sources = StreamSources(lake, home.settings)
     if table is None:
         return sources.generations
     source = sources.of(*table)

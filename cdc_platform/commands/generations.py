@@ -34,7 +34,7 @@ def generations(session: Session, since: Microseconds | None, as_json: bool) -> 
     from cdc_platform.timeline import Timeline
     from cdc_platform.timeline.generation_sizes import generation_sizes, node_counts
 
-    lake = session.lake()
+    lake = session.view()
     timeline = Timeline.read(lake)
     known, now = timeline.known, timeline.operating(session.clock.now_us())
     listed = known if since is None else _since(known, since)

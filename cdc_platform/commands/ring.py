@@ -47,7 +47,7 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
     """
     from cdc_platform.records.ring import current_ring
 
-    current = current_ring(session.lake())
+    current = current_ring(session.view())
     if colocation is not None:
         told = _colocation(session, current, colocation)
         write_json(told) if as_json else _show_colocation(told)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +23,7 @@ class Session:
 
     home: str | None
     clock: Clock
+    _lakes: dict[str, Lake] = field(default_factory=dict, repr=False, compare=False)
 
     def open_home(self, *, create: bool = False) -> Home:
         """The home; commands that only look do not make one.
@@ -34,14 +36,27 @@ class Session:
         return open_home(self.home, create=create)
 
     def lake(self, *, create: bool = False) -> Lake:
-        """The home's tables.
+        """The home's tables; the same object each time, with those of them that are open already.
 
         Raises:
             EnvironmentProblem: as `open_home`.
         """
+        return self._lake_at(self.open_home(create=create).lake)
+
+    def view(self, home: Home | None = None) -> Lake:
+        """The home's tables for a command that only looks: at each of them once, until it ends.
+
+        Raises:
+            EnvironmentProblem: as `open_home`.
+        """
+        lake = self.lake() if home is None else self._lake_at(home.lake)
+        click.get_current_context().with_resource(lake.open_tables.looked_at_once())
+        return lake
+
+    def _lake_at(self, address: Path | str) -> Lake:
         from cdc_platform.lake.lake import Lake
 
-        return Lake(self.open_home(create=create).lake)
+        return self._lakes.setdefault(str(address), Lake(address))
 
     @contextmanager
     def making_home(self) -> Iterator[Home]:

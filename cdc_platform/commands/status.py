@@ -61,7 +61,9 @@ def _look(session: Session, as_json: bool) -> int:
     from cdc_platform.status import overview
 
     home = session.open_home()
-    found = overview(Lake(home.lake), session.clock, home.settings)
+    lake = Lake(home.lake)
+    with lake.open_tables.looked_at_once():
+        found = overview(lake, session.clock, home.settings)
     if as_json:
         write_json({"home": home.name, **found.facts()})
     else:

@@ -38,7 +38,7 @@ def streams(session: Session, generation: str | Milliseconds, as_json: bool) -> 
     from cdc_platform.records import descriptions
     from cdc_platform.timeline import Timeline
 
-    lake = session.lake()
+    lake = session.view()
     time_ms = Timeline.read(lake).find_published(session.named(generation)).time_ms
     rows = descriptions.published_rows(lake, time_ms)
     if as_json:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,7 +81,7 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
 def folder_of(opened: DeltaTable) -> str:
     """The folder of an opened table: its path, or its address in a store."""
     address = urlsplit(opened.table_uri)
-    return url2pathname(address.path) if address.scheme in ("", "file") else opened.table_uri.rstrip("/")
+    return unquote(address.path) if address.scheme in ("", "file") else opened.table_uri.rstrip("/")
 
 
 def data_files(opened: DeltaTable, table: Table, folder: str, filters: Iterable[Filter] = ()) -> list[DataFile]:

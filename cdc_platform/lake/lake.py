@@ -23,7 +23,7 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
-from cdc_platform.lake.open_tables import Opened, OpenTables
+from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
 from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -355,10 +355,10 @@ class Lake:
         files.refuse_features(table, opened)
         held = files.data_files(opened, table, self.path(table))
         with translated(f"reading {table.full_name}"):
-            if keys is None:
+            if keys is None and len(held) > FEW_FILES:
                 return opened.to_pyarrow_table(columns=list(columns)), held
             # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
-            chosen = [file for file in held if file.partition[0] in keys]
+            chosen = [file for file in held if keys is None or file.partition[0] in keys]
             return of_files(table, columns, chosen), held
 
     def taken(self, table: Table) -> AbstractContextManager[Opened]:

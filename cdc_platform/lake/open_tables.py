@@ -2,7 +2,8 @@
 
 Versions follow one another, so a table whose next commit is not there is at its newest: one look at a file name, where
 opening it takes ten milliseconds, and a join asks a hundred and fifty times. Who is given a table has its newest
-version, whoever wrote that. A data file does not change, and no two have one name: where a table's rows are few, each
+version, whoever wrote that; in a block that looks at each table once, the version of that look and what the block has
+committed since. A data file does not change, and no two have one name: where a table's rows are few, each
 of its files is read once, and rows are chosen from in memory, where a query takes ten milliseconds whatever it asks.
 """
 
@@ -24,7 +25,7 @@ from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
 from cdc_platform.places import options
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
-_FEW_BYTES, _FEW_FILES = 1 << 18, 64
+_FEW_BYTES, FEW_FILES = 1 << 18, 64
 # Of partitions, which are read one after the other; so many files are as many bytes at most.
 _KEPT_FILES = 8
 
@@ -44,7 +45,7 @@ class Opened(DeltaTable):
         version, rows = self._few
         if version != self.version():
             sizes = files.sizes(self)
-            small = len(sizes) <= _FEW_FILES and sum(sizes) <= _FEW_BYTES
+            small = len(sizes) <= FEW_FILES and sum(sizes) <= _FEW_BYTES
             rows = self._whole() if small else None
             self._few = (self.version(), rows)
         return rows
@@ -55,7 +56,7 @@ class Opened(DeltaTable):
         if not any(name in names for name, _, _ in filters) or files.foreign_features(self):
             return self.few()
         chosen = files.files_of_partitions(self, names, files.folder_of(self), filters)
-        if len(chosen) > _FEW_FILES or sum(file.bytes for file in chosen) > _FEW_BYTES:
+        if len(chosen) > FEW_FILES or sum(file.bytes for file in chosen) > _FEW_BYTES:
             return None
         schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
