@@ -72,7 +72,7 @@ def _of_table(
     """Of the sets that readers see, of those that nobody decided, and of the one that is decided and to come."""
     name = f"{keyspace}.{table}"
     listed = tablet_rows.listed_times(lake, keyspace, table)
-    times = sorted({*listed, *strange, *([] if decided_ms is None else [decided_ms])})
+    times: list[Milliseconds] = sorted({*listed, *strange} if decided_ms is None else {*listed, *strange, decided_ms})
     for time in there:
         shown = f"{name} has streams at {format_ms(time)} and no row in cdc_timestamps"
         yield _judged(TABLET_STREAMS_TIMED, time, time in strange, shown)
