@@ -89,10 +89,22 @@ def bind() -> None:
         StateError: the process is no part of the `up` that holds the home.
     """
     alive = os.environ.get(VARIABLE)
+    if _left_alone:
+        return
     if alive:
         _bind_to(Path(alive))
     elif _is_dagsters() and is_there():
         hold(open_home())
+
+
+@contextmanager
+def leaving_alone() -> Iterator[None]:
+    """Bind this process to nothing meanwhile: others are forked from it, each of which binds itself."""
+    _left_alone.append(True)
+    try:
+        yield
+    finally:
+        _left_alone.pop()
 
 
 def hold(home: Home) -> None:
@@ -113,6 +125,7 @@ def hold(home: Home) -> None:
     _held[home.path] = parts
 
 
+_left_alone: list[bool] = []
 _held: dict[Path, TextIO] = {}
 """What this process holds until it ends."""
 

@@ -258,6 +258,15 @@ def die_with_parent() -> Callable[[], None] | None:
     return ask
 
 
+def end_with_parent() -> None:
+    """Let the system kill this process, a fork of its parent, when that has ended; only on Linux."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def _answers(service: Service) -> bool:
     try:
         return service.answers()

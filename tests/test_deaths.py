@@ -38,7 +38,7 @@ PARTS = {
     "code": "cdc_platform.serving.code",
     "ui": "cdc_platform.serving.ui",
     "daemon": "cdc_platform.serving.daemon",
-    "run": "multiprocessing.spawn",
+    "run": "multiprocessing.forkserver",
     "workers": "cdc_platform.lake.worker_daemon",
 }
 ENDS = ("up", "code", "ui", "daemon")

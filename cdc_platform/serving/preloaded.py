@@ -1,0 +1,11 @@
+"""What the process has imported that runs are forked from. Nothing of it may start a thread or keep a file open."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from cdc_platform.lease import leaving_alone
+
+with leaving_alone():
+    for name in ("cdc_platform.definitions", "dagster._grpc.impl", "pyspark.sql.connect.session"):
+        import_module(name)
