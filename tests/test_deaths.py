@@ -32,13 +32,16 @@ from cdc_platform.sources.bootstrap_file import JoinRequest
 KILLS = int(os.environ.get("CDC_PLATFORM_KILLS", "2"))
 SEED = os.environ.get("CDC_PLATFORM_SEED", "2")
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
+_FORKED = "multiprocessing.forkserver"
+"""In the command line of the process that runs are forked from, and so of each of them."""
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
     "spark": "SparkConnectServer",
     "code": "cdc_platform.serving.code",
     "ui": "cdc_platform.serving.ui",
     "daemon": "cdc_platform.serving.daemon",
-    "run": "multiprocessing.forkserver",
+    "forks": _FORKED,
+    "run": _FORKED,
     "workers": "cdc_platform.lake.worker_daemon",
 }
 ENDS = ("up", "code", "ui", "daemon")
@@ -78,7 +81,11 @@ def processes_of(serving: Serving, part: str) -> list[int]:
     """The processes that are a part of it by now."""
     if part == "up":
         return [serving.pid]
-    return [pid for pid, command in serving.processes().items() if PARTS[part] in command]
+    every = serving.processes()
+    found = [pid for pid, command in every.items() if PARTS[part] in command]
+    if PARTS[part] != _FORKED:
+        return found
+    return [pid for pid in found if (_FORKED in every.get(parent(pid) or 0, "")) == (part == "run")]
 
 
 def strays(serving: Serving) -> dict[int, str]:

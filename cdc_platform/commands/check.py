@@ -75,7 +75,7 @@ def check(
     rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
     title = f"Invariants of {'all generations' if name is None else name}"
     good = all(line.passed for line in judgements)
-    left = [following("status", why=_why(line)) for line in judgements if not line.passed][:1]
+    left = [following("repair", "--dry-run", why=_why(line)) for line in judgements if not line.passed][:1]
     told = [_told(line) for line in judgements]
     write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
     if not good:

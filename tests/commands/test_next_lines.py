@@ -166,7 +166,7 @@ LEAVING = [
         asks("just booted", "report", "latest", "--html", "{place}/a page.html"),
         ("report --verify",),
     ),
-    Leaves("check", checks, ("status",)),
+    Leaves("check", checks, ("repair",)),
 ]
 """What each command leaves in some home; `{place}` is a folder that only the run knows."""
 ELSEWHERE = {
@@ -237,7 +237,7 @@ def test_json_has_what_is_left(tmp_path: Path) -> None:
     assert lines_of(told) == []
     listed = at(home, AT_MS, "check", "--json")
     assert isinstance(listed.json, list)
-    assert [path_of(words_of(line)) for line in lines_of(listed)] == ["status"]
+    assert [path_of(words_of(line)) for line in lines_of(listed)] == ["repair"]
 
 
 def test_what_is_done_leaves_no_line(tmp_path: Path) -> None:
