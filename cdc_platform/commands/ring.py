@@ -54,22 +54,9 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
         return
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
-        write_json(
-            [
-                {
-                    "host_id": node.host_id,
-                    "address": node.address,
-                    "datacenter": node.datacenter,
-                    "rack": node.rack,
-                    "status": node.status,
-                    "shard_count": node.shard_count,
-                    "ignore_msb": node.ignore_msb,
-                    "features": node.features,
-                    "tokens": node.tokens,
-                }
-                for node in nodes
-            ]
-        )
+        from cdc_platform.sources.exporting import snapshot_of
+
+        write_json([snapshot_of(node) for node in nodes])
         return
     columns = ("host_id", "address", "datacenter", "rack", "status", ">tokens", ">shards", ">ignore_msb")
     rows = [

@@ -224,7 +224,7 @@ def test_queueing_is_idempotent_and_takes_standard_input(tmp_path: Path) -> None
     from_file = run("--home", home, "bootstrap", tmp_path / "node.json", "--json")
     from_input = run("--home", home, "bootstrap", "-", "--json", stdin=json.dumps(node, indent=2))
     assert from_file.exit_code == 0
-    assert set(from_file.json) == {"event_id", "generation_id"}
+    assert set(from_file.json) == {"event_id", "generation_id", "next"}
     assert from_input.json == from_file.json
 
 

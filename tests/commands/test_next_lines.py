@@ -176,7 +176,17 @@ ELSEWHERE = {
 }
 """What leaves something and is shown by other tests: it asks a live cluster, or has words of its own for it."""
 NOTHING = {
-    *("up", "watch", "ingest", "consume", "consumers", "consumers plan", "consumers lag", "consumers checkpoints"),
+    *(
+        "up",
+        "watch",
+        "export",
+        "ingest",
+        "consume",
+        "consumers",
+        "consumers plan",
+        "consumers lag",
+        "consumers checkpoints",
+    ),
     *("generations", "streams", "ring", "history", "diff", "explain", "rehearse", "sql", "completion", "doctor"),
     *("tables", "tables add", "tables alter", "tables drop", "tables none", "cluster", "cluster list"),
     *("cluster remove", "tablets create", "tablets split", "tablets merge", "tablets resize", "tablets show"),

@@ -56,6 +56,7 @@ LOOKING = {
         "up",
         "doctor",
         "import",
+        "export",
         "observe",
         "ingest",
         "status",

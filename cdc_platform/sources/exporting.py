@@ -1,0 +1,172 @@
+"""What a home holds of ScyllaDB's own tables, as files: `cqlsh COPY ... FROM` takes them, and `import` does.
+
+A file a table, in the form in which `COPY ... TO ... WITH HEADER = true` writes it, and a script that loads them into a
+server: timestamps come last in it, since a generation is read once its timestamp is there. The ring is a snapshot.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdc_platform import drafts
+from cdc_platform.clock import format_ms, ms_from_datetime
+from cdc_platform.errors import StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    Table,
+)
+from cdc_platform.records.ring import members
+from cdc_platform.ring import Node
+
+LOADED = (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+    GENERATION_TIMESTAMPS,
+)
+"""The tables that every client can write, in the order in which they are loaded: marks behind what they mark."""
+SCRIPT, RING = "load.cql", "ring.json"
+_Cell = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that was written: its name, what it is of, and how many rows it has."""
+
+    name: str
+    of: str
+    rows: int
+
+
+def export(lake: Lake, folder: Path) -> list[ExportedFile]:
+    """Write the files into `folder`, which is made: all of them or none. The same home gives the same bytes.
+
+    A table that the home does not have is no file, one without rows a header: what was not brought in stays unknown.
+
+    Raises:
+        StateError: the folder is there, or the home holds nothing that could be exported.
+    """
+    if folder.exists():
+        raise StateError(f"{folder} is there already; name a folder that is not, and everything is written into it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = drafts.make_folder(folder.parent, folder.name)
+    try:
+        written = [_table(lake, table, draft) for table in (*LOADED, CDC_LOCAL) if lake.exists(table)]
+        if nodes := members(lake):
+            snapshot = [snapshot_of(node) for node in sorted(nodes, key=lambda node: str(node.host_id))]
+            (draft / RING).write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
+            written.append(ExportedFile(RING, "the ring as it stands", len(nodes)))
+        if not written:
+            raise StateError("the home holds no generation, no stream set and no ring: there is nothing to export")
+        (draft / SCRIPT).write_text(_script(lake), encoding="utf-8")
+        draft.rename(folder)
+    finally:
+        drafts.discard(draft)
+    return written
+
+
+def snapshot_of(node: Node) -> dict[str, Any]:
+    """A node as a ring snapshot has it, which `import` takes."""
+    return {
+        "host_id": str(node.host_id),
+        "address": node.address,
+        "datacenter": node.datacenter,
+        "rack": node.rack,
+        "status": node.status,
+        "shard_count": node.shard_count,
+        "ignore_msb": node.ignore_msb,
+        "features": node.features,
+        "tokens": node.tokens,
+    }
+
+
+def file_of(table: Table) -> str:
+    """The name of a table's file."""
+    return f"{table.full_name}.csv"
+
+
+def _table(lake: Lake, table: Table, folder: Path) -> ExportedFile:
+    names = _columns(table)
+    cells = [_cell(table, name) for name in names]
+    rows = 0
+    with (folder / file_of(table)).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for row in _rows(lake, table):
+            values = [(row[name], cell) for name, cell in zip(names, cells, strict=True)]
+            writer.writerow(["" if value is None else cell(value) for value, cell in values])
+            rows += 1
+    return ExportedFile(file_of(table), table.full_name, rows)
+
+
+def _columns(table: Table) -> list[str]:
+    """The columns as a server lists them: the key's, then the others by name."""
+    return [*table.keys, *sorted(set(table.schema.names) - set(table.keys))]
+
+
+def _rows(lake: Lake, table: Table) -> Iterator[dict[str, Any]]:
+    """The rows by their keys; a generation at a time, where a table keeps each in a part of its own."""
+    for filters in _parts(lake, table):
+        yield from lake.read(table, filters=filters).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
+
+
+def _parts(lake: Lake, table: Table) -> Iterable[list[tuple[str, str, Any]]]:
+    if not table.partition_by:
+        return [[]]
+    (column,) = table.partition_by
+    return [[(column, "=", value)] for value in sorted(set(lake.read(table, [column])[column].to_pylist()))]
+
+
+def _cell(table: Table, name: str) -> _Cell:
+    """How the values of a column stand in a file."""
+    kind = table.schema.field(name).type
+    if name == "streams":
+        return _blob_set
+    if name == "description":
+        return _description
+    if str(kind).startswith("timestamp"):
+        return lambda moment: format_ms(ms_from_datetime(moment)).replace("T", " ").replace("Z", "+0000")
+    return _blob if str(kind) == "binary" else str
+
+
+def _blob(value: bytes) -> str:
+    return f"0x{value.hex()}"
+
+
+def _blob_set(values: Sequence[bytes]) -> str:
+    """A set as a server hands it out: in the order of unsigned bytes, whatever order the lake keeps."""
+    return "{" + ", ".join(map(_blob, sorted(values))) + "}"
+
+
+def _description(entries: Sequence[dict[str, Any]]) -> str:
+    """The list of a generation of the first format, whose streams are lists in the order of shards."""
+    told = (
+        f"({each['token_range_end']}, [{', '.join(map(_blob, each['streams']))}], {each['sharding_ignore_msb']})"
+        for each in entries
+    )
+    return "[" + ", ".join(told) + "]"
+
+
+def _script(lake: Lake) -> str:
+    lines = [
+        f"COPY {table.full_name} ({', '.join(_columns(table))}) FROM '{file_of(table)}' WITH HEADER = true;"
+        for table in LOADED
+        if lake.exists(table)
+    ]
+    return "".join(f"{line}\n" for line in lines)
