@@ -70,6 +70,7 @@ def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:
     taken = _changed(folder, [number for number in (*said, version) if number not in left])
     taken -= _changed(folder, left)
     now = verification.content(name, folder, opened.version(), taken)
+    said_in = opened.version() + 1
     commits.make(
         opened,
         lambda properties: opened.create_write_transaction(
@@ -78,7 +79,7 @@ def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:
         digests=now,
         accepts={version: because},
     )
-    return Accepted(name, version, opened.version() + 1, tuple(sorted(now)), is_new=True)
+    return Accepted(name, version, said_in, tuple(sorted(now)), is_new=True)
 
 
 def _refuse_others(name: str, version: int, history: Sequence[Commit], foreign: Sequence[Commit]) -> None:
