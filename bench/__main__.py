@@ -31,6 +31,8 @@ ROWS: dict[str, str] = {
     "one-task": "bench.small:one_task",
     "look-ups": "bench.look_ups:look_ups",
     "many-generations": "bench.many:many_generations",
+    "look-ups-stored": "bench.stored:look_ups",
+    "requests": "bench.stored:requests",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",

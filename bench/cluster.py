@@ -67,7 +67,7 @@ def ring_of(size: Size) -> Ring:
     return Ring.of(nodes_of(size))
 
 
-def lake_before_join(folder: Path, size: Size, clock: Clock) -> tuple[Lake, str]:
+def lake_before_join(folder: Path | str, size: Size, clock: Clock) -> tuple[Lake, str]:
     """A lake whose ring has all nodes but the last, which waits in the inbox; and the generation ID of its join."""
     lake = Lake(folder)
     *members, joining = nodes_of(size)

@@ -140,7 +140,7 @@ def growth(bench: Bench) -> list[Result]:
 class Joins:
     """Joins of one size, one after the other in one lake: the last node of the cluster, or one in its place."""
 
-    def __init__(self, workers: Workers, size: Size, folder: Path) -> None:
+    def __init__(self, workers: Workers, size: Size, folder: Path | str) -> None:
         self._workers, self._size, self._turn = workers, size, 0
         self._clock = CLOCK
         self.lake, self.generation_id = lake_before_join(folder, size, CLOCK)

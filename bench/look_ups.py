@@ -18,7 +18,7 @@ from cdc_platform.lake.volume import Workers
 
 _SIZE = Size(1, 256, 8)
 _GENERATIONS = 3
-_COMMANDS = (
+COMMANDS = (
     ("generations",),
     ("explain", "--token", "42"),
     ("ring",),
@@ -26,6 +26,7 @@ _COMMANDS = (
     ("expire", "--dry-run"),
     ("status",),
 )
+"""What is asked of a home, which is answered without a JVM."""
 _FLOOR = "import sys, click, numpy, pyarrow.compute, deltalake, pydantic, rich.table\nfor path in sys.argv[1:]:\n"
 _FLOOR += "    deltalake.DeltaTable(path)"
 
@@ -43,17 +44,17 @@ def look_ups(bench: Bench) -> list[Result]:
         floor = [sys.executable, "-c", _FLOOR, *paths]
         program = [sys.executable, "-m", "cdc_platform", "--home", str(home.path)]
         program += ["--clock", format_us(CLOCK.now_us())]
-        return [_row([*program, *command], floor, command, len(paths), repeats) for command in _COMMANDS]
+        return [_row([*program, *command], floor, command, len(paths), repeats) for command in COMMANDS]
 
 
 def _row(program: list[str], floor: list[str], command: tuple[str, ...], tables: int, repeats: int) -> Result:
-    pairs = paired(lambda: _run(program), lambda: _run(floor), repeats=repeats)
+    pairs = paired(lambda: run(program), lambda: run(floor), repeats=repeats)
     against = f"importing its libraries and opening {tables} tables"
     at = f"{' '.join(command)}, {_GENERATIONS} generations"
     return Result("look-ups", at, pairs.seconds, against, pairs.floor_seconds, pairs.ratio, 1.5)
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
     """A process that may find something wrong, and ends well otherwise."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path.cwd(), check=False)
     assert done.returncode in (0, 1), done.stderr

@@ -1,0 +1,112 @@
+"""The rows about a home in an object store: the requests of a small join and of a look-up, and look-ups against a disk.
+
+The store is the S3 server of the tests, on loopback, which counts what it is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from bench.cluster import Size
+from bench.life import Joins
+from bench.look_ups import COMMANDS, run
+from bench.measure import Result, paired, seconds
+from bench.session import CLOCK, Bench
+from cdc_platform.clock import format_us
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import TABLES
+from cdc_platform.lake.volume import Workers
+
+if TYPE_CHECKING:
+    from support.store.s3 import S3
+
+_SIZE = Size(1, 256, 8)
+_GENERATIONS = 3
+_A_COMMIT, _A_TABLE = 6, 6
+"""The requests that are due."""
+
+
+def requests(bench: Bench) -> list[Result]:
+    """Of the fourth join, by a lake that has opened nothing yet, and of `generations` as a process."""
+    with _store() as store:
+        joins, address = _joined(f"{store.bucket()}/home")
+        joins.prepare()
+        versions = _versions(joins.lake)
+        joins.lake = Lake(str(joins.lake.place))
+        joined = _requests(store, joins.run)
+        commits = sum(_versions(joins.lake).values()) - sum(versions.values())
+        looked = _requests(store, lambda: run(_command(address, ("generations",))))
+    return [
+        _counted(f"join of {_SIZE}", joined, _A_COMMIT * commits + _A_TABLE * len(versions), commits, len(versions)),
+        _counted("generations", looked, _A_TABLE * len(versions), 0, len(versions)),
+    ]
+
+
+def look_ups(bench: Bench) -> list[Result]:
+    """Each command as a whole process on a home in the store, against the same on one in a folder."""
+    with _store() as store, bench.scratch() as folder:
+        there, here = (_joined(name)[1] for name in (f"{store.bucket()}/home", str(folder / "home")))
+        return [_row(command, there, here, bench.sizes.repeats) for command in COMMANDS]
+
+
+def _row(command: tuple[str, ...], there: str, here: str, repeats: int) -> Result:
+    pairs = paired(lambda: run(_command(there, command)), lambda: run(_command(here, command)), repeats=repeats)
+    at = f"{' '.join(command)}, {_GENERATIONS} generations"
+    return Result("look-ups-stored", at, pairs.seconds, "the same in a folder", pairs.floor_seconds, pairs.ratio, 3.0)
+
+
+def _counted(at: str, found: tuple[float, Mapping[str, int]], due: int, commits: int, tables: int) -> Result:
+    took, counts = found
+    total = sum(counts.values())
+    verbs = ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items()))
+    floor = f"{due} requests: {_A_COMMIT} of each of {commits} commits, {_A_TABLE} of each of {tables} tables"
+    details: dict[str, Any] = {"requests": dict(counts), "due": due}
+    return Result("requests", f"{at}: {total} ({verbs})", took, floor, 0.0, total / due, 1.0, details=details)
+
+
+def _requests(store: S3, work: Callable[[], object]) -> tuple[float, dict[str, int]]:
+    before = store.counts()
+    took = seconds(work)
+    more = {verb: count - before.get(verb, 0) for verb, count in store.counts().items()}
+    return took, {verb: count for verb, count in more.items() if count}
+
+
+def _versions(lake: Lake) -> dict[str, int]:
+    found = {table.full_name: lake.version(table) for table in TABLES.values()}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _joined(name: str) -> tuple[Joins, str]:
+    """A home of some generations, and its name."""
+    home = open_home(name, create=True)
+    joins = Joins(Workers.alone(), _SIZE, home.lake)
+    for _ in range(_GENERATIONS):
+        joins.seconds()
+    return joins, name
+
+
+def _command(home: str, command: tuple[str, ...]) -> list[str]:
+    program = [sys.executable, "-m", "cdc_platform", "--home", home, "--clock", format_us(CLOCK.now_us())]
+    return [*program, *command]
+
+
+@contextmanager
+def _store() -> Iterator[S3]:
+    tests = str(Path(__file__).parents[1] / "tests")
+    if tests not in sys.path:
+        sys.path.append(tests)
+    from support.store.s3 import S3
+
+    store = S3()
+    try:
+        with patch.dict(os.environ, store.environment()):
+            yield store
+    finally:
+        store.stop()
