@@ -62,7 +62,7 @@ class LogSizes:
 _FULL = LogSizes(
     writes=5_000_000, collections=1_000_000, small=500_000, large=50_000_000, ranged=1_000_000, imaged=100_000
 )
-_QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000, ranged=5_000, imaged=1_000)
+_QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000, ranged=5_000, imaged=1_024)
 
 
 def log_volume(bench: Bench) -> list[Result]:
@@ -186,7 +186,7 @@ def _with_ranges(writes: DataFrame) -> DataFrame:
     chosen = F.col("a") % 10 == 0
     written = ("a", "b", "c", "d", "cdc$deleted_b")
     columns = {
-        "pk": F.col("a") % 1_000,
+        "pk": F.col("a") % 1_024,
         "operation": F.when(chosen, F.lit(5).cast("tinyint")).otherwise(F.col("operation")),
         "cdc$range_end_ck": F.when(chosen, F.col("ck") + 10),
         **{name: F.when(~chosen, F.col(f"`{name}`")) for name in written},

@@ -32,6 +32,8 @@ PACKAGE = Path(__file__).parents[1]
 INSIDE = "environment"
 """The folder beside an executor into which the archive is unpacked."""
 TASKS = (
+    "cdc_platform.cluster.current.keeping",
+    "cdc_platform.cluster.current.scanning",
     "cdc_platform.cluster.ingest.asking",
     "cdc_platform.cluster.ingest.shape",
     "cdc_platform.invariants.models",
@@ -42,6 +44,7 @@ TASKS = (
     "cdc_platform.lake.volume",
     "cdc_platform.lifecycle.join.description_rows",
     "cdc_platform.log.audit.one_pass",
+    "cdc_platform.log.imaged_volume",
     "cdc_platform.log.replay.on_spark",
     "cdc_platform.log.state.kept",
     "cdc_platform.log.volume",
@@ -85,7 +88,7 @@ class WorkerArchive:
     packages: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{self.size / 1e6:.0f} MB, Python {self.python} and {len(self.packages)} packages, {self.path}"
+        return f"{self.size >> 20} MiB, Python {self.python} and {len(self.packages)} packages, {self.path}"
 
 
 def worker_archive() -> WorkerArchive:

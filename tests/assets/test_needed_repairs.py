@@ -96,6 +96,7 @@ def retrievable(damaged: Rehearsal) -> AssetCheckEvaluation:
 def test_a_named_generation_that_cannot_be_read_is_told_of(damaged: Rehearsal) -> None:
     """Where nobody names one there is nothing to judge; one of a node whose description is not here is a violation."""
     assert retrievable(damaged).passed
+    damaged.lake.ensure(GENERATION_DESCRIPTIONS_V2)
     cdc_local.keep(damaged.lake, HOSTS[0].host_id, GenerationId(Milliseconds(1_700_000_000_000), UUID(int=7)))
     told = retrievable(damaged)
     assert (told.passed, told.metadata["violations"].value) == (False, 1)

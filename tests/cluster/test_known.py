@@ -25,7 +25,7 @@ def test_a_cluster_is_added_listed_and_removed_by_the_command_line(tmp_path: Pat
     assert first == run(*add)
     assert first.json["connection"]["contacts"] == ["10.0.0.1:9042", "[::1]:9042"]
     (listed,) = run("--home", tmp_path, "cluster", "--json").json
-    assert listed == first.json
+    assert listed == {name: value for name, value in first.json.items() if name != "next"}
     assert "10.0.0.1:9042" in run("--home", tmp_path, "cluster").stdout
     assert run("--home", tmp_path, "cluster", "remove", "prod").exit_code == 0
     assert run("--home", tmp_path, "cluster", "--json").json == []

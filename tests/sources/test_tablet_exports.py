@@ -100,7 +100,7 @@ def test_the_worked_example_is_taken_in(lake: Lake, take_in: Import) -> None:
     sets = [(each.timestamp_ms, len(each.current)) for each in tablet_sets.changes(lake, *NAME)]
     assert sets == [(SEED_FIRST_MS, 2), (SEED_SECOND_MS, 4)]
     findings = audit_tablet_table(lake, *NAME)
-    assert len(findings) == 6
+    assert len(findings) == 7
     assert all(finding.population and not finding.violations for finding in findings)
     assert [(each.time_ms, each.streams, each.closed, each.opened, each.new) for each in report.stream_sets] == [
         (SEED_SECOND_MS, 4, 2, 4, True),

@@ -39,7 +39,7 @@ from cdc_platform.log.state.shape import STATE
 from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
 
 _COMMITS = "current:commits"
-_ROWS_AT_ONCE = 1_000_000
+_ROWS_AT_ONCE = 1 << 20
 _LEAD_US = SECOND_US * 10
 """How far ahead of this machine a writer's clock may be for what it wrote to count as seen."""
 _FIRST = Microseconds(0)

@@ -48,10 +48,10 @@ def run_join(
     steps = steps_of(lake, generation_id)
     made = {}
     for step in steps:
-        with lake.open_tables.looked_at_once():
-            made[step.table] = take(joining, steps, step)
-            if step.audit is not None:
-                insist(joining, step, judged(joining, step))
+        made[step.table] = take(joining, steps, step)
+        # Looked at anew: what others have written behind the step is judged with it.
+        if step.audit is not None:
+            insist(joining, step, judged(joining, step))
     described = made[TOPOLOGY_DESCRIPTIONS]
     return Joined(generation_id, made[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
 

@@ -21,7 +21,7 @@ from cdc_platform.generations import TopologyDescription
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import tokens_of_column
 
-UT = UserType("shop", "ut", (("a", INT), ("b", TEXT)))
+UT = UserType("shop", "told", (("a", INT), ("b", TEXT)))
 TYPES: tuple[CqlType, ...] = (
     INT, TEXT, MapType(INT, TEXT), SetType(INT), ListType(INT), UT, MapType(INT, INT, True), ListType(TEXT, True),
 )  # fmt: skip
@@ -55,7 +55,7 @@ class LiveTable:
 
     def make(self) -> LiveTable:
         """Make the type and both tables, as of the first generation's time."""
-        self.world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b text)")
+        self.world.run("CREATE TYPE IF NOT EXISTS shop.told (a int, b text)")
         self.world.logged_table(self.schema, min(self.generations))
         return self
 
