@@ -49,10 +49,7 @@ def more(after: Mapping[str, int], before: Mapping[str, int]) -> int:
 
 
 def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) -> None:
-    """A look-up is little more than opening each table; a join, by who has opened none, looks at each once a step.
-
-    Audits look anew at what they judge.
-    """
+    """A look-up is little more than opening each table; a join, by who has opened none, looks at each once a step."""
     before, tables = s3.counts(), len(held(Lake(open_home(home).lake)))
     opening = more(s3.counts(), before)
     before = s3.counts()
