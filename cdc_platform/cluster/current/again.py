@@ -6,8 +6,7 @@ has lost something to a TTL, and has more of which no TTL was told.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ import pyarrow as pa
 from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cluster.current.scanning import base_name
 from cdc_platform.cluster.current.seen import SOLE, elements
-from cdc_platform.cluster.ingest.asking import AT_ONCE
-from cdc_platform.cluster.raw import RawPage
-from cdc_platform.cluster.refusals import Unreachable
-from cdc_platform.cluster.session import LiveCluster, tries
+from cdc_platform.cluster.ingest.asking import Pages, in_turn
+from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import ListType
@@ -112,32 +109,13 @@ def _answers(
     live: LiveCluster, schema: TableSchema, places: Sequence[Place]
 ) -> Iterator[tuple[Place, dict[str, bytes | None] | None]]:
     """Each row's values by column, None where it is not there, while the next are asked for."""
-    waiting: deque[tuple[Place, Callable[[], Iterator[RawPage]]]] = deque()
-    left = iter(places)
-    while True:
-        while len(waiting) < AT_ONCE and (place := next(left, None)) is not None:
-            waiting.append((place, _ask(live, schema, place)))
-        if not waiting:
-            return
-        place, first = waiting.popleft()
-        yield place, _answer(live, schema, place, first)
+    for place, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
+        names = [column.name for column in _columns(schema, static=place[1] is None)]
+        row = next(([cells[0] for cells in page.columns] for page in pages if page.rows), None)
+        yield place, None if row is None else dict(zip(names, row, strict=True))
 
 
-def _answer(
-    live: LiveCluster, schema: TableSchema, place: Place, first: Callable[[], Iterator[RawPage]]
-) -> dict[str, bytes | None] | None:
-    for attempt in tries():
-        with attempt:
-            again = attempt.retry_state.attempt_number > 1
-            for page in (_ask(live, schema, place) if again else first)():
-                if page.rows:
-                    names = [column.name for column in _columns(schema, static=place[1] is None)]
-                    return dict(zip(names, (cells[0] for cells in page.columns), strict=True))
-            return None
-    raise AssertionError("unreachable: the last attempt raises")
-
-
-def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Callable[[], Iterator[RawPage]]:
+def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Pages:
     partition, clustering = place
     keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
     if clustering is not None and schema.clustering_key:
@@ -150,15 +128,7 @@ def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Callable[[], I
     limit = " LIMIT 1" if clustering is None else ""
     end = " BYPASS CACHE" if live.is_scylla else ""
     text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
-    try:
-        return live.ask_raw(base_name(schema), text, 1, values)
-    except Unreachable as error:
-        refusal = error
-
-        def failing() -> Iterator[RawPage]:
-            raise refusal
-
-        return failing
+    return live.ask_raw(base_name(schema), text, 1, values)
 
 
 def _key_parts(partition: bytes, count: int) -> list[bytes]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +28,9 @@ AT_ONCE = 4
 """Requests that a process has under way at once."""
 REQUESTS_A_TASK = 200
 _SMALLER = 4
+Pages = Callable[[], Iterator[RawPage]]
+"""Gives the pages of a request that was sent; a try of each."""
+Request = TypeVar("Request")
 
 _sessions: dict[tuple[str, Connection], LiveCluster] = {}
 _opened = ExitStack()
@@ -69,40 +73,55 @@ class Asking:
     def answers(self, conditions: Sequence[str]) -> Iterator[list[RawPage]]:
         """The pages of each request, in their order, while the next are under way."""
         live = _session(self.name, self.connection)
-        waiting: deque[tuple[str, Callable[[], Iterator[RawPage]]]] = deque()
-        left = iter(conditions)
-        try:
-            while True:
-                while len(waiting) < AT_ONCE and (condition := next(left, None)) is not None:
-                    waiting.append((condition, self._ask(live, condition, self.connection.page_rows)))
-                if not waiting:
-                    return
-                condition, pages = waiting.popleft()
-                yield self._whole(live, condition, pages)
-        finally:
-            waiting.clear()
 
-    def _whole(self, live: LiveCluster, condition: str, first: Callable[[], Iterator[RawPage]]) -> list[RawPage]:
-        """All pages of a request. What came of a try that failed is thrown away: a row must not come twice."""
-        pages, rows = first, self.connection.page_rows
-        for attempt in tries():
-            with attempt:
-                if attempt.retry_state.attempt_number > 1:
-                    rows = max(1, rows // _SMALLER)
-                    pages = self._ask(live, condition, rows)
-                return list(pages())
-        raise AssertionError("unreachable: the last attempt raises")
+        def ask(condition: str, attempt: int) -> Pages:
+            rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
+            return live.ask_raw(self.table, self.statement(condition), rows)
 
-    def _ask(self, live: LiveCluster, condition: str, page_rows: int) -> Callable[[], Iterator[RawPage]]:
-        try:
-            return live.ask_raw(self.table, self.statement(condition), page_rows)
-        except Unreachable as error:
-            refusal = error
+        return (pages for _, pages in in_turn(conditions, ask))
 
-            def failing() -> Iterator[RawPage]:
-                raise refusal
 
-            return failing
+def in_turn(
+    requests: Iterable[Request], ask: Callable[[Request, int], Pages]
+) -> Iterator[tuple[Request, list[RawPage]]]:
+    """Each request with its pages, in their order, while the next are under way.
+
+    `ask` sends one, at an attempt from 1; one that failed is asked again, whole, and what came of it is thrown away: a
+    row must not come twice.
+    """
+    waiting: deque[tuple[Request, Pages]] = deque()
+    left = iter(requests)
+    try:
+        while True:
+            while len(waiting) < AT_ONCE and (request := next(left, None)) is not None:
+                waiting.append((request, _sent(request, ask, 1)))
+            if not waiting:
+                return
+            request, first = waiting.popleft()
+            yield request, _whole(request, ask, first)
+    finally:
+        waiting.clear()
+
+
+def _whole(request: Request, ask: Callable[[Request, int], Pages], first: Pages) -> list[RawPage]:
+    for attempt in tries():
+        with attempt:
+            number = attempt.retry_state.attempt_number
+            return list((first if number == 1 else _sent(request, ask, number))())
+    raise AssertionError("unreachable: the last attempt raises")
+
+
+def _sent(request: Request, ask: Callable[[Request, int], Pages], attempt: int) -> Pages:
+    """A request that is under way; that it could not be sent is told when its pages are asked for, as of any other."""
+    try:
+        return ask(request, attempt)
+    except Unreachable as error:
+        refusal = error
+
+        def failing() -> Iterator[RawPage]:
+            raise refusal
+
+        return failing
 
 
 @contextmanager
