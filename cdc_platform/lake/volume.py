@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_platform.lake.arrow import compute
 from cdc_platform.places import place_of
 
 if TYPE_CHECKING:
@@ -107,6 +108,27 @@ class Workers:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
+
+
+def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:
+    """Batches that come in the order of a column, cut anew such that all rows with one value of it come together.
+
+    Of those read, what belongs to the last value is kept until its end.
+    """
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        keys = batch.column(key)
+        start = compute.index(keys, keys[-1]).as_py()
+        if start > 0:
+            held.append(batch.slice(0, start))
+        if held and held[-1].column(key)[-1] != keys[-1]:
+            yield held
+            held = []
+        held.append(batch.slice(start))
+    if held:
+        yield held
 
 
 @cache

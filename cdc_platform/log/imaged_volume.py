@@ -5,7 +5,7 @@ Knows how whole partitions come to one task of Spark; what the rows are is `type
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ import pyarrow as pa
 from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.appended import stored_schema
-from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import quoted, spark_struct
+from cdc_platform.lake.volume import whole_groups
 from cdc_platform.log.fingerprint import fingerprints
 from cdc_platform.log.key_bytes import key_bytes
 from cdc_platform.log.log_table import log_table
@@ -63,8 +63,8 @@ def imaged_rows(lake: Lake, schema: TableSchema, writes: DataFrame, streams_of: 
 
     def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         before = _before(schema, _state(root, schema, version))
-        for whole in whole_partitions(batches):
-            rows = imaged_batch(schema, whole, streams_of, before, exact=exact)
+        for whole in whole_groups(batches, _KEY):
+            rows = imaged_batch(schema, _ordered(whole), streams_of, before, exact=exact)
             yield from rows.select(columns.names).combine_chunks().to_batches()
 
     # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
@@ -74,28 +74,8 @@ def imaged_rows(lake: Lake, schema: TableSchema, writes: DataFrame, streams_of: 
     return keyed.mapInArrow(logged, spark_struct(columns))
 
 
-def whole_partitions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same writes, which come in the order of their keys, such that those of one key are in one batch.
-
-    In each they stand in an order that does not depend on how they came.
-    """
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        keys = batch.column(_KEY)
-        start = compute.index(keys, keys[-1]).as_py()
-        if start > 0:
-            held.append(batch.slice(0, start))
-        if held and held[-1].column(_KEY)[-1] != keys[-1]:
-            yield _ordered(held)
-            held = []
-        held.append(batch.slice(start))
-    if held:
-        yield _ordered(held)
-
-
 def _ordered(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The writes of whole partitions in an order that does not depend on how they came."""
     writes = pa.Table.from_batches(batches).drop_columns([_KEY]).combine_chunks().to_batches()[0]
     return writes.take(pa.array(np.argsort(fingerprints(writes.columns, len(writes)), kind="stable")))
 

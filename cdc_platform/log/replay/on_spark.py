@@ -10,9 +10,9 @@ import pyarrow as pa
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import InputError
-from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.session import ROWS_PER_BATCH
 from cdc_platform.lake.shape import Door, quoted, spark_struct
+from cdc_platform.lake.volume import whole_groups
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
@@ -91,20 +91,8 @@ def base_rows(
     Raises:
         InputError: a row is none of a log, or a batch of the log is not complete.
     """
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        keys = batch.column(KEY)
-        start = compute.index(keys, keys[-1]).as_py()
-        if start > 0:
-            held.append(batch.slice(0, start))
-        if held and held[-1].column(KEY)[-1] != keys[-1]:
-            yield from _replayed(schema, held, now_us)
-            held = []
-        held.append(batch.slice(start))
-    if held:
-        yield from _replayed(schema, held, now_us)
+    for whole in whole_groups(iter(batches), KEY):
+        yield from _replayed(schema, whole, now_us)
 
 
 def _replayed(
