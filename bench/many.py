@@ -11,11 +11,12 @@ from uuid import UUID
 from bench.cluster import Size, ring_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import MINUTE_US, Microseconds, format_us
+from cdc_platform.clock import MINUTE_US, Microseconds, cql_time, format_us, ms_of
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.sources.ring_snapshots import snapshot_of
 
 _SIZE = Size(2, 8, 4)
 _MANY, _FEW = 2_000, 20
@@ -77,18 +78,13 @@ def _export(folder: Path, count: int) -> None:
     """A ring and its generations, a minute apart, as `COPY ... TO` writes them."""
     folder.mkdir()
     ring = ring_of(_SIZE)
-    nodes = [
-        {"host_id": str(node.host_id), "address": node.address, "datacenter": node.datacenter, "rack": node.rack}
-        | {"tokens": list(node.tokens), "shard_count": node.shard_count, "ignore_msb": node.ignore_msb}
-        for node in ring.nodes
-    ]
+    nodes = [snapshot_of(node) for node in ring.nodes]
     (folder / "ring.json").write_text(json.dumps(nodes), encoding="utf-8")
     described, published, times = ["id,range_end,ignore_msb,num_ranges,streams"], ["time,range_end,streams"], []
     layout = RingLayout.of(ring)
     for number in range(count):
         generation = generate(layout, UUID(int=number + 1, version=4))
-        moment = format_us(Microseconds(CLOCK.now_us() - MINUTE_US * (count - number)))
-        time = moment.replace("T", " ").replace("Z", "+0000")
+        time = cql_time(ms_of(Microseconds(CLOCK.now_us() - MINUTE_US * (count - number))))
         times.append(f"timestamps,{time},")
         for end, msb, streams in _ranges(generation):
             described.append(f"{UUID(int=number + 1, version=4)},{end},{msb},{len(generation)},{streams}")

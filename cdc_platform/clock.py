@@ -214,6 +214,11 @@ def format_ms(ms: Milliseconds) -> str:
     return ms_to_datetime(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def cql_time(ms: Milliseconds) -> str:
+    """ms since 1970 as a literal that every version takes: with three decimals, and no Z (scylladb#7997)."""
+    return format_ms(ms).replace("T", " ").replace("Z", "+0000")
+
+
 def format_us(us: Microseconds) -> str:
     """µs since 1970 as ISO 8601 in UTC with six decimals; three where the last three are zero."""
     if is_whole_ms(us):

@@ -54,7 +54,7 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
         return
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
-        from cdc_platform.sources.exporting import snapshot_of
+        from cdc_platform.sources.ring_snapshots import snapshot_of
 
         write_json([snapshot_of(node) for node in nodes])
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdc_platform import drafts
-from cdc_platform.clock import format_ms, ms_from_datetime
+from cdc_platform.clock import cql_time, ms_from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -29,7 +29,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.records.ring import members
-from cdc_platform.ring import Node
+from cdc_platform.sources.ring_snapshots import snapshot_of
 
 LOADED = (
     GENERATION_DESCRIPTIONS_V2,
@@ -81,21 +81,6 @@ def export(lake: Lake, folder: Path) -> list[ExportedFile]:
     return written
 
 
-def snapshot_of(node: Node) -> dict[str, Any]:
-    """A node as a ring snapshot has it, which `import` takes."""
-    return {
-        "host_id": str(node.host_id),
-        "address": node.address,
-        "datacenter": node.datacenter,
-        "rack": node.rack,
-        "status": node.status,
-        "shard_count": node.shard_count,
-        "ignore_msb": node.ignore_msb,
-        "features": node.features,
-        "tokens": node.tokens,
-    }
-
-
 def file_of(table: Table) -> str:
     """The name of a table's file."""
     return f"{table.full_name}.csv"
@@ -130,7 +115,7 @@ def _parts(lake: Lake, table: Table) -> Iterable[list[tuple[str, str, Any]]]:
     if not table.partition_by:
         return [[]]
     (column,) = table.partition_by
-    return [[(column, "=", value)] for value in sorted(set(lake.read(table, [column])[column].to_pylist()))]
+    return [[(column, "=", value)] for value in sorted(part.key[0] for part in lake.slices(table))]
 
 
 def _cell(table: Table, name: str) -> _Cell:
@@ -141,7 +126,7 @@ def _cell(table: Table, name: str) -> _Cell:
     if name == "description":
         return _description
     if str(kind).startswith("timestamp"):
-        return lambda moment: format_ms(ms_from_datetime(moment)).replace("T", " ").replace("Z", "+0000")
+        return lambda moment: cql_time(ms_from_datetime(moment))
     return _blob if str(kind) == "binary" else str
 
 

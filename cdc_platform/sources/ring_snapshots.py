@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,6 +41,21 @@ class SnapshotNode(BaseModel):
     ignore_msb: OptionalIgnoreMsb = None
     features: Names = FEATURES
     status: Label = _NORMAL
+
+
+def snapshot_of(node: Node) -> dict[str, Any]:
+    """A node as a ring snapshot has it, which `import` takes."""
+    return {
+        "host_id": str(node.host_id),
+        "address": node.address,
+        "datacenter": node.datacenter,
+        "rack": node.rack,
+        "status": node.status,
+        "shard_count": node.shard_count,
+        "ignore_msb": node.ignore_msb,
+        "features": node.features,
+        "tokens": node.tokens,
+    }
 
 
 def read_ring_snapshot(path: str | Path, shards: int | None = None, ignore_msb: int | None = None) -> list[Node]:

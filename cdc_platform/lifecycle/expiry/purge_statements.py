@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
+from cdc_platform.clock import Milliseconds, cql_time, ms_from_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
@@ -60,11 +60,6 @@ def _statements(
 
 def _delete(table: Table, where: str) -> str:
     return f"DELETE FROM {table.full_name} WHERE {where};"
-
-
-def cql_time(time_ms: Milliseconds) -> str:
-    """A time as a literal that every version takes: with three decimals, and no Z (scylladb#7997)."""
-    return format_ms(time_ms).replace("T", " ").replace("Z", "+0000")
 
 
 def _times(lake: Lake, table: Table) -> set[Milliseconds]:
