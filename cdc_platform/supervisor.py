@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -247,24 +248,20 @@ def die_with_parent() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+    return partial(_end_with, ctypes.CDLL(None, use_errno=True), os.getpid(), signal.SIGTERM)
 
 
 def end_with_parent() -> None:
     """Let the system kill this process, a fork of its parent, when that has ended; only on Linux."""
     if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        _end_with(ctypes.CDLL(None, use_errno=True), os.getppid(), signal.SIGKILL)
+
+
+def _end_with(libc: ctypes.CDLL, parent: int, number: signal.Signals) -> None:
+    """Ask the system for a signal when the parent ends; one that has ended meanwhile is not waited for."""
+    libc.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _answers(service: Service) -> bool:

@@ -26,11 +26,11 @@ from cdc_platform.lake.jars import spark_home
 from cdc_platform.lake.session import (
     LOG_VARIABLE,
     LONGEST_SOCKET_FOLDER,
-    MASTER_VARIABLE,
     MEMORY_VARIABLE,
     NO_TRACES,
     REMOTE_VARIABLE,
     TOKEN_VARIABLE,
+    chosen_master,
     driver_conf,
     reason,
     worker_environment,
@@ -55,7 +55,7 @@ class ConnectServer:
     def __init__(
         self, port: int = 0, *, heavy: bool = True, below: Path | None = None, keeps_open: Sequence[int] = ()
     ) -> None:
-        self._master = os.environ.get(MASTER_VARIABLE) or "local[*]"
+        self._master = chosen_master()
         self._wanted = port
         self._port = port
         self._heavy = heavy

@@ -102,6 +102,11 @@ def workers() -> Workers:
     return Workers(spark_session)
 
 
+def chosen_master() -> str:
+    """The master of a driver that is started here: the environment's, or this machine."""
+    return os.environ.get(MASTER_VARIABLE) or "local[*]"
+
+
 def is_remote() -> bool:
     """Whether sessions of this process are on a Connect server."""
     return bool(os.environ.get(SERVER_VARIABLE) or os.environ.get(REMOTE_VARIABLE))
@@ -236,7 +241,7 @@ def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> Spar
     find_java()
     _quiet_python()
     folder = work_folder()
-    master = os.environ.get(MASTER_VARIABLE) or "local[*]"
+    master = chosen_master()
     settings = driver_conf(master, folder, heavy=heavy, record=is_local(master)) | dict(extra_conf)
     os.environ.update(worker_environment(master))
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name).setAll(list(settings.items()))
