@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from support.nodes import join_request, node_text
+from support.pace import Pace
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
@@ -61,6 +62,11 @@ LONG = {
     ),
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure what tests cost."""
+    config.pluginmanager.register(Pace())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

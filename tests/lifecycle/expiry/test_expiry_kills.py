@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.command_line import run
 from support.homes.contents import contents
 from support.homes.expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
+from support.processes.nursery import Nursery
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Milliseconds
@@ -32,18 +30,12 @@ NOW = iso(Milliseconds(TIMES_MS[2] + DAY_MS // 2))
 
 def command(home: Path) -> list[str]:
     """The command line of one run."""
-    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", NOW, "expire", "--json"]
-
-
-def killed(home: Path, point: str) -> int:
-    """A process of its own that dies at a point; answers with how it left."""
-    environment = os.environ | {failpoints.VARIABLE: point}
-    return subprocess.run(command(home), env=environment, capture_output=True, timeout=120, check=False).returncode
+    return ["--home", str(home), "--clock", NOW, "expire", "--json"]
 
 
 def finish(home: Path) -> None:
     """A run to its end."""
-    done = run(*command(home)[3:])
+    done = run(*command(home))
     assert done.exit_code == 0, done.stderr
 
 
@@ -67,12 +59,12 @@ def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
 
 @pytest.mark.parametrize("point", failpoints.EXPIRY)
 def test_a_killed_expiry_ends_where_it_would_have_ended(
-    point: str, due: Path, undisturbed: dict[str, list[dict[str, object]]]
+    point: str, due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
     """Where it dies a reader sees a whole generation or none; the next run leaves the same rows in every table."""
     home, lake = due.parent / point, Lake(due.parent / point / "lake")
     shutil.copytree(due, home)
-    assert killed(home, point) == -signal.SIGKILL
+    assert nursery.run(*command(home), kill_at=point).exit_code == -signal.SIGKILL
     assert contents(home) != undisturbed
     listed = lake.read(GENERATION_TIMESTAMPS).num_rows == 4
     streams = lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 4 * RANGES
@@ -86,14 +78,13 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
     assert removal.unfinished(lake) == []
 
 
-def test_two_expiries_at_once_come_out_as_one(due: Path, undisturbed: dict[str, list[dict[str, object]]]) -> None:
+def test_two_expiries_at_once_come_out_as_one(
+    due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
+) -> None:
     """Two processes remove the same generation at the same moment: one result, no error."""
     home = due.parent / "race"
     shutil.copytree(due, home)
-    started = [
-        subprocess.Popen(command(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    told = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
+    told = nursery.race([command(home), command(home)])
+    assert [ended.exit_code for ended in told] == [0, 0], told
     assert contents(home) == undisturbed
     assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1

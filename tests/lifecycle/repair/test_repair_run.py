@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from support.homes.contents import contents
+from support.processes.nursery import Nursery
 
 from cdc_platform import failpoints
 from cdc_platform.generations import RingLayout, generate
@@ -41,34 +42,28 @@ NOON, LATER = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z"
 
 def command(home: Path, clock: str, *options: str) -> list[str]:
     """`repair --run` on a home with its clock stopped."""
-    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", clock, "repair", "--run", *options]
-
-
-def run(command: list[str], kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, killed where `kill_at` says."""
-    environment = os.environ | {failpoints.VARIABLE: kill_at}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return ["--home", str(home), "--clock", clock, "repair", "--run", *options]
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def asked(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
     """A home with a ring that has no generation, and a repair in the inbox."""
     home = tmp_path_factory.mktemp("asked") / "home"
     put_nodes(Lake(home / "lake"), HOSTS)
     (home / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
     queue = [each for each in command(home, NOON) if each != "--run"]
-    done = subprocess.run(queue, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = nursery.run(*queue)
+    assert done.exit_code == 0, done.stderr
     return home
 
 
 @pytest.fixture(scope="module")
-def repaired(asked: Path) -> Path:
+def repaired(asked: Path, nursery: Nursery) -> Path:
     """The home once the repair was made without a disturbance."""
     home = asked.with_name("repaired")
     shutil.copytree(asked, home)
-    done = run(command(home, NOON, "--json"))
-    assert done.returncode == 0, done.stderr
+    done = nursery.run(*command(home, NOON, "--json"))
+    assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["time"] == "2026-01-01T12:01:05.000Z"
     assert (told["num_ranges"], told["num_streams"]) == (5, 18)
@@ -88,16 +83,16 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
 
 
-def test_after_a_repair_none_is_needed(repaired: Path) -> None:
+def test_after_a_repair_none_is_needed(repaired: Path, nursery: Nursery) -> None:
     """The next call finds nothing and writes nothing; a ring that shrinks later is another repair."""
     before = contents(repaired, without=BOOKKEEPING)
-    done = run(command(repaired, LATER, "--strict", "--json"))
+    done = nursery.run(*command(repaired, LATER, "--strict", "--json"))
     assert json.loads(done.stdout)["needed"] is False
     assert contents(repaired, without=BOOKKEEPING) == before
     home = repaired.with_name("shrunk")
     shutil.copytree(repaired, home)
     Lake(home / "lake").delete(NODES, [("host_id", "=", str(UUID(int=2)))])
-    told = json.loads(run(command(home, LATER, "--json")).stdout)
+    told = json.loads(nursery.run(*command(home, LATER, "--json")).stdout)
     assert [line["condition"] for line in told["reasons"]] == ["range-count"]
     assert told["num_ranges"] == 3
     assert Lake(home / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
@@ -107,22 +102,23 @@ def test_after_a_repair_none_is_needed(repaired: Path) -> None:
         "import sys\nfrom cdc_platform.lifecycle.join import bootstrap\nfrom cdc_platform.lake.lake import Lake\n"
         "print(*(ring.tokens.size for ring in bootstrap.rings(Lake(sys.argv[1]), sys.argv[2])))"
     )
-    again = [sys.executable, "-c", code, str(home / "lake"), str(first)]
-    assert subprocess.run(again, capture_output=True, text=True, timeout=60, check=True).stdout == "5 5\n"
+    assert nursery.run("-c", code, home / "lake", str(first)).stdout == "5 5\n"
 
 
 @pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP, failpoints.AFTER_PUBLISHED])
-def test_a_killed_repair_ends_where_it_would_have_ended(point: str, asked: Path, repaired: Path) -> None:
+def test_a_killed_repair_ends_where_it_would_have_ended(
+    point: str, asked: Path, repaired: Path, nursery: Nursery
+) -> None:
     """Killed at each named point and run again: the same bytes in every table, and the timestamp once chosen stays."""
     home = asked.with_name(point)
     shutil.copytree(asked, home)
-    assert run(command(home, NOON), kill_at=point).returncode == -signal.SIGKILL
+    assert nursery.run(*command(home, NOON), kill_at=point).exit_code == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != contents(repaired, without=BOOKKEEPING)
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
     # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
     # clock chooses no other timestamp.
-    done = run(command(home, NOON if point == failpoints.AFTER_V2_INSERT else LATER))
-    assert done.returncode == 0, done.stderr
+    done = nursery.run(*command(home, NOON if point == failpoints.AFTER_V2_INSERT else LATER))
+    assert done.exit_code == 0, done.stderr
     assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
@@ -163,14 +159,10 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path) 
     assert found | {JUDGEMENTS.full_name: []} == contents(repaired, without=BOOKKEEPING)
 
 
-def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path) -> None:
+def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path, nursery: Nursery) -> None:
     """Two processes make the same repair at the same moment: one generation, one timestamp, no error."""
     home = asked.with_name("race")
     shutil.copytree(asked, home)
-    started = [
-        subprocess.Popen(command(home, NOON), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    told = [process.communicate(timeout=300) for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
+    told = nursery.race([command(home, NOON), command(home, NOON)])
+    assert [ended.exit_code for ended in told] == [0, 0], told
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)

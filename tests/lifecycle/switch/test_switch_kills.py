@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.command_line import run
 from support.homes.contents import contents
+from support.processes.nursery import Nursery
 from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
 
 from cdc_platform import failpoints
@@ -39,16 +37,10 @@ bootstrap.introduce(Lake(sys.argv[1]), Clock(int(sys.argv[2])), Settings(two_pha
 """
 
 
-def process(*arguments: str, kill_at: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments to its end, killed where `kill_at` says."""
-    environment = os.environ | {failpoints.VARIABLE: kill_at}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120)
-
-
-def command(home: Path, now_ms: Milliseconds, *arguments: str, kill_at: str) -> int:
+def command(nursery: Nursery, home: Path, now_ms: Milliseconds, *arguments: str, kill_at: str) -> int:
     """`cdc-platform switch`, in a process of its own that is killed; answers with how it left."""
-    program = ("-m", "cdc_platform", "--home", str(home), "--clock", format_ms(now_ms), "switch")
-    return process(*program, *arguments, kill_at=kill_at).returncode
+    words = ("--home", home, "--clock", format_ms(now_ms), "switch", *arguments)
+    return nursery.run(*words, kill_at=kill_at).exit_code
 
 
 def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
@@ -83,12 +75,18 @@ def undisturbed(
 
 @pytest.mark.parametrize("point", failpoints.SWITCH)
 def test_a_killed_switch_ends_where_it_would_have_ended(
-    point: str, home: Path, waiting: tuple[Path, str], undisturbed: dict[str, list[dict[str, object]]], tmp_path: Path
+    point: str,
+    home: Path,
+    waiting: tuple[Path, str],
+    undisturbed: dict[str, list[dict[str, object]]],
+    tmp_path: Path,
+    nursery: Nursery,
 ) -> None:
     """Started again later: the same leases, one timestamp; or, if it never comes back, anybody decides."""
     generation_id = waiting[1]
-    killed = process("-c", INTRODUCE, str(home / "lake"), str(us_of(NOON_MS)), generation_id, kill_at=point)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    introduced = ("-c", INTRODUCE, home / "lake", str(us_of(NOON_MS)), generation_id)
+    killed = nursery.run(*introduced, kill_at=point)
+    assert killed.exit_code == -signal.SIGKILL, killed.stderr
     assert contents(home, OF_A_SWITCH, without=BOOKKEEPING) != undisturbed
     left = Lake(shutil.copytree(home, tmp_path / "left") / "lake")
     # Before the promises are kept there is nothing that a later clock must not change.
@@ -105,14 +103,16 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
             bootstrap.introduce(left, NOON, TWO_PHASE, generation_id)
 
 
-def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tuple[Path, str]) -> None:
+def test_killed_commands_end_where_they_would_have_ended(
+    home: Path, waiting: tuple[Path, str], nursery: Nursery
+) -> None:
     """Dead between promise and answer, it answers the same later; dead after its decision, the next one enters it."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     register.acknowledge(lake, NOON, TWO_PHASE, generation_id, HOSTS[1:])
     answer = ("ack", generation_id, "--node", HOSTS[0])
     assert (
-        command(home, Milliseconds(NOON_MS + 1_000), *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE)
+        command(nursery, home, Milliseconds(NOON_MS + 1_000), *answer, kill_at=failpoints.AFTER_SWITCH_PROMISE)
         == -signal.SIGKILL
     )
     assert switches.find(lake, generation_id).missing == (HOSTS[0],)
@@ -120,7 +120,7 @@ def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tu
     assert switches.find(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
     decide = ("commit", generation_id)
     assert (
-        command(home, Milliseconds(NOON_MS + 9_000), *decide, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        command(nursery, home, Milliseconds(NOON_MS + 9_000), *decide, kill_at=failpoints.AFTER_SWITCH_DECISION)
         == -signal.SIGKILL
     )
     assert not lake.exists(GENERATIONS)
@@ -129,13 +129,13 @@ def test_killed_commands_end_where_they_would_have_ended(home: Path, waiting: tu
     assert switches.unfinished(lake) == []
 
 
-def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str]) -> None:
+def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
     """The commit is the decision: what comes after it does not matter."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     register.prepare(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     late = NOON_MS + 30_000
     assert (
-        command(home, Milliseconds(late), "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION)
+        command(nursery, home, Milliseconds(late), "abort", generation_id, kill_at=failpoints.AFTER_SWITCH_DECISION)
         == -signal.SIGKILL
     )
     first = switches.find(lake, generation_id)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support import command_line
 from support.homes.contents import contents
+from support.processes.nursery import Nursery
 
 from cdc_platform import failpoints
 from cdc_platform.lake.lake import Lake
@@ -40,15 +38,13 @@ KILLS = [
 
 def command(home: Path, clock: str, *words: str) -> list[str]:
     """The command line of a step."""
-    return [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", clock, *words]
+    return ["--home", str(home), "--clock", clock, *words]
 
 
-def killed(home: Path, step: tuple[str, ...], point: str) -> None:
+def killed(nursery: Nursery, home: Path, step: tuple[str, ...], point: str) -> None:
     """Run a step in a process of its own, which dies at `point`."""
-    died = subprocess.run(
-        command(home, *step), env=os.environ | {failpoints.VARIABLE: point}, capture_output=True, text=True, timeout=120
-    )
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    died = nursery.run(*command(home, *step), kill_at=point)
+    assert died.exit_code == -signal.SIGKILL, died.stderr
 
 
 def done(home: Path, step: tuple[str, ...]) -> None:
@@ -88,11 +84,12 @@ def test_a_killed_change_ends_where_it_would_have_ended(
     point: str,
     before: dict[str, Path],
     undisturbed: dict[str, dict[str, list[dict[str, object]]]],
+    nursery: Nursery,
 ) -> None:
     """Killed at each named point and run again: the same rows in every table; readers see whole sets in between."""
     home = before[script].with_name(f"{script}-{point}")
     shutil.copytree(before[script], home)
-    killed(home, SCRIPTS[script][-1], point)
+    killed(nursery, home, SCRIPTS[script][-1], point)
     lake = Lake(home / "lake")
     assert contents(home, TABLES) != undisturbed[script]
     for name in tablet_sets.tables(lake):
@@ -102,27 +99,23 @@ def test_a_killed_change_ends_where_it_would_have_ended(
 
 
 def test_a_later_clock_keeps_the_time_that_was_decided(
-    before: dict[str, Path], undisturbed: dict[str, dict[str, list[dict[str, object]]]]
+    before: dict[str, Path], undisturbed: dict[str, dict[str, list[dict[str, object]]]], nursery: Nursery
 ) -> None:
     """The set's time is chosen once: whoever finishes a killed split an hour later, keeps it."""
     home = before["split"].with_name("later-clock")
     shutil.copytree(before["split"], home)
-    killed(home, SPLIT, failpoints.AFTER_TABLET_DECISION)
+    killed(nursery, home, SPLIT, failpoints.AFTER_TABLET_DECISION)
     done(home, ("2026-01-01T02:00:00Z", *SPLIT[1:]))
     assert contents(home, TABLES) == undisturbed["split"]
 
 
-def test_concurrent_resizes_make_one_set(before: dict[str, Path]) -> None:
+def test_concurrent_resizes_make_one_set(before: dict[str, Path], nursery: Nursery) -> None:
     """Three processes split at the same moment, each by its own clock: one next set, at one time, and no error."""
     home = before["split"].with_name("race")
     shutil.copytree(before["split"], home)
     steps = [(f"2026-01-01T01:00:0{number}Z", *SPLIT[1:]) for number in range(3)]
-    started = [
-        subprocess.Popen(command(home, *step), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for step in steps
-    ]
-    told = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], told
+    told = nursery.race([command(home, *step) for step in steps])
+    assert [ended.exit_code for ended in told] == [0, 0, 0], told
     lake = Lake(home / "lake")
     sets = tablet_sets.changes(lake, "ks", "t")
     assert [(len(each.current), len(each.closed), len(each.opened)) for each in sets] == [(2, 0, 2), (4, 2, 4)]

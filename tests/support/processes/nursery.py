@@ -22,10 +22,14 @@ from typing import Any, Self
 
 from support.processes import tracing
 
+from cdc_platform import failpoints
+
 _ROOT = Path(__file__).resolve().parents[3]
 # What commands import when they run: nothing of it starts a thread before it is used.
 _MODULES = (
     "pandas",
+    "pandera.backends.pandas.builtin_checks",
+    "pandera.typing.pandas",
     "pyarrow.dataset",
     "pyarrow.parquet",
     "cdc_platform.commands.bootstrap",
@@ -86,12 +90,29 @@ class Nursery:
         self._process.wait(60)
         self._folder.cleanup()
 
+    def run(
+        self,
+        *command: str | Path,
+        kill_at: str = "",
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run one command to its end in a working folder; it is killed at a named point, if there is one."""
+        killed = {failpoints.VARIABLE: kill_at} if kill_at else {}
+        (ended,) = self.race([command], folder=folder, environment={**(environment or {}), **killed})
+        return ended
+
     def race(
-        self, commands: Sequence[Sequence[str | Path]], *, environment: Mapping[str, str] | None = None
+        self,
+        commands: Sequence[Sequence[str | Path]],
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> list[Ended]:
         """Run commands at the same moment, each in a process of its own; `-c` and a program is one of Python."""
         words = [[str(word) for word in command] for command in commands]
-        return [Ended(**each) for each in self._ask(race=words, environment=dict(environment or {}))]
+        told = self._ask(race=words, folder=str(folder or Path.cwd()), environment=dict(environment or {}))
+        return [Ended(**each) for each in told]
 
     def traced(
         self,
@@ -103,7 +124,13 @@ class Nursery:
     ) -> Ended:
         """Run a command, which is killed before operation `kill_before` (from 0) on the files below a folder."""
         words = [str(word) for word in command]
-        told = self._ask(traced=words, below=str(below), kill_before=kill_before, environment=dict(environment or {}))
+        told = self._ask(
+            traced=words,
+            folder=str(Path.cwd()),
+            below=str(below),
+            kill_before=kill_before,
+            environment=dict(environment or {}),
+        )
         return Ended(**told | {"operations": tuple((call, path) for call, path in told["operations"])})
 
     def _ask(self, **asked: Any) -> Any:
@@ -128,6 +155,7 @@ def _serve(folder: Path) -> None:
     print(json.dumps(refusal), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        os.chdir(asked["folder"])
         os.environ.update(asked["environment"])
         told = _race(folder, asked["race"]) if "race" in asked else _traced(folder, asked)
         for name in asked["environment"]:
