@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from support.nodes import join_request, node_text
 from support.pace import Pace
+from support.worlds import installed
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
@@ -38,12 +39,14 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
+DEMO_CLOCK = "2026-01-31T12:00:00Z"
+
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
     "up": ("test_browser.py", "test_foreign_pages.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
     "tour": ("test_readme.py",),
-    "demo": ("test_demo.py",),
+    "demo": ("test_demo.py", "test_wheel.py"),
     "commands": ("test_spark_commands.py",),
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
     "server": ("test_connect.py", "test_every_kill_of_joins.py"),
@@ -207,6 +210,28 @@ def nursery() -> Iterator[Nursery]:
 
     with Nursery() as nursery:
         yield nursery
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as a wheel."""
+    return installed.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That wheel's program, in an environment of its own."""
+    return installed.install(wheel, tmp_path_factory.mktemp("installed") / "env")
+
+
+@pytest.fixture(scope="session")
+def demonstrated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the installed program ran its demo once, its clock stopped; what it told is in `told`."""
+    home = tmp_path_factory.mktemp("demonstrated") / "home"
+    done = installed.run(program, home.parent, "--home", str(home), "--clock", DEMO_CLOCK, "demo", timeout=280)
+    assert done.returncode == 0, done.stderr
+    (home / "told").write_text(done.stdout, encoding="utf-8")
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,9 @@ without anything to do.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.command_line import run
 from support.nodes import join_request
+from support.processes.nursery import Nursery
+from support.worlds import installed
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, ms_from_datetime, parse_time_us
@@ -55,13 +54,9 @@ def versions(home: Path) -> dict[str, int | None]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
+def home(demonstrated: Path) -> Path:
     """A home in which the demo ran once."""
-    path = tmp_path_factory.mktemp("demo") / "home"
-    ran = run(*arguments(path))
-    assert ran.exit_code == 0, ran.stderr
-    (path / "told").write_text(ran.stdout, encoding="utf-8")
-    return path
+    return demonstrated
 
 
 def test_the_snapshots_are_three_joins_of_real_nodes() -> None:
@@ -191,12 +186,10 @@ def test_the_old_cluster_passes_its_checks(home: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_second_run_needs_no_java(home: Path, tmp_path: Path) -> None:
+def test_the_second_run_needs_no_java(home: Path, program: Path, tmp_path: Path) -> None:
     """What is finished is left as it is: run again at once, without JVM or network, the same is told of it."""
     before = versions(home)
-    command = [sys.executable, "-m", "cdc_platform", *arguments(home)]
-    env = {**os.environ, "JAVA_HOME": str(tmp_path)}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    ran = installed.run(program, tmp_path, *arguments(home), JAVA_HOME=str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert versions(home) == before
     assert ran.stdout.count("finished before") == 3
@@ -244,19 +237,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict
     "point", [failpoints.AFTER_REWRITTEN_STREAMS, failpoints.AFTER_TIMESTAMP_REMOVAL, failpoints.AFTER_TABLET_DECISION]
 )
 def test_acts_that_were_killed_are_gone_on_with(
-    tmp_path: Path, undisturbed: dict[str, list[dict[str, Any]]], point: str
+    tmp_path: Path, undisturbed: dict[str, list[dict[str, Any]]], point: str, nursery: Nursery
 ) -> None:
     """A demo that dies in the middle of an act leaves what the next one ends as if nothing had been."""
-    env = {**os.environ, failpoints.VARIABLE: point, "PYTHONPATH": str(Path(__file__).parent)}
-    died = subprocess.run([sys.executable, "-c", ACTS, str(tmp_path)], env=env, timeout=120, check=False)
-    assert died.returncode == -signal.SIGKILL
+    died = nursery.run("-c", ACTS, tmp_path, kill_at=point)
+    assert died.exit_code == -signal.SIGKILL
     assert left(tmp_path) != undisturbed
     play_acts(tmp_path)
     assert left(tmp_path) == undisturbed
 
 
 @pytest.mark.spark
-def test_again_gives_the_same_bytes_and_times(home: Path) -> None:
+@pytest.mark.long("three generations made once more on Spark")
+def test_again_gives_the_same_bytes_and_times(home: Path, spark: SparkSession) -> None:
     """Materialised once more, every generation keeps its streams and its timestamp."""
     lake = Lake(open_home(home).lake)
     before = Timeline.read(lake).known

@@ -3,55 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-OURS = ("cdc_platform", "cdc-platform", "__editable__", "assets", "resources", "_virtualenv")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as a wheel, built without a network."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "uv", "build", "--wheel", "--no-build-isolation", "--offline", "--out-dir", folder]
-    done = subprocess.run([*build, str(ROOT)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed program: in its environment are the dependencies, and of the project the wheel alone."""
-    environment = tmp_path_factory.mktemp("installed") / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    others = environment / "others"
-    others.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(OURS) and entry.suffix != ".pth":
-            (others / entry.name).symlink_to(entry)
-    (site,) = environment.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(f"{others}\n", encoding="utf-8")
-    python = environment / "bin" / "python"
-    install = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-deps", "--python", str(python)]
-    done = subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return environment / "bin" / "cdc-platform"
-
-
-def run(program: Path, folder: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """The installed program, or its Python, in a folder that is no clone."""
-    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(
-        [str(program), *words], cwd=folder, env=bare, capture_output=True, text=True, check=False, timeout=timeout
-    )
+from support.worlds.installed import OURS, ROOT, run
 
 
 def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
@@ -98,9 +54,8 @@ def test_looking_works_from_any_folder(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_main_job_runs(program: Path, tmp_path: Path) -> None:
+@pytest.mark.long("the demo as a newcomer runs it, a JVM's start included; the demo's tests judge it")
+def test_the_main_job_runs(program: Path, demonstrated: Path) -> None:
     """`demo`, with the real ring that came along, to its end."""
-    done = run(program, tmp_path, "--home", "home", "demo", timeout=900)
-    assert done.returncode == 0, done.stderr
-    listed = json.loads(run(program, tmp_path, "--home", "home", "generations", "--json").stdout)
+    listed = json.loads(run(program, demonstrated.parent, "--home", "home", "generations", "--json").stdout)
     assert [each["state"] for each in listed] == ["published"] * 3
