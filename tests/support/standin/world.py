@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
-from cassandra.concurrent import execute_concurrent_with_args
+from cassandra.concurrent import execute_concurrent, execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
 
@@ -87,6 +88,7 @@ class World:
         )
         self._session = self._cluster.connect()
         self._logged: list[str] = []
+        self._held: list[tuple[str, Sequence[object]]] | None = None
         self._tables = _TABLES | {
             f"node{node}.{table}": columns
             for node in range(nodes)
@@ -101,7 +103,23 @@ class World:
 
     def _change(self, statement: str, values: Sequence[object] | None = None) -> None:
         self.changed = True
-        self._session.execute(statement, values)
+        if self._held is None:
+            self._session.execute(statement, values)
+        else:
+            self._held.append((statement, values or ()))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Send the changes of rows that are made here at once, at its end; the driver's times keep their order."""
+        if self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+            execute_concurrent(self._session, self._held, concurrency=64)
+        finally:
+            self._held = None
 
     def stop(self) -> None:
         """Close the session."""
@@ -109,19 +127,19 @@ class World:
 
     def empty(self) -> None:
         """Take every row out; tables stay."""
-        for table in self._tables:
-            columns = self._tables[table]
-            match = columns.rpartition("PRIMARY KEY (")[2] if "PRIMARY KEY (" in columns else ""
-            keys = match.rstrip(")").replace("(", "").split(")")[0] if match.startswith("(") else match.split(",")[0]
-            names = [name.strip() for name in keys.rstrip(")").split(",")] if keys else [columns.split()[0]]
-            listed = ", ".join(names)
-            for row in list(self._session.execute(f"SELECT DISTINCT {listed} FROM {table}")):
+        keys = {table: _partition_key(columns) for table, columns in self._tables.items()}
+        found = {
+            table: self._session.execute_async(f"SELECT DISTINCT {', '.join(names)} FROM {table}")
+            for table, names in keys.items()
+        }
+        with self._together():
+            for table, names in keys.items():
                 where = " AND ".join(f"{name} = %s" for name in names)
-                self._change(f"DELETE FROM {table} WHERE {where}", tuple(row))
-        self._change(
-            "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
-        )
-
+                for row in found[table].result():
+                    self._change(f"DELETE FROM {table} WHERE {where}", tuple(row))
+            self._change(
+                "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
+            )
         for table in self._logged:
             for name in (f"{table}_scylla_cdc_log", table):
                 self._change(f"DROP TABLE IF EXISTS {name}")
@@ -170,8 +188,9 @@ class World:
 
     def schema_changed(self) -> None:
         """Let every node say that it has another schema, as after any DDL."""
-        for node in range(self.nodes):
-            self._change(f"UPDATE node{node}.local SET schema_version = uuid() WHERE key = 'local'")
+        with self._together():
+            for node in range(self.nodes):
+                self._change(f"UPDATE node{node}.local SET schema_version = uuid() WHERE key = 'local'")
 
     def put(self, table: str, **values: object) -> None:
         """Insert a row. A name of a column may not need quotes."""
@@ -193,49 +212,51 @@ class World:
 
     def cluster(self, nodes: Sequence[Node], *, name: str = NAME, topology: Mapping[str, object] | None = None) -> None:
         """The nodes, as every node's own tables and the topology have them."""
-        for place, mine in enumerate(nodes):
-            self._local(place, name, mine)
-            for other in nodes:
-                if other is not mine:
-                    self.put(f"node{place}.peers", peer=other.address, **_of_node(name, other))
-            self.put(
-                "scylla.topology",
-                key="topology",
-                host_id=mine.host_id,
-                datacenter=mine.datacenter,
-                rack=mine.rack,
-                tokens={str(token) for token in mine.tokens},
-                node_state=mine.status.lower(),
-                shard_count=mine.shard_count,
-                ignore_msb=mine.ignore_msb,
-                release_version="6.2.0",
-                supported_features=set(FEATURES),
-            )
-        static = {"version": 7, "upgrade_state": "done", "enabled_features": set(FEATURES), **(topology or {})}
-        self.put("scylla.topology", key="topology", **static)
-        self.put("scylla.versions", key="local", version="2026.3.0", build_mode="release", build_id="x")
+        with self._together():
+            for place, mine in enumerate(nodes):
+                self._local(place, name, mine)
+                for other in nodes:
+                    if other is not mine:
+                        self.put(f"node{place}.peers", peer=other.address, **_of_node(name, other))
+                self.put(
+                    "scylla.topology",
+                    key="topology",
+                    host_id=mine.host_id,
+                    datacenter=mine.datacenter,
+                    rack=mine.rack,
+                    tokens={str(token) for token in mine.tokens},
+                    node_state=mine.status.lower(),
+                    shard_count=mine.shard_count,
+                    ignore_msb=mine.ignore_msb,
+                    release_version="6.2.0",
+                    supported_features=set(FEATURES),
+                )
+            static = {"version": 7, "upgrade_state": "done", "enabled_features": set(FEATURES), **(topology or {})}
+            self.put("scylla.topology", key="topology", **static)
+            self.put("scylla.versions", key="local", version="2026.3.0", build_mode="release", build_id="x")
 
     def generation(
         self, time_ms: Milliseconds, id_: uuid.UUID, description: TopologyDescription, *, timestamp: bool = True
     ) -> None:
         """A generation in its user-facing tables and both internal ones; in `cdc_local` of all nodes."""
-        for row in range(len(description)):
-            entry = description.entry(row)
-            streams = {stream.tobytes() for stream in entry.streams}
-            common: dict[str, Any] = {"range_end": entry.range_end, "streams": streams}
-            self.put("scylla_distributed.cdc_streams_descriptions_v2", time=time_ms, **common)
-            internal = "scylla_distributed_everywhere.cdc_generation_descriptions_v2"
-            self.put(internal, id=id_, ignore_msb=entry.ignore_msb, num_ranges=len(description), **common)
-            third = {"key": "cdc_generations", "id": id_, "ignore_msb": entry.ignore_msb}
-            self.put("scylla.cdc_generations_v3", **third, **common)
-        self._change(
-            "UPDATE scylla.topology SET committed_cdc_generations = committed_cdc_generations + "
-            f"{{({time_ms}, {id_})}} WHERE key = 'topology'"
-        )
-        for node in range(self.nodes):
-            self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=id_)
-        if timestamp:
-            self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
+        with self._together():
+            for row in range(len(description)):
+                entry = description.entry(row)
+                streams = {stream.tobytes() for stream in entry.streams}
+                common: dict[str, Any] = {"range_end": entry.range_end, "streams": streams}
+                self.put("scylla_distributed.cdc_streams_descriptions_v2", time=time_ms, **common)
+                internal = "scylla_distributed_everywhere.cdc_generation_descriptions_v2"
+                self.put(internal, id=id_, ignore_msb=entry.ignore_msb, num_ranges=len(description), **common)
+                third = {"key": "cdc_generations", "id": id_, "ignore_msb": entry.ignore_msb}
+                self.put("scylla.cdc_generations_v3", **third, **common)
+            self._change(
+                "UPDATE scylla.topology SET committed_cdc_generations = committed_cdc_generations + "
+                f"{{({time_ms}, {id_})}} WHERE key = 'topology'"
+            )
+            for node in range(self.nodes):
+                self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=id_)
+            if timestamp:
+                self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
 
     def first_format(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
         """A generation of the first format, in both of its tables."""
@@ -258,12 +279,13 @@ class World:
         opened: Iterable[bytes] | None = None,
     ) -> None:  # fmt: skip
         """A stream set of a tablet-based table; without `opened` it is the first, which opens all of itself."""
-        current = list(current)
-        self.put("scylla.cdc_timestamps", keyspace_name=keyspace, table_name=table, timestamp=time_ms)
-        for state, streams in ((0, current), (1, closed), (2, current if opened is None else opened)):
-            for stream in streams:
-                key = {"keyspace_name": keyspace, "table_name": table, "timestamp": time_ms}
-                self.put("scylla.cdc_streams", **key, stream_state=state, stream_id=stream)
+        with self._together():
+            current = list(current)
+            self.put("scylla.cdc_timestamps", keyspace_name=keyspace, table_name=table, timestamp=time_ms)
+            for state, streams in ((0, current), (1, closed), (2, current if opened is None else opened)):
+                for stream in streams:
+                    key = {"keyspace_name": keyspace, "table_name": table, "timestamp": time_ms}
+                    self.put("scylla.cdc_streams", **key, stream_state=state, stream_id=stream)
 
     def cdc_options(self, keyspace: str, table: str, **options: str) -> None:
         """The CDC options of a table, as newer versions list them."""
@@ -309,6 +331,15 @@ class World:
 def time_uuid(ms: Milliseconds, number: int = 1) -> uuid.UUID:
     """The timeuuid of a moment, always the same."""
     return uuid_from_time(ms / 1000, node=number, clock_seq=number)
+
+
+def _partition_key(columns: str) -> list[str]:
+    """The names of the partition key in a table's columns as CQL writes them."""
+    if "PRIMARY KEY (" not in columns:
+        return [columns.split()[0]]
+    keys = columns.rpartition("PRIMARY KEY (")[2].rstrip(")")
+    inner = keys.replace("(", "").split(")")[0] if keys.startswith("(") else keys.split(",")[0]
+    return [name.strip() for name in inner.split(",")]
 
 
 def _of_node(name: str, node: Node) -> dict[str, object]:
