@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from support.drawing import Drawing
 from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
@@ -68,8 +69,9 @@ _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost."""
+    """Measure what tests cost, and draw those of the grids."""
     config.pluginmanager.register(Pace())
+    config.pluginmanager.register(Drawing())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,7 @@
 """Processes of `cdc-platform up` are killed while nodes join, generations are switched to and V1 tables are rewritten.
 
 Whatever dies and when: Spark comes back and `up` goes on; where `up` ends, all ends, and the next one finishes the
-work. A few kills by default, printed with their seed; CDC_PLATFORM_KILLS=50 for as many, CDC_PLATFORM_SEED for others.
+work. A few kills by default, others in each run, by its seed; CDC_PLATFORM_KILLS=50 for as many.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.drawing import KILLS, SEED
 from support.homes.v1_tables import nodes, old_cluster, published, times
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
@@ -29,8 +30,7 @@ from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
 from cdc_platform.records import inbox
 from cdc_platform.sources.bootstrap_file import JoinRequest
 
-KILLS = int(os.environ.get("CDC_PLATFORM_KILLS", "2"))
-SEED = os.environ.get("CDC_PLATFORM_SEED", "2")
+TIMES = int(KILLS or 2)
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
 _FORKED = "multiprocessing.forkserver"
 """In the command line of the process that runs are forked from, and so of each of them."""
@@ -53,7 +53,7 @@ _LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc"),
-    pytest.mark.timeout(600 + 600 * KILLS),
+    pytest.mark.timeout(600 + 600 * TIMES),
 ]
 
 
@@ -132,14 +132,14 @@ def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
     made = old_cluster(serving.lake, old, members=nodes(2), tables=(("orders", 0),))
     serving.start()
     generations = []
-    for number in range(KILLS):
+    for number in range(TIMES):
         victim = dice.choice(sorted(PARTS)) if number else "spark"
         event = inbox.queue(serving.lake, Clock(), JoinRequest.model_validate(node_config(100 + number)))
         generations.append(event.generation_id)
         ask(serving, _LAUNCH)
         await_true(lambda: ask(serving, _RUNS)["runsOrError"]["results"], 120, "the start of the work")
         pause = dice.uniform(0, 15)
-        print(f"kill {number + 1} of {KILLS}, seed {SEED}: {victim} after {pause:.1f} s", flush=True)
+        print(f"kill {number + 1} of {TIMES}, seed {SEED}: {victim} after {pause:.1f} s", flush=True)
         time.sleep(pause)
         kill(serving, victim)
         await_true(lambda: not inbox.waiting(serving.lake), 600, f"the joins after {victim} was killed")

@@ -38,7 +38,7 @@ from cdc_platform.log.stored_names import INEXACT
 
 pytestmark = pytest.mark.cassandra
 
-HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "3"))
+HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
 TABLE_ID = uuid.UUID(int=7)

@@ -1,15 +1,13 @@
 """Commands that die before an operation on a file and are run again: what is then there is what would have been there.
 
-Some operations are drawn anew in every run, by a seed that is printed; CDC_PLATFORM_SEED=N draws the same again, and
-CDC_PLATFORM_KILLS=N draws that many of each command, CDC_PLATFORM_KILLS=all all.
+Some operations are drawn anew in every run, by its seed; CDC_PLATFORM_KILLS=N draws that many of each command,
+CDC_PLATFORM_KILLS=all all.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import secrets
 import shutil
 import signal
 import time
@@ -21,14 +19,13 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from support.drawing import KILLS, SEED
 from support.processes.nursery import Ended, Nursery
 
 from cdc_platform import drafts
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.versions import stored_names
 
-SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
-KILLS = os.environ.get("CDC_PLATFORM_KILLS")
 # A verdict names the data files by which it was given, and these have random names.
 _OF_FILES = frozenset({"content"})
 
@@ -65,7 +62,6 @@ def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, 
 
 def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: int = 2) -> int:
     """Kill the command of a case before some operations, or all, each time on a new home; answers how often."""
-    print(f"CDC_PLATFORM_SEED={SEED}")
     if nursery.refusal:
         pytest.skip(nursery.refusal)
     before = folder / "before" / "home"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+from support.drawing import SEED
 from support.store.s3_server import COUNTS
 
-SEED = os.environ.get("CDC_PLATFORM_SEED") or str(secrets.randbelow(10**9))
 SECRET = "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 
@@ -21,7 +20,6 @@ class S3:
     """A server that was started; a bucket for each who asks."""
 
     def __init__(self) -> None:
-        print(f"CDC_PLATFORM_SEED={SEED}")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.store.s3_server", SEED],
             env=os.environ | {"PYTHONPATH": str(_TESTS)},

@@ -1,0 +1,52 @@
+"""The seed of a run, which its header prints, and what is drawn by it: some tests of each grid, an order of all.
+
+CDC_PLATFORM_SEED=N draws the same again; CDC_PLATFORM_KILLS=all takes grids whole; CDC_PLATFORM_SHUFFLE=1 runs files,
+and the tests in them, in an order that is drawn as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections import defaultdict
+
+import pytest
+
+# Workers are started with this environment: all of them draw the same.
+SEED = os.environ.setdefault("CDC_PLATFORM_SEED", str(secrets.randbelow(10**9)))
+KILLS = os.environ.get("CDC_PLATFORM_KILLS")
+"""How many kills are tried of what can be killed in many places: a number, `all`, or None for a few."""
+SHUFFLE = bool(os.environ.get("CDC_PLATFORM_SHUFFLE"))
+
+
+class Drawing:
+    """The plugin."""
+
+    def pytest_report_header(self) -> str:
+        """How the same is drawn again."""
+        return f"CDC_PLATFORM_SEED={SEED}{' CDC_PLATFORM_SHUFFLE=1' * SHUFFLE}"
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave of each grid as many tests as its mark says, and shuffle them if that is asked for."""
+        left = set() if KILLS == "all" else _left_out(items)
+        if left:
+            config.hook.pytest_deselected(items=list(left))
+            items[:] = [item for item in items if item not in left]
+        if SHUFFLE:
+            dice = random.Random(SEED)
+            places = {path: dice.random() for path in sorted({item.path for item in items})}
+            dice.shuffle(items)
+            items.sort(key=lambda item: places[item.path])
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    grids: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("grid")
+        if mark is not None:
+            grids[mark.args].append(item)
+    left: set[pytest.Item] = set()
+    for (name, keep), those in grids.items():
+        left |= set(those) - set(random.Random(f"{SEED} {name}").sample(those, min(keep, len(those))))
+    return left
