@@ -6,15 +6,17 @@ One file, `<home>/settings.toml`; every key is optional, and the defaults are th
 from __future__ import annotations
 
 import logging
-import tomllib
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from cdc_platform.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
 from cdc_platform.places import Place
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Policy = Literal["strict", "recent-past"]
 
@@ -24,14 +26,18 @@ _REMOVED = ("generation_retry_ms",)
 _log = logging.getLogger(__name__)
 
 
-class Settings(BaseModel):
-    """Settings of one home; times in milliseconds."""
+def _bounded(default: Any, **bounds: Any) -> Any:
+    """A setting whose value in a file is held to bounds, which are those of pydantic's fields."""
+    return field(default=default, metadata=bounds)
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    ring_delay_ms: Milliseconds = Field(default=RING_DELAY_MS, ge=0, le=HOUR_MS)
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one home; times in milliseconds. What a file says is judged by `load_settings`."""
+
+    ring_delay_ms: Milliseconds = _bounded(RING_DELAY_MS, ge=0, le=HOUR_MS)
     """How long gossip is given to reach every node."""
-    generation_leeway_ms: Milliseconds = Field(default=LEEWAY_MS, ge=0, le=HOUR_MS)
+    generation_leeway_ms: Milliseconds = _bounded(LEEWAY_MS, ge=0, le=HOUR_MS)
     """How far into the future a write's timestamp may lie, and the last part of a generation's delay."""
     first_generation_delay: bool = True
     """Whether the first generation waits like the others (the documents) or operates at once (later versions)."""
@@ -39,29 +45,29 @@ class Settings(BaseModel):
     """Which writes are accepted: `strict` is [T, C + leeway) of the documents, `recent-past` the rule of 2024."""
     use_creation_time: bool = False
     """Whether the rewrite also leaves V1 generations out that were superseded before the oldest log was created."""
-    clock_margin_ms: Milliseconds = Field(default=Milliseconds(0), ge=0, le=HOUR_MS)
+    clock_margin_ms: Milliseconds = _bounded(Milliseconds(0), ge=0, le=HOUR_MS)
     """How far other clocks may be off when the rewrite leaves V1 generations out; servers that have it take 10 s."""
     dont_rewrite_streams: bool = False
     """Keeps the rewrite of V1 tables from doing anything; an administrator has to see to them."""
-    rewrite_attempts: int = Field(default=5, ge=1, le=1000)
+    rewrite_attempts: int = _bounded(5, ge=1, le=1000)
     """How often the rewrite tries a read that fails before it leaves the node unmarked and the rest to the next run."""
-    rewrite_retry_ms: Milliseconds = Field(default=SECOND_MS * 2, ge=0, le=HOUR_MS)
+    rewrite_retry_ms: Milliseconds = _bounded(SECOND_MS * 2, ge=0, le=HOUR_MS)
     """How long the rewrite waits before it tries a read again."""
     repair_strict: bool = False
     """Whether a repair also mends what is only a warning: sharding that is not the owners', misplaced streams."""
-    expiry_grace_ms: Milliseconds = Field(default=HOUR_MS, ge=0, le=DAY_MS * 30)
+    expiry_grace_ms: Milliseconds = _bounded(HOUR_MS, ge=0, le=DAY_MS * 30)
     """How long an expired generation is kept for readers in the middle of it: their longest window at least."""
-    expiry_skew_margin_ms: Milliseconds = Field(default=SECOND_MS * 10, ge=0, le=HOUR_MS)
+    expiry_skew_margin_ms: Milliseconds = _bounded(SECOND_MS * 10, ge=0, le=HOUR_MS)
     """How far the clocks of nodes may be off where it is told when the last row of a generation was written."""
     two_phase_switch: bool = False
     """Whether a generation is switched to in two phases, or (the documents) by gossip and a timestamp in good time."""
-    switch_lease_ms: Milliseconds = Field(default=MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
+    switch_lease_ms: Milliseconds = _bounded(MINUTE_MS, ge=SECOND_MS, le=HOUR_MS)
     """How long, beyond the leeway, a participant of a switch goes on without knowing the decision."""
-    switch_deadline_ms: Milliseconds = Field(default=SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
+    switch_deadline_ms: Milliseconds = _bounded(SECOND_MS * 30, ge=SECOND_MS, le=HOUR_MS)
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
-    switch_margin_ms: Milliseconds = Field(default=SECOND_MS * 5, ge=0, le=HOUR_MS)
+    switch_margin_ms: Milliseconds = _bounded(SECOND_MS * 5, ge=0, le=HOUR_MS)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
-    user_header: str = Field(default="", pattern=r"^[A-Za-z0-9-]{0,100}$")
+    user_header: str = _bounded("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
 
 
@@ -72,16 +78,35 @@ def load_settings(path: Place) -> Settings:
         InputError: the file is no TOML, has an unknown key or a value out of bounds.
     """
     try:
-        read = tomllib.loads(path.read().decode())
+        text = path.read()
+    except FileNotFoundError:
+        return Settings()
+    # Not before there is a file: to import pydantic's models and make one takes as long as a look-up.
+    import tomllib
+
+    from pydantic import ValidationError
+
+    try:
+        read = tomllib.loads(text.decode())
         for name in _REMOVED:
             if read.pop(name, None) is not None:
                 _log.warning("%s: %s is no longer a setting and changes nothing; remove it", path, name)
-        return Settings.model_validate(read)
-    except FileNotFoundError:
-        return Settings()
+        return Settings(**_model().model_validate(read).model_dump())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: {key}: {first['msg']}; remove the key for its default") from None
+
+
+@cache
+def _model() -> type[BaseModel]:
+    """The settings as a model of pydantic, which judges their types and bounds."""
+    from pydantic import ConfigDict, Field, create_model
+
+    hints = get_type_hints(Settings)
+    declared: dict[str, Any] = {
+        each.name: (hints[each.name], Field(default=each.default, **each.metadata)) for each in fields(Settings)
+    }
+    return create_model("Settings", __config__=ConfigDict(extra="forbid", strict=True), **declared)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,7 @@ def test_every_table_is_documented() -> None:
 def test_documented_settings_are_the_defaults() -> None:
     """The settings file that the operator's page shows is what holds without one."""
     (block,) = blocks(text_of("docs/operating.md"), "toml")
-    shown = tomllib.loads(block)
-    assert Settings.model_validate(shown) == Settings()
-    assert set(shown) == set(Settings.model_fields)
+    assert tomllib.loads(block) == asdict(Settings())
 
 
 def test_documented_node_can_join() -> None:

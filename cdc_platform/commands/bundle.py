@@ -7,6 +7,7 @@ import json
 import platform
 import re
 import tarfile
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def _parts(session: Session, home: Home) -> tuple[dict[str, str], str | None]:
             "packages": {name: _version(name) for name in _PACKAGES},
             "tables": versions(lake),
         },
-        "settings.json": home.settings.model_dump(),
+        "settings.json": asdict(home.settings),
     }
     texts = {name: json.dumps(_blotted(plain(part)), indent=2, ensure_ascii=False) for name, part in found.items()}
     for pattern in _LOGS:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from deltalake.exceptions import CommitFailedError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from cdc_platform.lake.translate import translated
 
@@ -23,6 +22,15 @@ def until_first(
     Raises:
         ConflictError: others kept winning. What else the write raises is said of `what`.
     """
+    # Not before something is written: it brings asyncio and SSL along, of which whoever only reads has no use.
+    from tenacity import (
+        Retrying,
+        retry_if_exception_type,
+        stop_after_attempt,
+        stop_after_delay,
+        wait_random_exponential,
+    )
+
     with translated(what):
         for attempt in Retrying(
             retry=retry_if_exception_type(CommitFailedError),
