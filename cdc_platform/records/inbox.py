@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,11 @@ from cdc_platform.errors import InputError, NotFound, StateError, UnfinishedJoin
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.lake.turns import JOINS, in_turn
-from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import current_ring, node_rows, nodes_of
 from cdc_platform.ring import FIRST, LAST, MAX_RANGES, Node, Ring
+
+if TYPE_CHECKING:
+    from cdc_platform.records.join_request import JoinRequest
 
 JOIN = "join"
 REPAIR = "repair"
