@@ -75,7 +75,9 @@ def check(
     rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
     title = f"Invariants of {'all generations' if name is None else name}"
     good = all(line.passed for line in judgements)
-    left = [following("repair", "--dry-run", why=_why(line)) for line in judgements if not line.passed][:1]
+    # What cannot be read comes first: what else is wrong may follow from it.
+    failing = sorted((line for line in judgements if not line.passed), key=lambda line: not _is_of_files(line))
+    left = [following("repair", *_mending(line), why=_why(line)) for line in failing[:1]]
     told = [_told(line) for line in judgements]
     write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
     if not good:
@@ -91,6 +93,17 @@ def _told(line: Judgement) -> dict[str, object]:
         "passed": line.passed,
         "page": _page_of(line.invariant),
     }
+
+
+def _is_of_files(line: Judgement) -> bool:
+    from cdc_platform.invariants.findings import FILES_WHOLE, ROWS_AS_COMMITTED
+
+    return line.invariant in (FILES_WHOLE, ROWS_AS_COMMITTED)
+
+
+def _mending(line: Judgement) -> list[str]:
+    """The options of the repair that says what can be done about it."""
+    return [*(["--from-description"] if _is_of_files(line) else []), "--dry-run"]
 
 
 def _why(line: Judgement) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--strict/--no-strict", default=None, help="Repair for warnings too. [default: repair_strict of settings]"
 )
+@click.option("--from-description", is_flag=True, help="Make damaged rows of generations anew; asks for no generation.")
 @click.option("--node", type=click.UUID, metavar="HOST_ID", help="The node that makes it. [default: the first]")
 @json_option
 @pass_session
@@ -36,6 +37,7 @@ def repair(
     dry_run: bool,
     run: bool,
     strict: bool | None,
+    from_description: bool,
     node: UUID | None,
     as_json: bool,
 ) -> None:
@@ -44,13 +46,22 @@ def repair(
     Queued like a join, or made at once with --run. Calls at the same time make one generation. With --dry-run the
     exit code is 1 where a repair is needed, and 0 where that cannot be told by the tables that were brought here.
 
+    With --from-description no generation is asked for: rows of generations whose files are damaged or gone are made
+    anew, the same to the last bit, since streams follow from the generation's UUID and the ring. The exit code is 1
+    where something stays damaged, with --dry-run where anything is.
+
     \b
     Example:
       cdc-platform repair --dry-run
       cdc-platform repair --run --strict
+      cdc-platform repair --from-description
     """
     if dry_run and run:
         raise click.UsageError("--dry-run writes nothing and --run makes a generation; choose one")
+    if from_description:
+        if run or node is not None or strict is not None:
+            raise click.UsageError("--from-description makes no generation; of the other options it takes --dry-run")
+        ctx.exit(_refill(session, dry_run=dry_run, as_json=as_json))
     from cdc_platform.lake.turns import MAKING, busy
     from cdc_platform.lifecycle.join import joining
     from cdc_platform.lifecycle.repair import checkup as repairing
@@ -75,6 +86,32 @@ def repair(
     write_result(result, lambda: _write(checkup, result), left, as_json=as_json)
     if dry_run:
         ctx.exit(int(checkup.needed))
+
+
+def _refill(session: Session, *, dry_run: bool, as_json: bool) -> int:
+    """Make damaged rows anew, or say which those are; answers with the exit code."""
+    from cdc_platform.lake.only_observed import assert_may_write
+    from cdc_platform.lake.session import workers
+    from cdc_platform.lake.verification import stray_pointers
+    from cdc_platform.lifecycle.join import refill
+
+    lake = session.lake()
+    if not dry_run:
+        assert_may_write(lake, "making rows of generations anew")
+        for pointer in stray_pointers(lake):
+            pointer.remove()
+    found = refill.damaged(lake)
+    done, left = ([], found.rest) if dry_run else refill.mend(workers(), lake, found)
+    made = [(what, None) for what in found.lacking] if dry_run else done
+    rows = [(what.table.full_name, what.entry.generation_id, what.slice, version) for what, version in made]
+    columns = ("table", "generation", "slice", "version")
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
+    title = "Rows that can be made anew" if dry_run else "Rows made anew"
+    ways = [following("repair", "--from-description")] if dry_run and rows else []
+    write_result(result, lambda: write_table(title, columns, rows), ways, as_json=as_json)
+    for line in left:
+        warn(line, code="stays-damaged")
+    return int(bool(left or (dry_run and rows)))
 
 
 def _left(lake: Lake, checkup: Checkup, strict: bool) -> list[Next]:

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc_platform.clock import from_datetime, to_datetime
-from cdc_platform.errors import InputError
-from cdc_platform.lake import slices
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake import commits, digests, slices
 from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import quoted, spark_schema
@@ -50,18 +50,49 @@ def slice_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequ
     return rows_of_files(lake.files(table, [(name, "=", value) for name, value in where.items()]), columns)
 
 
+def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mapping[str, Any]) -> None:
+    """Hold that the rows of a slice are those that commits put there, before something is made of them.
+
+    A slice of which no commit says anything is taken as it is.
+
+    Raises:
+        StateError: they are others, or a file of it is damaged.
+    """
+    _check_partition(table, where)
+    with lake.open_tables.looked_at_once(), translated(f"reading {table.full_name}"):
+        version = lake.version(table)
+        name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+        due = None if version is None else commits.digests_at(lake.open_tables.newest(lake.path(table)), [name])
+        if due is None:
+            return
+        columns = [column for column in table.schema.names if column not in table.partition_by]
+        rows = slice_rows(lake, table, where, columns)
+        if (slices.held(workers, rows) if rows.tasks else 0) == due[name]:
+            return
+    raise StateError(
+        f"{table.full_name} where {name} holds other rows than its commits put there, in version {version}: nothing is"
+        " made of it; cdc-platform check --deep names the file, repair --from-description makes the rows anew"
+    )
+
+
 def replace_slice(
-    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any]
+    workers: Workers,
+    lake: Lake,
+    table: Table,
+    rows: DataFrame | TaskRows,
+    where: Mapping[str, Any],
+    due: Mapping[str, int] | None = None,
 ) -> int:
     """Put `rows` in place of all rows in which every partition column has its value in `where`; one atomic commit.
 
     Run again, or by two writers at once, with the same rows it leaves the same rows. Answers with the table's version
-    in which the slice is.
+    in which the slice is. With `due`, the digests of slices, no other rows than those are put in.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         ConflictError: other writers kept winning.
         EnvironmentProblem: Spark's workers do not see the table's folder.
+        StateError: the rows are not those that are due.
     """
     _check_partition(table, where)
     lake.ensure(table)
@@ -70,6 +101,8 @@ def replace_slice(
         rows = _of_table(table, rows)
         draft = slices.write_draft(workers, lake, table, rows, where, what)
     try:
+        if due is not None and draft.digests != due:
+            raise StateError(f"{what}: the rows made anew are not those that its commits put there; it stays as it was")
         return _committed(what, lambda: slices.commit(lake, table, draft, where))
     finally:
         slices.discard(draft)

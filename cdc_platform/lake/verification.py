@@ -6,6 +6,7 @@ from the first commit with an envelope on: what is older is unknown, and no comp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -25,12 +26,16 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.versions import folders
 from cdc_platform.lake.volume import rows_at_once
-from cdc_platform.places import place_of
+from cdc_platform.places import Place, place_of
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
 _BYTES_AT_ONCE = 8 << 20
 _ROWS_AT_ONCE = 65_536
+_POINTER = "_last_checkpoint"
+"""The file in a log that names its newest checkpoint, from which readers start."""
+_NAMED = 3
+"""Files that are named of those of a slice with other rows."""
 
 
 @dataclass
@@ -39,7 +44,9 @@ class Verified:
 
     `damage`: files; `strange`: slices that hold other rows than their commits say; `foreign`: commits that are not the
     platform's; `accepted`: those of them that somebody has accepted, which is no complaint. `files`, `slices`,
-    `commits` were judged; `left` slices were not read, `unknown` ones have no digest.
+    `commits` were judged; `left` slices were not read, `unknown` ones have no digest. `broken`: the slices that cannot
+    be read or hold other rows, with the digest that is due, where commits say one; `is_unreadable`: the log is damaged,
+    so that none can be read.
     """
 
     name: str
@@ -52,6 +59,8 @@ class Verified:
     commits: int = 0
     left: int = 0
     unknown: int = 0
+    broken: dict[str, int | None] = field(default_factory=dict)
+    is_unreadable: bool = False
 
 
 def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = None) -> list[Verified]:
@@ -80,6 +89,12 @@ def foreign_commits(history: Sequence[Commit]) -> list[Commit]:
     return [commit for commit in _known(history) if commit.envelope is None and commit.changes]
 
 
+def stray_pointers(lake: Lake) -> list[Place]:
+    """The files that send readers of a table to a checkpoint which is not there: without them the log is read."""
+    logs = [place_of(folder) / LOG_FOLDER for _, folder in folders(lake.place)]
+    return [log / _POINTER for log in logs if _stray_pointer(log, log.names()) is not None]
+
+
 def content(name: str, folder: str, version: int, slices: Collection[str]) -> dict[str, int]:
     """The digests of slices of a table as its files are, in a version that has to be its newest.
 
@@ -94,6 +109,21 @@ def content(name: str, folder: str, version: int, slices: Collection[str]) -> di
     if look.found.damage:
         raise StateError(f"{look.found.damage[0]}; a damaged table cannot be accepted: bring its files back first")
     return {slice_: sum(part or 0 for part in parts) % digests.MODULUS for slice_, parts in found.items()}
+
+
+def _stray_pointer(log: Place, names: Collection[str]) -> str | None:
+    """What is wrong with the file that names a log's newest checkpoint, in words; None where it names one."""
+    if _POINTER not in names:
+        return None
+    try:
+        version = json.loads((log / _POINTER).read())["version"]
+    except (ValueError, KeyError, TypeError):
+        return f"{LOG_FOLDER}/{_POINTER} is damaged; repair --from-description removes it, the log needs none"
+    # It was written behind its checkpoint, and may be newer than the names.
+    if any(fnmatch(name, f"{version:020d}.checkpoint*.parquet") for name in (*names, *log.names())):
+        return None
+    way = "repair --from-description removes it, the log needs none"
+    return f"{LOG_FOLDER}/{_POINTER} names the checkpoint of version {version}, which is missing; {way}"
 
 
 def _known(history: Sequence[Commit]) -> Sequence[Commit]:
@@ -120,19 +150,24 @@ class _Look:
         if not self.found.damage:
             self._judge_commits(history)
             self._open()
+        self.found.is_unreadable = bool(self.found.damage)
 
     def read(self, name: str) -> None:
         """Read a slice whole and compare it with its digest."""
         parts = [self.digest_of(file) for file in self.slices[name]]
+        due = self._digests.get(name, 0 if self._born_known else None)
         if None in parts:
+            self.found.broken[name] = due
             return
         held = sum(part or 0 for part in parts) % digests.MODULUS
-        due = self._digests.get(name, 0 if self._born_known else None)
         self.found.slices += 1
         if due is None:
             self.found.unknown += 1
         elif held != due:
-            self.found.strange.append(f"{self.found.name}{_of_slice(name)} holds other rows than its commits put there")
+            self.found.broken[name] = due
+            held_by = ", ".join([self._name(file) for file in self.slices[name]][:_NAMED]) or "no file"
+            said = f"{self.found.name}{_of_slice(name)} holds other rows than its commits put there"
+            self.found.strange.append(f"{said}, in version {self.version}: {held_by}")
 
     def look_for(self, name: str) -> None:
         """See that the files of a slice are there, and as long as they were."""
@@ -157,6 +192,9 @@ class _Look:
             missing |= {first - 1}
         for version in sorted(missing):
             self._note_damage(f"{LOG_FOLDER}/{version:020d}.json is missing")
+        pointer = _stray_pointer(log, names)
+        if pointer is not None:
+            self._note_damage(pointer)
         found: list[Commit] = []
         for version in reversed(versions):
             file = commits.entry(self._folder, version)
@@ -214,7 +252,6 @@ class _Look:
         self.found.files += 1
         if not self._is_there(file):
             return None
-        name = self._name(file)
         rows, held = 0, 0
         try:
             with pq.ParquetFile(place_of(file.path).source()) as parquet:
@@ -223,11 +260,11 @@ class _Look:
                     rows += batch.num_rows
                     held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-            self._note_damage(f"{name} is damaged ({_line(error)})")
+            self._note_file(file, f"is damaged ({_line(error)})")
         else:
             if rows == file.rows or not file.rows:  # a log need not say how many
                 return held
-            self._note_damage(f"{name} is damaged (it has {rows} rows, and had {file.rows})")
+            self._note_file(file, f"is damaged (it has {rows} rows, and had {file.rows})")
         return None
 
     def _is_there(self, file: DataFile) -> bool:
@@ -238,8 +275,12 @@ class _Look:
         size = None if seen is None else seen.bytes
         if size != file.bytes:
             what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
-            self._note_damage(f"{self._name(file)} is {what}")
+            self._note_file(file, f"is {what}")
         return size == file.bytes
+
+    def _note_file(self, file: DataFile, what: str) -> None:
+        """Say something of a data file."""
+        self._note_damage(f"{self._name(file)}, a file of version {self.version}, {what}")
 
     def _name(self, file: DataFile) -> str:
         """The path of a file in the table's folder."""

@@ -116,8 +116,29 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     "file missing": (lambda folder: data_file(folder).unlink(), {FILES_WHOLE}),
     "log entry damaged": (damage_entry, {FILES_WHOLE}),
     "log entry missing": (lambda folder: entry(folder, DeltaTable(folder).version() - 1).unlink(), {FILES_WHOLE}),
+    "oldest log entry missing": (lambda folder: entry(folder, 0).unlink(), {FILES_WHOLE}),
+    "checkpoint gone with what it stands for": (lambda folder: _forget(folder, keep=False), {FILES_WHOLE}),
+    "checkpoint cut off": (lambda folder: _cut(_forget(folder, keep=True)), {FILES_WHOLE}),
+    "a name of a checkpoint that is gone": (lambda folder: checkpointed(folder).unlink(), {FILES_WHOLE}),
     "log gone": (lambda folder: shutil.rmtree(folder / "_delta_log"), {FILES_WHOLE}),
 }
+
+
+def checkpointed(folder: Path) -> Path:
+    """Make a checkpoint of the newest version; answers with its file."""
+    opened = DeltaTable(folder)
+    opened.create_checkpoint()
+    return folder / "_delta_log" / f"{opened.version():020d}.checkpoint.parquet"
+
+
+def _forget(folder: Path, *, keep: bool) -> Path:
+    """Remove the entries that a new checkpoint stands for, and that too unless it is to be kept."""
+    path = checkpointed(folder)
+    for version in range(int(path.name[:20])):
+        entry(folder, version).unlink()
+    if not keep:
+        path.unlink()
+    return path
 
 
 def _cut(path: Path) -> None:
@@ -180,7 +201,10 @@ def test_a_change_that_is_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -
         text = log.read_text(encoding="utf-8")
         log.write_text(text.replace(f'"size":{size}', f'"size":{path.stat().st_size}'), encoding="utf-8")
     found = complaints(verify(Lake(tmp_path)))
-    assert found == {ROWS_AS_COMMITTED: f"{NODES.full_name} holds other rows than its commits put there"}
+    said = f"{NODES.full_name} holds other rows than its commits put there, in version {DeltaTable(one).version()}: "
+    assert found.keys() == {ROWS_AS_COMMITTED}
+    assert found[ROWS_AS_COMMITTED].startswith(said)
+    assert path.name in found[ROWS_AS_COMMITTED]
 
 
 @pytest.mark.parametrize("one", [NODES.full_name], indirect=True)

@@ -192,7 +192,8 @@ def test_a_merge_of_rows_that_are_there_twice_keeps_count(filled: Lake) -> None:
     filled.merge(GENERATION_TIMESTAMPS, stamps(1, expired=TIME), update=True)
     [found] = [each for each in verify(filled) if each.name == GENERATION_TIMESTAMPS.full_name]
     assert len(found.foreign) == 1
-    assert found.strange == [f"{found.name} holds other rows than its commits put there"]
+    [line] = found.strange
+    assert line.startswith(f"{found.name} holds other rows than its commits put there, in version ")
 
 
 def test_racing_writers_leave_right_digests(filled: Lake) -> None:

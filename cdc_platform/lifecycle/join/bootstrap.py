@@ -139,6 +139,7 @@ def insert_descriptions(workers: Workers, lake: Lake, generation_id: str) -> int
     inbox.assert_next(lake, generation_id)
     expected = rings(lake, generation_id)[1].tokens
     assert_described(lake, generation_id, expected)
+    frames.assert_as_committed(workers, lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
     described = frames.slice_rows(
         lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}, ["range_end", "ignore_msb", "streams"]
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, ms_to_datetime, to_datetime
+from cdc_platform.clock import Clock, Milliseconds, ms_to_datetime, to_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.lake import frames
@@ -22,7 +22,7 @@ from cdc_platform.lake.tables import (
     GENERATIONS,
     STREAMS_DESCRIPTIONS_V2,
 )
-from cdc_platform.lake.volume import Workers
+from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import cdc_local, descriptions, generation_data, ledger
 from cdc_platform.records.ring import host_ids
@@ -45,12 +45,18 @@ def publish_streams(workers: Workers, lake: Lake, generation_id: str) -> int | N
     if publish_v1.is_listed(lake, time_ms) and np.array_equal(published, expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
-    time = ms_to_datetime(time_ms)
-    inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
-    rows = inserted.map(lambda batch: _published(batch, time))
-    version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
+    frames.assert_as_committed(workers, lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id})
+    rows, where = published_rows(lake, generation_id, time_ms), {"time": ms_to_datetime(time_ms)}
+    version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, where)
     failpoints.reached(failpoints.AFTER_STREAMS)
     return version
+
+
+def published_rows(lake: Lake, generation_id: str, time_ms: Milliseconds) -> TaskRows:
+    """The streams rows of a generation, out of its V2 descriptions."""
+    time = ms_to_datetime(time_ms)
+    inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
+    return inserted.map(lambda batch: _published(batch, time))
 
 
 def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:

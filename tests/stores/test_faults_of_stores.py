@@ -1,0 +1,283 @@
+"""Faults of a store: what became of an object behind the platform's back is found, named, not built on, and mended."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from support.command_line import run
+from support.homes.every_table import every_table
+from support.nodes import join_request
+from support.store.s3 import S3
+
+from cdc_platform.clock import HOUR_US, Clock, Microseconds, format_us
+from cdc_platform.errors import StateError
+from cdc_platform.home import open_home
+from cdc_platform.lake import copying
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.lake.verification import Verified, verify
+from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join.formats import V2
+from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.lifecycle.join.refill import MADE
+from cdc_platform.lifecycle.join.step import Joining, judged, take
+from cdc_platform.places import place_of
+from cdc_platform.records import inbox
+from cdc_platform.settings import Settings
+
+START_US = Microseconds(1_767_225_600_000_000)
+LOG = "_delta_log"
+Fault = Callable[[Path], str]
+"""Does something to a table's folder; answers with the file that has to be named."""
+
+
+def put(folder: Path, address: str) -> None:
+    """Bring a folder into a store as it is."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(8) as several:
+        list(several.map(lambda path: (place_of(address) / str(path.relative_to(folder))).receive(path), files))
+
+
+def data_file(folder: Path) -> Path:
+    """A file that the newest version has."""
+    return Path(sorted(DeltaTable(folder).file_uris())[0])
+
+
+def entry(folder: Path, version: int) -> Path:
+    """The file of a commit."""
+    return folder / LOG / f"{version:020d}.json"
+
+
+def named(folder: Path, path: Path) -> str:
+    """How a file is named in what is said of it."""
+    return str(path.relative_to(folder))
+
+
+def on_data(change: Callable[[Path], object]) -> Fault:
+    """A fault of a data file."""
+
+    def act(folder: Path) -> str:
+        path = data_file(folder)
+        change(path)
+        return named(folder, path)
+
+    return act
+
+
+def on_entry(change: Callable[[Path], object], back: int) -> Fault:
+    """A fault of a log entry, so many before the newest."""
+
+    def act(folder: Path) -> str:
+        path = entry(folder, DeltaTable(folder).version() - back)
+        change(path)
+        return named(folder, path)
+
+    return act
+
+
+def cut(path: Path) -> None:
+    """Half of it is gone."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """A byte behind the first of its pages is another one."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 if path.suffix == ".json" else 40] ^= 0xFF
+    path.write_bytes(content)
+
+
+def checkpointed(folder: Path) -> Path:
+    """Make a checkpoint of the newest version; answers with its file."""
+    opened = DeltaTable(folder)
+    opened.create_checkpoint()
+    return folder / LOG / f"{opened.version():020d}.checkpoint.parquet"
+
+
+def expired_log(folder: Path) -> str:
+    """A rule of the bucket removes the oldest entry, and there is no checkpoint."""
+    entry(folder, 0).unlink()
+    return f"{LOG}/{0:020d}.json"
+
+
+def expired_checkpoint(folder: Path) -> str:
+    """A rule of the bucket removes the entries and the checkpoint that stood for them; what points to it is left."""
+    path = checkpointed(folder)
+    for version in range(int(path.name[:20])):
+        entry(folder, version).unlink()
+    path.unlink()
+    return named(folder, entry(folder, int(path.name[:20]) - 1))
+
+
+def spoilt_checkpoint(folder: Path) -> str:
+    """The entries are gone that a checkpoint stands for, and that is cut off."""
+    path = checkpointed(folder)
+    for version in range(int(path.name[:20])):
+        entry(folder, version).unlink()
+    cut(path)
+    return "its log cannot be read"
+
+
+def stray_pointer(folder: Path) -> str:
+    """The checkpoint is gone that a file beside the whole log names."""
+    checkpointed(folder).unlink()
+    return f"{LOG}/_last_checkpoint"
+
+
+def lost_log(folder: Path) -> str:
+    """All entries are gone."""
+    shutil.rmtree(folder / LOG)
+    return LOG
+
+
+FAULTS: dict[str, Fault] = {
+    "data file cut off": on_data(cut),
+    "data file flipped": on_data(flip),
+    "data file missing": on_data(Path.unlink),
+    "log entry cut off": on_entry(cut, 0),
+    "log entry flipped": on_entry(flip, 1),
+    "log entry missing": on_entry(Path.unlink, 1),
+    "oldest entries expired": expired_log,
+    "entries and their checkpoint expired": expired_checkpoint,
+    "checkpoint cut off": spoilt_checkpoint,
+    "checkpoint lost": stray_pointer,
+    "log lost": lost_log,
+}
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with rows in every table."""
+    return every_table(tmp_path_factory.mktemp("every"))
+
+
+def tables_of(home: Path) -> list[Path]:
+    """The folders of its tables."""
+    return sorted(path.parent for path in (home / "lake").glob(f"*/*/{LOG}"))
+
+
+def found_in(s3: S3, home: Path) -> Mapping[str, Verified]:
+    """What is found by reading a home to the last byte, in a store into which it is brought."""
+    address = f"{s3.bucket()}/home"
+    put(home / "lake", f"{address}/lake")
+    return {each.name: each for each in verify(Lake(f"{address}/lake"), deep=True)}
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shift: int) -> None:
+    """Every table has one of the faults: each tells of it in one line, with the table, the version and the file."""
+    home = shutil.copytree(every, tmp_path / "home")
+    tables, faults = tables_of(home), list(FAULTS.values())
+    due: dict[str, tuple[str, int]] = {}
+    for number, folder in enumerate(tables):
+        version = DeltaTable(folder).version()
+        due[f"{folder.parent.name}.{folder.name}"] = faults[(number + shift) % len(faults)](folder), version
+    found = found_in(s3, home)
+    assert len(due) > 2 * len(faults)
+    for name, (file, version) in due.items():
+        lines = [*found[name].damage, *found[name].strange]
+        assert [line for line in lines if line.startswith(name) and file in line], (name, file, lines)
+        assert "\n" not in "".join(lines)
+        if file.endswith(".parquet"):
+            assert f"version {version}" in lines[0]
+
+
+def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
+    """Entries of every table that go by age while a checkpoint has what they said are no damage, and rows stay."""
+    home = shutil.copytree(every, tmp_path / "home")
+    for folder in tables_of(home):
+        path = checkpointed(folder)
+        for version in range(int(path.name[:20])):
+            entry(folder, version).unlink()
+    found = found_in(s3, home)
+    assert [line for each in found.values() for line in (*each.damage, *each.strange, *each.foreign)] == []
+    assert sum(each.slices for each in found.values()) > len(found)
+
+
+def joined(tmp_path: Path, generations: int) -> Path:
+    """A home in which so many nodes have joined."""
+    path = tmp_path / "joined"
+    lake = Lake(open_home(str(path), create=True).lake)
+    for number in range(1, generations + 1):
+        clock = Clock(Microseconds(START_US + HOUR_US * number))
+        made = inbox.queue(lake, clock, join_request(number)).generation_id
+        run_join(Workers.alone(), lake, clock, Settings(), made)
+    return path
+
+
+def in_table(home: Path, table: Table) -> Path:
+    """The folder of a table."""
+    return home / "lake" / table.keyspace / table.name
+
+
+def file_of(home: Path, table: Table, generation: int) -> Path:
+    """The file of a generation's rows, by their order."""
+    return sorted(in_table(home, table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[generation]
+
+
+def rows(home: str | Path, table: Table) -> pa.Table:
+    """All rows, in order."""
+    return Lake(f"{home}/lake").read(table).sort_by([(key, "ascending") for key in table.keys])
+
+
+def test_what_follows_from_a_description_is_made_anew(s3: S3, tmp_path: Path) -> None:
+    """Flipped, cut off and missing files in the tables of two generations: found, and made anew to the bit."""
+    home = joined(tmp_path, 2)
+    spoilt = shutil.copytree(home, tmp_path / "spoilt")
+    flip(file_of(spoilt, TOPOLOGY_DESCRIPTIONS, 0))
+    cut(file_of(spoilt, GENERATION_DESCRIPTIONS_V2, 1))
+    file_of(spoilt, STREAMS_DESCRIPTIONS_V2, 1).unlink()
+    address = f"{s3.bucket()}/home"
+    put(spoilt, address)
+    at = ("--home", address, "--clock", format_us(Microseconds(START_US + 3 * HOUR_US)))
+    checked = run(*at, "check", "--deep")
+    assert (checked.exit_code, "repair --from-description --dry-run" in checked.stdout) == (1, True), checked
+    checkpointed(in_table(spoilt, NODES))
+    put(in_table(spoilt, NODES) / LOG, f"{address}/lake/platform/nodes/{LOG}")
+    for path in (place_of(address) / f"lake/platform/nodes/{LOG}").names():
+        if "checkpoint." in path:
+            (place_of(address) / f"lake/platform/nodes/{LOG}/{path}").remove()
+    mended = run(*at, "repair", "--from-description", "--json")
+    assert mended.exit_code == 0, mended
+    assert [row["table"] for row in mended.json["made"]] == [table.full_name for table in MADE]
+    assert [rows(address, table).equals(rows(home, table)) for table in (*MADE, NODES)] == [True] * 4
+    assert run(*at, "check", "--deep").exit_code == 0
+    assert run(*at, "repair", "--from-description", "--dry-run", "--json").json == {"made": [], "left": [], "next": []}
+
+
+@pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS_V2, 4)])
+def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
+    """Between two steps of a join a byte of a stream becomes another one: nothing is inserted or published of it."""
+    address = f"{s3.bucket()}/home"
+    lake, clock = Lake(open_home(address, create=True).lake), Clock(START_US)
+    made = inbox.queue(lake, clock, join_request(1)).generation_id
+    joining = Joining(lake, clock, Settings(), made, Workers.alone(), "a test")
+    for before in V2[:step]:
+        take(joining, V2, before)
+        if before.audit is not None:
+            judged(joining, before)
+    (path,) = lake.files(table, [])
+    content = bytearray(place_of(path).read())
+    stream = next(iter(lake.read(table)["streams"][0].as_py()))
+    at = bytes(content).find(stream)
+    assert at > 0, "streams are not stored as they are"
+    content[at + 12] ^= 0x10
+    copying.put(place_of(path), bytes(content))
+    after = V2[step]
+    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
+        take(replace(joining, lake=Lake(str(lake.place))), V2, after)
+    assert table.full_name in str(told.value)
+    assert not Lake(f"{address}/lake").read(after.table).num_rows
