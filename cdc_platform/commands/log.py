@@ -10,12 +10,14 @@ import click
 from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import escaped, json_option, plain, warn, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.commands.spooled import Spooled
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
+_MOST_STATEMENTS = 1_000
 _STDIN = Path("-")
 
 
@@ -62,23 +64,20 @@ def log(
     from cdc_platform.lake.lake import Lake
     from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
 
-    lake = Lake(home.lake)
-    if is_kept:
-        result = keep(text, lake, session.clock, home.settings, strict=strict, values=given)
-    else:
-        result = rehearse_on_kept(text, lake, session.clock, home.settings, strict=strict, values=given)
+    run = keep if is_kept else rehearse_on_kept
+    told = _Spool() if as_json else _Shown()
+    result = run(text, Lake(home.lake), session.clock, home.settings, strict=strict, values=given, tell=told.add)
     notes = _notes(result)
     for line in result.left:
         warn(line, code="left-out")
     for line in notes:
         warn(line, code="row-ttl")
     left = _left(result, file, values, strict, is_kept)
-    if as_json:
-        statements = [_facts(outcome) for outcome in result.outcomes]
-        told = {"statements": statements, "tables": _tables(result), "summary": result.summary, "notes": notes}
-        write_result(told, lambda: None, left, as_json=True)
+    if isinstance(told, _Spool):
+        document = {"statements": told, "tables": _tables(result), "summary": result.summary, "notes": notes}
+        write_result(document, lambda: None, left, as_json=True)
     elif result.wrong is None:
-        write_result(None, lambda: _show(result), left, as_json=False)
+        write_result(None, lambda: _show(told, result), left, as_json=False)
     _finish(ctx, result, _name(file))
 
 
@@ -101,7 +100,7 @@ def _left(result: Result, file: Path, values: Path | None, strict: bool, is_kept
 
 def _notes(result: Result) -> list[str]:
     """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380)."""
-    count = sum(row.get("cdc$ttl") is not None for outcome in result.outcomes for _, row in outcome.logged)
+    count = result.tally.expiring_rows
     if not count:
         return []
     return [
@@ -160,7 +159,7 @@ def _tables(result: Result) -> dict[str, object]:
 def _finish(ctx: click.Context, result: Result, name: str) -> None:
     """The exit code, with one line about the first statement that asks for it."""
     if result.wrong is not None and result.wrong.error is not None:
-        number, line = result.outcomes.index(result.wrong) + 1, result.wrong.statement.line
+        number, line = result.tally.first["wrong"][0], result.wrong.statement.line
         refused = InputError(f"{name}: statement {number} (line {line}): {result.wrong.error}")
         refused.code = result.wrong.error.code
         raise refused
@@ -168,8 +167,31 @@ def _finish(ctx: click.Context, result: Result, name: str) -> None:
         ctx.exit(1)
 
 
-def _show(result: Result) -> None:
-    for number, outcome in enumerate(result.outcomes, 1):
+class _Spool(Spooled):
+    """What `--json` tells of each statement: a line of a file, so that memory does not grow with a script."""
+
+    def add(self, outcome: Outcome) -> None:
+        """Take the next statement."""
+        self.append(_facts(outcome))
+
+
+class _Shown:
+    """The statements that people are shown: the first ones, and behind those such as were not done."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[int, Outcome]] = []
+        self.count = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take the next statement."""
+        self.count += 1
+        most = _MOST_STATEMENTS if outcome.became == "done" else 2 * _MOST_STATEMENTS
+        if self.count <= _MOST_STATEMENTS or len(self.outcomes) < most:
+            self.outcomes.append((self.count, outcome))
+
+
+def _show(told: _Shown, result: Result) -> None:
+    for number, outcome in told.outcomes:
         click.echo(escaped(f"{number}  {_short(outcome.statement.text)}"))
         if outcome.reason is not None:
             click.echo(escaped(f"   {outcome.became}: {outcome.reason}"))
@@ -178,6 +200,8 @@ def _show(result: Result) -> None:
             _show_answer(rows)
         if outcome.rows:
             _show_rows("", outcome.rows)
+    if told.count > len(told.outcomes):
+        warn(f"{told.count - len(told.outcomes)} more statements are not shown; --json has them all", code="more-rows")
     for table in result.tables:
         _show_table(table)
     _show_summary(result)

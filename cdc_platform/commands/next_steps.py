@@ -15,6 +15,7 @@ import click
 
 from cdc_platform.commands.output import escaped, write_json
 from cdc_platform.commands.session import Session
+from cdc_platform.commands.spooled import write_document
 
 if TYPE_CHECKING:
     from cdc_platform.lake.lake import Lake
@@ -55,7 +56,7 @@ def write_result(told: object, show: Callable[[], object], left: Iterable[Next],
     """Write a result, as JSON (`told`) or for people (`show`), and what is left to do after it."""
     steps = list(left)
     if as_json and isinstance(told, dict):
-        write_json({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
+        write_document({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
         return
     if as_json:
         write_json(told)

@@ -5,7 +5,7 @@ Kept by partition; how writes merge is in `mutation`, what is alive in `live`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from cdc_platform.cql.mutation import (
     RowChange,
     merge,
 )
+from cdc_platform.cql.partitions import Partitions
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import LogColumn, TableSchema
 from cdc_platform.cql.types import Value
@@ -47,26 +48,34 @@ class BaseTable:
     ) -> None:
         """`partitions` are by serialized partition key; those that are not among them are as they are `behind`."""
         self.schema = schema
-        self._partitions: dict[bytes, Mutation | None] = dict(partitions or {})
+        self._partitions = Partitions()
+        for key, state in (partitions or {}).items():
+            self._partitions.put(key, state)
         self._behind = behind
 
     def copy(self) -> BaseTable:
         """The table as it is now, whatever is written to this one later."""
         copied = BaseTable(self.schema, None, self._behind)
-        copied._partitions = dict(self._partitions)
+        copied._partitions = self._partitions.copy()
         return copied
 
     def _state(self, key: bytes) -> Mutation | None:
         if key not in self._partitions and self._behind is not None:
-            self._partitions[key] = self._behind.partition(self.schema, key)
-        return self._partitions.get(key)
+            self._partitions.put(key, self._behind.partition(self.schema, key))
+        return self._partitions.get(self.schema, key)
 
-    def _all(self) -> dict[bytes, Mutation]:
-        """Every partition that something was written to."""
+    def _all(self) -> Iterator[tuple[bytes, Mutation]]:
+        """Every partition that something was written to, in the order of the ring."""
         if self._behind is not None:
-            self._partitions = {**self._behind.partitions(self.schema), **self._partitions}
+            for key, state in self._behind.partitions(self.schema).items():
+                if key not in self._partitions:
+                    self._partitions.put(key, state)
             self._behind = None
-        return {key: state for key, state in self._partitions.items() if state is not None}
+        keys = list(self._partitions)
+        for _, key in sorted(zip(tokens_of_keys(keys).tolist(), keys, strict=True)) if keys else []:
+            state = self._partitions.get(self.schema, key)
+            if state is not None:
+                yield key, state
 
     def partition(self, key: Key) -> Partition:
         """A partition as it is, empty if nothing was written to it."""
@@ -77,7 +86,7 @@ class BaseTable:
         """Let a write take effect."""
         key = self.schema.partition_bytes(mutation.partition_key)
         state = self._state(key)
-        self._partitions[key] = mutation if state is None else merge([state, mutation])
+        self._partitions.put(key, mutation if state is None else merge([state, mutation]))
 
     def alter(self, schema: TableSchema) -> None:
         """Take another schema; the cells of columns that it has not, or has with another kind of cells, are gone."""
@@ -86,29 +95,26 @@ class BaseTable:
             for column in schema.columns
             if self.schema.has(column.name) and self.schema.column(column.name).type.multicell == column.type.multicell
         }
-        partitions = self._all()
-        self.schema = schema
-        self._partitions = {key: _only(replace(state, schema=schema), kept) for key, state in partitions.items()}
+        altered = Partitions()
+        for key, state in self._all():
+            altered.put(key, _only(replace(state, schema=schema), kept))
+        self.schema, self._partitions = schema, altered
 
     def without_expired(self, now_us: Microseconds) -> BaseTable:
         """The table without the cells and markers whose TTL, counted from their timestamp, has passed (µs)."""
-        kept = {key: without_expired(state, now_us) for key, state in self._all().items()}
-        return BaseTable(self.schema, kept)
+        return BaseTable(self.schema, {key: without_expired(state, now_us) for key, state in self._all()})
 
     def truncate(self) -> None:
         """Forget all rows."""
-        self._partitions, self._behind = {}, None
+        self._partitions, self._behind = Partitions(), None
 
     def rows(self) -> list[dict[str, object]]:
         """The rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
-        partitions = self._all()
-        keys = list(partitions)
-        order = sorted(zip(tokens_of_keys(keys).tolist(), keys, strict=True)) if keys else []
         types = [(column.name, column.type) for column in self.schema.selected]
         return [
             {name: kind.json(row[name]) for name, kind in types}
-            for _, key in order
-            for row in Partition(replace(partitions[key], schema=self.schema)).selected()
+            for _, state in self._all()
+            for row in Partition(replace(state, schema=self.schema)).selected()
         ]
 
 

@@ -5,7 +5,7 @@ Knows syntax alone. Text that does not parse is told of with its line, its colum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -54,19 +54,34 @@ def parse(text: str) -> list[s.Statement]:
     Raises:
         InputError: the script does not parse; the message has the line, the column and what was expected.
     """
-    shapes = Shapes()
-    return [_understood(piece, shapes) for piece in pieces(text)]
+    return list(_understood_ones(text))
+
+
+def assert_understood(text: str) -> None:
+    """Hold that `parse` understands a script, of which nothing is kept meanwhile; raises InputError as that does."""
+    for _ in _understood_ones(text):
+        pass
 
 
 def read_script(text: str) -> list[s.Statement]:
     """The statements of a script, in order; those that are passed over, or not understood, have bodies that say so."""
+    return list(statements_in(text))
+
+
+def statements_in(text: str) -> Iterator[s.Statement]:
+    """As `read_script`, each when it is asked for."""
     shapes = Shapes()
-    return [_read(piece, shapes) for piece in pieces(text)]
+    return (_read(piece, shapes) for piece in pieces(text))
 
 
 def parse_again(statement: s.Statement, text: str) -> s.Statement:
     """The statement with another text, which has to be understood, in the same place; raises InputError."""
     return _parsed(Piece(0, text, statement.line, 1), statement.kind, Shapes(), literals_of(text))
+
+
+def _understood_ones(text: str) -> Iterator[s.Statement]:
+    shapes = Shapes()
+    return (_understood(piece, shapes) for piece in pieces(text))
 
 
 def _understood(piece: Piece, shapes: Shapes) -> s.Statement:

@@ -12,7 +12,7 @@ from cdc_platform.lake.files import plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.places import Place, place_of
+from cdc_platform.places import place_of
 
 
 def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] | None:
@@ -20,6 +20,15 @@ def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] 
 
     None where it cannot be told: rows or columns were taken away meanwhile, or Delta's log has forgotten a commit.
     """
+    paths = added_files(lake, table, after, upto)
+    try:
+        return None if paths is None else [file_rows(path) for path in paths]
+    except FileNotFoundError:
+        return None
+
+
+def added_files(lake: Lake, table: Table, after: int, upto: int) -> list[str] | None:
+    """The files with the rows that `appended` has, of which none is opened; None as there."""
     folder = lake.path(table)
     paths: list[str] = []
     with translated(f"reading what was appended to {table.full_name}"):
@@ -33,11 +42,21 @@ def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] 
                     return None
                 added = action.get("add")
                 if added is not None and added.get("dataChange", True):
-                    paths.append(plain_path(added["path"]))
-        try:
-            return [_rows(place_of(folder) / path) for path in paths]
-        except FileNotFoundError:
-            return None
+                    paths.append(str(place_of(folder) / plain_path(added["path"])))
+    return paths
+
+
+def files_at(lake: Lake, table: Table, version: int) -> list[str]:
+    """The files that a version of a table has."""
+    folder = lake.path(table)
+    with translated(f"opening version {version} of {table.full_name}"):
+        return [each.path for each in files.bounded_files(files.opened(folder, version), folder, table.schema.names[0])]
+
+
+def file_size(path: str) -> int:
+    """How many rows a file has; raises FileNotFoundError where it is gone."""
+    with translated(f"opening {path}"), files.parquet(place_of(path)) as parquet:
+        return parquet.metadata.num_rows
 
 
 def stored_schema(lake: Lake, table: Table) -> pa.Schema:
@@ -46,6 +65,7 @@ def stored_schema(lake: Lake, table: Table) -> pa.Schema:
         return pa.schema(files.opened(lake.path(table)).schema()).remove_metadata()
 
 
-def _rows(file: Place) -> pa.Table:
-    with files.parquet(file) as parquet:
+def file_rows(path: str) -> pa.Table:
+    """The rows of a file, in its columns; raises FileNotFoundError where it is gone."""
+    with translated(f"reading {path}"), files.parquet(place_of(path)) as parquet:
         return parquet.read()

@@ -5,7 +5,7 @@ It knows how batches travel through Spark; the rules are `columns`', the streams
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -116,6 +116,35 @@ def append_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: t
     frames.append(Workers.alone(), lake, table, _parts(rows), transaction)
 
 
+def append_parts(
+    lake: Lake,
+    schema: TableSchema,
+    parts: int,
+    part: Callable[[int], pa.Table],
+    transaction: tuple[str, int],
+    *,
+    exact: bool = False,
+) -> None:
+    """As `append_table`, with log rows of which one part, a file, is in this process's memory at a time.
+
+    `exact`: whether any of them has a column for values that no native column holds.
+
+    Raises:
+        As `append`.
+    """
+    table = log_table(schema, exact=exact)
+
+    def batches(number: int) -> Iterator[pa.RecordBatch]:
+        rows = part(number)
+        if exact and EXACT not in rows.column_names:
+            rows = rows.append_column(
+                table.schema.field(EXACT), pa.nulls(rows.num_rows, table.schema.field(EXACT).type)
+            )
+        return iter(_by_time(rows).cast(table.schema).to_batches())
+
+    frames.append(Workers.alone(), lake, table, TaskRows(parts, batches), transaction)
+
+
 def replace_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: tuple[str, int]) -> None:
     """Put log rows that are in this process's memory, and their columns, in place of all that the log has.
 
@@ -128,9 +157,13 @@ def replace_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: 
 
 def _parts(rows: pa.Table) -> TaskRows:
     """A part a file, each of a time of its own and in its order."""
-    ordered = rows.sort_by([(name, "ascending") for name in (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")])
+    ordered = _by_time(rows)
     files = [ordered.slice(first, ROWS_A_FILE) for first in range(0, rows.num_rows, ROWS_A_FILE)]
     return TaskRows(len(files), lambda number: iter(files[number].to_batches()))
+
+
+def _by_time(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([(name, "ascending") for name in (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")])
 
 
 def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:

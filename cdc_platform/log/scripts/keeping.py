@@ -7,6 +7,7 @@ whoever keeps the next, and ends where it would have ended.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,8 @@ from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, ms
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
-from cdc_platform.cql.parser import parse, read_script
-from cdc_platform.cql.schema import TableSchema, log_columns
+from cdc_platform.cql.parser import parse
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
 from cdc_platform.generations.tablets import uniform_ends
@@ -32,11 +33,12 @@ from cdc_platform.log.ddl import noted as noted_in
 from cdc_platform.log.gaps import history_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
-from cdc_platform.log.rows import Row
-from cdc_platform.log.scripts.script import Kept, Result, Script, statements_of
+from cdc_platform.log.scripts.outcomes import Outcome, Result, Tell
+from cdc_platform.log.scripts.script import Kept, Script, statements_of
+from cdc_platform.log.scripts.written import ROWS_A_BLOCK, Written
 from cdc_platform.log.state.kept import keep_state, kept_state
 from cdc_platform.log.stored_names import EXACT
-from cdc_platform.log.volume import append_table, replace_table
+from cdc_platform.log.volume import ROWS_A_FILE, append_parts, replace_table
 from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
@@ -66,11 +68,22 @@ def kept_tables(lake: Lake) -> Kept:
 
 
 def rehearse_on_kept(
-    text: str, lake: Lake, clock: Clock, settings: Settings, *, strict: bool = False, values: str | None = None
+    text: str,
+    lake: Lake,
+    clock: Clock,
+    settings: Settings,
+    *,
+    strict: bool = False,
+    values: str | None = None,
+    tell: Tell | None = None,
 ) -> Result:
-    """Run a script on the tables that the lake has, which stays as it is; raises InputError as `statements_of`."""
+    """Run a script on the tables that the lake has, which stays as it is; see `Script.run`.
+
+    Raises:
+        InputError: as `statements_of`.
+    """
     statements = statements_of(text, strict=strict, values=values)
-    return Script(lake, settings, clock.now_us(), kept_tables(lake)).run(statements)
+    return Script(lake, settings, clock.now_us(), kept_tables(lake)).run(statements, tell)
 
 
 def keep(
@@ -81,8 +94,9 @@ def keep(
     *,
     strict: bool = False,
     values: str | None = None,
+    tell: Tell | None = None,
 ) -> Result:
-    """Run a script on the tables that the lake has, and keep what it does.
+    """Run a script on the tables that the lake has, and keep what it does; see `Script.run`.
 
     Where a statement is wrong nothing is kept at all; a write that is refused is left out, and the others are kept.
     Who keeps takes turns, so that a script that is not finished is one whose process died: the same one again is that
@@ -97,22 +111,27 @@ def keep(
         # What is noted says the values itself, so that whoever finishes it needs nothing beside.
         text = "".join(f"{statement.text};\n" for statement in statements)
     with turn(lake, SCRIPTS):
-        return _kept(statements, text, lake, clock, settings)
+        return _kept(statements, text, lake, clock, settings, tell)
 
 
-def _kept(statements: list[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings) -> Result:
+def _kept(
+    statements: Iterable[s.Statement], text: str, lake: Lake, clock: Clock, settings: Settings, tell: Tell | None
+) -> Result:
     left, finished = list[str](), None
     for noted in _unfinished(lake):
-        done = _finished(lake, settings, noted)
+        done = _finished(lake, settings, noted, _unheard if tell is not None or noted.text != text else None)
         if isinstance(done, str):
             left.append(done)
+        elif noted.text != text:
+            finished = None
         else:
-            finished = done if noted.text == text else None
+            # It has the same outcomes again, which are told now that it is finished.
+            finished = done if tell is None else _run(lake, settings, noted, statements_of(text), tell)[1]
     if finished is not None:
         return replace(finished, left=left)
     tables = kept_tables(lake)
     noted = _Noted(_last_number(lake) + 1, text, clock.now_us(), _definitions(tables.catalog), _versions(lake, tables))
-    script, result = _run(lake, settings, noted, statements)
+    script, result = _run(lake, settings, noted, statements, tell)
     if result.wrong is None:
         _note(lake, noted)
         failpoints.reached(failpoints.AFTER_SCRIPT_NOTED)
@@ -120,10 +139,14 @@ def _kept(statements: list[s.Statement], text: str, lake: Lake, clock: Clock, se
     return replace(result, left=left)
 
 
-def _finished(lake: Lake, settings: Settings, noted: _Noted) -> Result | str:
+def _unheard(_: Outcome) -> None:
+    """What is told of the statements of a script that nobody asked for."""
+
+
+def _finished(lake: Lake, settings: Settings, noted: _Noted, tell: Tell | None) -> Result | str:
     """Finish a script that was interrupted; what is told of one that never can be, which is left as it is."""
     try:
-        script, result = _run(lake, settings, noted, read_script(noted.text))
+        script, result = _run(lake, settings, noted, statements_of(noted.text), tell)
         if result.wrong is not None and result.wrong.error is not None:
             # It was right when it was noted: what it goes on from is not there any more.
             raise result.wrong.error
@@ -139,7 +162,9 @@ def _finished(lake: Lake, settings: Settings, noted: _Noted) -> Result | str:
     return result
 
 
-def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.Statement]) -> tuple[Script, Result]:
+def _run(
+    lake: Lake, settings: Settings, noted: _Noted, statements: Iterable[s.Statement], tell: Tell | None
+) -> tuple[Script, Result]:
     """The script in the process, on the tables that it found when it was noted: always with the same outcome."""
     catalog = _catalog(noted.definitions)
     kept = Kept(
@@ -148,7 +173,7 @@ def _run(lake: Lake, settings: Settings, noted: _Noted, statements: list[s.State
         lambda schema: history_of(cdc_tables.changes(lake), schema),
     )
     script = Script(lake, settings, noted.at_us, kept)
-    return script, script.run(statements)
+    return script, script.run(statements, tell)
 
 
 def _catalog(definitions: str) -> Catalog:
@@ -216,7 +241,7 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
         _empty(lake, noted, schema, after)
     for schema in after.tables():
         _rename(lake, noted, schema, script.renamed.get(schema.full_name, {}))
-        rows = script.written.get(schema.full_name, [])
+        rows = script.written.get(schema.full_name)
         if rows:
             _append(lake, noted, schema, rows)
             failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)
@@ -280,16 +305,20 @@ def _rename(lake: Lake, noted: _Noted, schema: TableSchema, old_names: dict[str,
     _overwrite(lake, noted, schema, whole, "rename")
 
 
-def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: list[Row]) -> None:
-    names = [column.name for column in log_columns(schema)]
-    # Only rows from before an ALTER have other columns.
-    due = set(names)
-    given = (row if row.keys() == due else {name: row.get(name) for name in names} for row in rows)
-    whole = rows_table(schema, list(given))
+def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: Written) -> None:
     _reshape(lake, noted, schema)
-    if EXACT in whole.column_names:
+    exact = any(EXACT in rows.table(schema, number).column_names for number in range(rows.blocks))
+    if exact:
         lake.widen(log_table(schema, exact=True))
-    append_table(lake, schema, whole, (_APPLICATION, noted.number))
+    blocks = ROWS_A_FILE // ROWS_A_BLOCK
+
+    def part(number: int) -> pa.Table:
+        last = min((number + 1) * blocks, rows.blocks)
+        tables = [rows.table(schema, each) for each in range(number * blocks, last)]
+        return pa.concat_tables(tables, promote_options="default")
+
+    parts = -(-rows.blocks // blocks)
+    append_parts(lake, schema, parts, part, (_APPLICATION, noted.number), exact=exact)
 
 
 def _reshape(lake: Lake, noted: _Noted, schema: TableSchema) -> None:

@@ -19,6 +19,8 @@ from cdc_platform.log.rows import Row
 
 Became = Literal["done", "not applied", "passed over", "refused", "wrong"]
 """What becomes of a statement: a write is refused by the acceptance rule, all else that cannot be done is wrong."""
+Tell = Callable[["Outcome"], object]
+"""What is told of each statement as soon as that is over."""
 
 
 @dataclass(frozen=True)
@@ -94,24 +96,47 @@ class TouchedTable:
         return None if self.tells is None else self.tells()
 
 
+class Tally:
+    """What became of statements altogether, of which it holds the first of each kind alone."""
+
+    def __init__(self) -> None:
+        self.statements = 0
+        self.expiring_rows = 0
+        """Log rows that have a TTL."""
+        self.first: dict[Became, tuple[int, Outcome]] = {}
+        """The first statement that became each, with its number, from 1."""
+        self._counts: dict[Became, Counter[str]] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        """Count the next statement."""
+        self.statements += 1
+        self.expiring_rows += sum(row.get("cdc$ttl") is not None for _, row in outcome.logged)
+        self.first.setdefault(outcome.became, (self.statements, outcome))
+        self._counts.setdefault(outcome.became, Counter())[outcome.statement.kind] += 1
+
+    @property
+    def summary(self) -> dict[Became, dict[str, int]]:
+        """How many statements of each kind became what; what none became is left out."""
+        return {became: dict(sorted(kinds.items())) for became, kinds in sorted(self._counts.items())}
+
+
 @dataclass(frozen=True)
 class Result:
-    """What became of a script: every statement in order, and every table that it touched and left.
+    """What became of a script, altogether and by statement, in order, and every table that it touched and left.
 
-    `left` tells of scripts of before, one line each, that were interrupted and cannot be finished.
+    `outcomes` is empty where they were told one by one. `left` tells of scripts of before, one line each, that were
+    interrupted and cannot be finished.
     """
 
+    tally: Tally
     outcomes: list[Outcome]
     tables: list[TouchedTable]
     left: list[str] = field(default_factory=list)
 
     @property
     def summary(self) -> dict[Became, dict[str, int]]:
-        """How many statements of each kind became what; what none became is left out."""
-        counts: dict[Became, Counter[str]] = {}
-        for each in self.outcomes:
-            counts.setdefault(each.became, Counter())[each.statement.kind] += 1
-        return {became: dict(sorted(kinds.items())) for became, kinds in sorted(counts.items())}
+        """As the tally has it."""
+        return self.tally.summary
 
     @property
     def wrong(self) -> Outcome | None:
@@ -129,7 +154,7 @@ class Result:
         return self._first("passed over")
 
     def _first(self, became: Became) -> Outcome | None:
-        return next((each for each in self.outcomes if each.became == became), None)
+        return self.tally.first.get(became, (0, None))[1]
 
 
 class Undone:

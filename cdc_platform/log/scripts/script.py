@@ -5,7 +5,7 @@ Knows the order of things: parse, bind, make log rows, find their streams, and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +22,7 @@ from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.markers import bound
 from cdc_platform.cql.mutation import Mutation
-from cdc_platform.cql.parser import parse, read_script
+from cdc_platform.cql.parser import assert_understood, read_script, statements_in
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import PlatformError
@@ -30,7 +30,8 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.log.gaps import Standing, gaps
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
-from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable, Undone
+from cdc_platform.log.scripts.outcomes import Outcome, Result, Tally, Tell, TouchedTable, Undone
+from cdc_platform.log.scripts.written import Written
 from cdc_platform.log.state.kept import KeptState
 from cdc_platform.log.state.of_mutations import mutations_of
 from cdc_platform.ring import tokens_of_keys
@@ -63,14 +64,15 @@ class _Found:
         return {key: without_expired(state, self.now_us) for key, state in whole.items()}
 
 
-def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> list[s.Statement]:
-    """The statements of a script; `values` are those of its bind markers, see `markers`.
+def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> Iterable[s.Statement]:
+    """The statements of a script, read as they are asked for; `values` are those of its bind markers, see `markers`.
 
     Raises:
         InputError: with `strict`, if a statement is none that is done; or the values are not those of the markers.
     """
-    statements = parse(text) if strict else read_script(text)
-    return statements if values is None else bound(statements, values)
+    if strict:
+        assert_understood(text)
+    return statements_in(text) if values is None else bound(read_script(text), values)
 
 
 def rehearse(
@@ -96,7 +98,7 @@ class Script:
         self._undone = Undone()
         self._bases: dict[str, BaseTable] = {}
         self._told: dict[str, KeptState] = {}
-        self.written: dict[str, list[Row]] = {}
+        self.written: dict[str, Written] = {}
         """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
         self.emptied: list[TableSchema] = []
         """The tables whose logs it has dropped, and not the tables."""
@@ -111,14 +113,19 @@ class Script:
         """The keyspaces, types and tables as they are after the statements so far."""
         return self._catalog
 
-    def run(self, statements: Sequence[s.Statement]) -> Result:
-        """Run the statements in order; one that fails changes nothing and does not stop those behind it."""
-        outcomes = [
-            self._undone.told(self._outcome(number, statement))
-            for number, statement in enumerate(statements, self._statements)
-        ]
-        self._statements += len(outcomes)
-        return Result(outcomes, [self._touched(name) for name in self._bases])
+    def run(self, statements: Iterable[s.Statement], tell: Tell | None = None) -> Result:
+        """Run the statements in order; one that fails changes nothing and does not stop those behind it.
+
+        What became of each is told when it is over, and then forgotten; without `tell` the result has it.
+        """
+        tally, outcomes = Tally(), list[Outcome]()
+        told = tell or outcomes.append
+        for statement in statements:
+            outcome = self._undone.told(self._outcome(self._statements, statement))
+            self._statements += 1
+            tally.add(outcome)
+            told(outcome)
+        return Result(tally, outcomes, [self._touched(name) for name in self._bases])
 
     def _outcome(self, number: int, statement: s.Statement) -> Outcome:
         body = statement.body
@@ -158,7 +165,7 @@ class Script:
             self._histories[name].append(Standing(self._at_us, table.cdc))
         if before.log_since_us != table.log_since_us:
             self.emptied.append(table)
-            self._told[name], self.written[name] = KeptState(), []
+            self._told[name], self.written[name] = KeptState(), Written()
 
     def _rename(self, name: str, before: TableSchema, after: TableSchema) -> None:
         """Let the rows of a log have the names that key columns have now; keys stay in their places."""
@@ -166,8 +173,7 @@ class Script:
         renames = {old.name: new.name for old, new in keys if old.name != new.name}
         if not renames:
             return
-        rows = self.written[name]
-        rows[:] = [{renames.get(column, column): value for column, value in row.items()} for row in rows]
+        self.written[name].rename(renames)
         known = self.renamed.setdefault(name, {})
         self.renamed[name] = {
             **{new: known.get(old, old) for old, new in renames.items()},
@@ -209,7 +215,7 @@ class Script:
             state = self._kept.state(before)
             # What was written before the table was truncated is in its log alone.
             self._told[name] = state if before.truncated_us is None else self._kept.state(_untruncated(before))
-            self.written[name] = []
+            self.written[name] = Written()
             self._histories[name] = self._kept.history(before) or [Standing(before.created_at_us, before.cdc)]
             self._bases[name] = self._rebuilt(before, state)
         return self._bases[name]
@@ -220,7 +226,7 @@ class Script:
 
     def _make(self, name: str, schema: TableSchema) -> None:
         self._histories[name] = [Standing(schema.created_at_us, schema.cdc)]
-        self._bases[name], self._told[name], self.written[name] = BaseTable(schema), KeptState(), []
+        self._bases[name], self._told[name], self.written[name] = BaseTable(schema), KeptState(), Written()
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
@@ -241,7 +247,7 @@ class Script:
         logged = [self._log_rows(number, mutation) for mutation in mutations]
         for mutation, rows in zip(mutations, logged, strict=True):
             self._base(mutation.schema).apply(mutation)
-            self.written[mutation.schema.full_name] += rows
+            self.written[mutation.schema.full_name].add(mutation.schema, rows)
         told = tuple((mutation.schema, row) for mutation, rows in zip(mutations, logged, strict=True) for row in rows)
         return told, answer
 
@@ -267,7 +273,7 @@ class Script:
         missing = gaps(schema, self._histories[name])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
             return TouchedTable(name, missing, base.rows, None)
-        told, written = self._told[name], list(self.written[name])
+        told, written = self._told[name], self.written[name].until_now()
 
         def rebuilt() -> list[dict[str, object]]:
             table = self._rebuilt(schema, told)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 
 import numpy as np
@@ -19,18 +19,19 @@ from cdc_platform.clock import ms_of
 from cdc_platform.cql.mutation import Mutation, merge
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake import frames
-from cdc_platform.lake.appended import appended
+from cdc_platform.lake.appended import added_files, appended, file_rows, file_size, files_at
 from cdc_platform.lake.arrow import compute, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import TaskRows, Workers
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import Row, rows_table
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import state_of_log
 from cdc_platform.log.state.of_mutations import mutations_of
 from cdc_platform.log.state.shape import STATE
+from cdc_platform.log.state.slices import Sources, sliced
 from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.places import place_of
 
@@ -140,13 +141,11 @@ def kept_state(lake: Lake, schema: TableSchema, version: int | None) -> KeptStat
     """
     if version is None or schema.cdc.delta != "full":
         return KeptState()
-    table = state_table(schema)
     since = _covered(lake, schema)
     lacking = None if since is None or since > version else appended(lake, log_table(schema), since, version)
     if lacking is None:
         return KeptState(list(_in_memory(logged_state(lake, schema, version))))
-    stored = [_Part(file.low, file.high, file.path) for file in lake.bounded_files(table, _TOKEN) if file.rows]
-    return KeptState([*stored, *_in_memory(_of_log(schema, lacking))], beside=True)
+    return KeptState([*_stored(lake, schema), *_in_memory(_of_log(schema, lacking))], beside=True)
 
 
 def logged_state(lake: Lake, schema: TableSchema, version: int | None) -> pa.Table:
@@ -176,13 +175,37 @@ def keep_state(lake: Lake, schema: TableSchema) -> None:
         lake.ensure(table)
     transaction = _COMMITS, (lake.transaction(table, _COMMITS) or 0) + 1
     beside = {_COVERED: version, _OF: _identity(schema)}
-    lacking = None if since is None or since > version else appended(lake, log_table(schema), since, version)
-    if lacking is None or len(lake.data_files(table)) >= _most_files(lake, table):
-        whole = kept_state(lake, schema, version).whole(schema)
-        frames.replace_all(Workers.alone(), lake, table, _files(whole), transaction, beside)
-    else:
-        rows = _of_log(schema, lacking)
-        frames.append(Workers.alone(), lake, table, _files(rows), transaction, beside)
+    log = log_table(schema)
+    came = None if since is None or since > version else _sources(added_files(lake, log, since, version))
+    is_anew = came is None or len(lake.data_files(table)) >= _most_files(lake, table)
+    stored = lake.bounded_files(table, _TOKEN) if is_anew and came is not None else []
+    logs = came if came is not None else _sources(files_at(lake, log, version)) or []
+    states: Sources = [(file.rows, partial(_state_rows, file.path)) for file in stored]
+    rows = sliced(schema, logs, states, partial(_merged_by_token, schema), _TOKEN)
+    put = frames.replace_all if is_anew else frames.append
+    put(Workers.alone(), lake, table, rows, transaction, beside)
+
+
+def _sources(paths: list[str] | None) -> Sources | None:
+    """The files of a log; None where that is not known, or one of them is gone."""
+    try:
+        return None if paths is None else [(file_size(path), partial(file_rows, path)) for path in paths]
+    except FileNotFoundError:
+        return None
+
+
+def _merged_by_token(schema: TableSchema, logs: list[pa.Table], states: list[pa.Table]) -> pa.Table:
+    told = _of_log(schema, logs)
+    return _with_tokens(merged(schema, [told, *states]) if states else told)
+
+
+def _state_rows(path: str) -> pa.Table:
+    return file_rows(path).select(STATE.names)
+
+
+def _stored(lake: Lake, schema: TableSchema) -> list[_Part]:
+    files = lake.bounded_files(state_table(schema), _TOKEN)
+    return [_Part(file.low, file.high, file.path) for file in files if file.rows]
 
 
 def _most_files(lake: Lake, table: Table) -> int:
@@ -229,11 +252,3 @@ def _in_memory(state: pa.Table) -> Iterator[_Part]:
     if state.num_rows:
         rows = _with_tokens(state)
         yield _Part(rows[_TOKEN][0].as_py(), rows[_TOKEN][-1].as_py(), given=rows)
-
-
-def _files(state: pa.Table) -> TaskRows:
-    if not state.num_rows:
-        return TaskRows(0, lambda _: iter(()))
-    ordered = _with_tokens(state)
-    files = [ordered.slice(first, _ROWS_A_FILE) for first in range(0, ordered.num_rows, _ROWS_A_FILE)]
-    return TaskRows(len(files), lambda number: iter(files[number].to_batches()))

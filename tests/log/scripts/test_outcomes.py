@@ -112,10 +112,10 @@ def test_a_script_is_tried_again_where_the_machine_was_at_fault(
     keep(TABLE, lake, Clock(NOW_US), Settings())
     _noted(lake, 2, "INSERT INTO ks.t (pk, v) VALUES (1, 1);", {"ks.t": 0})
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise EnvironmentProblem("no space left on the disk")
 
-    monkeypatch.setattr(keeping, "append_table", full)
+    monkeypatch.setattr(keeping, "append_parts", full)
     for _ in range(2):
         with pytest.raises(EnvironmentProblem):
             keep("SELECT 1", lake, Clock(NOW_US), Settings())
