@@ -45,6 +45,8 @@ Role = Literal[
 ]
 
 LOG_SUFFIX = "_scylla_cdc_log"
+LOG_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+"""The primary key of every log: a partition is a stream."""
 DEFAULT_TTL = DAY_SECONDS
 MAX_TTL = 20 * 365 * DAY_SECONDS
 """The longest TTL of a write, in seconds: twenty years."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cdc_platform.clock import format_us
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.schema import LOG_KEY, Column, TableSchema, log_columns
 from cdc_platform.cql.types import UserType
 
 
@@ -19,6 +19,21 @@ def ddl_of(catalog: Catalog, schema: TableSchema) -> str:
     """The statements that make a table of the catalog, and the types that it uses."""
     types = catalog.keyspace(schema.keyspace).types
     return "\n".join([*(_type_ddl(types[name]) for name in _used(types, schema)), _table_ddl(schema), *_notes(schema)])
+
+
+def plain_ddl(catalog: Catalog, schema: TableSchema) -> list[str]:
+    """What makes a table without CDC, and a plain table that is as its log; each where it is not there yet."""
+    types = catalog.keyspace(schema.keyspace).types
+    base = ", ".join(_column(column) for column in schema.columns)
+    order = f" WITH {_order(schema)}" if schema.clustering_key else ""
+    log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
+    place = f"{quoted(schema.keyspace)}.{quoted(schema.log_name)}"
+    return [
+        *(_type_ddl(types[name]) for name in _used(types, schema)),
+        f"CREATE TABLE IF NOT EXISTS {quoted(schema.keyspace)}.{quoted(schema.name)} "
+        f"({base}, PRIMARY KEY ({_key(schema)})){order};",
+        f"CREATE TABLE IF NOT EXISTS {place} ({log}, PRIMARY KEY ({', '.join(map(quoted, LOG_KEY))}));",
+    ]
 
 
 def without_notes(ddl: str) -> str:
@@ -57,13 +72,16 @@ def _type_ddl(kind: UserType) -> str:
 
 def _table_ddl(schema: TableSchema) -> str:
     columns = "".join(f"    {_column(column)},\n" for column in schema.columns)
-    partition = ", ".join(quoted(column.name) for column in schema.partition_key)
-    clustering = "".join(f", {quoted(column.name)}" for column in schema.clustering_key)
     options = " AND ".join(_options(schema))
     return (
         f"CREATE TABLE {quoted(schema.keyspace)}.{quoted(schema.name)} (\n{columns}"
-        f"    PRIMARY KEY (({partition}){clustering})\n) WITH {options};"
+        f"    PRIMARY KEY ({_key(schema)})\n) WITH {options};"
     )
+
+
+def _key(schema: TableSchema) -> str:
+    partition = ", ".join(quoted(column.name) for column in schema.partition_key)
+    return f"({partition})" + "".join(f", {quoted(column.name)}" for column in schema.clustering_key)
 
 
 def _column(column: Column) -> str:
@@ -77,10 +95,14 @@ def _options(schema: TableSchema) -> Iterator[str]:
         f" '{_boolean(cdc.postimage)}', 'delta': '{cdc.delta}', 'ttl': '{cdc.ttl}'}}"
     )
     if schema.clustering_key:
-        order = ", ".join(f"{quoted(key.name)} {'DESC' if key.descending else 'ASC'}" for key in schema.clustering_key)
-        yield f"CLUSTERING ORDER BY ({order})"
+        yield _order(schema)
     if schema.default_ttl:
         yield f"default_time_to_live = {schema.default_ttl}"
+
+
+def _order(schema: TableSchema) -> str:
+    keys = ", ".join(f"{quoted(key.name)} {'DESC' if key.descending else 'ASC'}" for key in schema.clustering_key)
+    return f"CLUSTERING ORDER BY ({keys})"
 
 
 def _boolean(value: bool) -> str:

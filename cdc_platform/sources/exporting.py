@@ -42,6 +42,8 @@ LOADED = (
 )
 """The tables that every client can write, in the order in which they are loaded: marks behind what they mark."""
 SCRIPT, RING = "load.cql", "ring.json"
+LOGS = "logs"
+"""The folder of logs within an export: `import`, which knows no logs, does not look into folders of folders."""
 _Cell = Callable[[Any], str]
 
 
@@ -54,10 +56,22 @@ class ExportedFile:
     rows: int
 
 
-def export(lake: Lake, folder: Path) -> list[ExportedFile]:
+@dataclass(frozen=True)
+class CsvFile:
+    """A table to be written beside ScyllaDB's own: what it is of, its name and columns in CQL, cells, what null is."""
+
+    of: str
+    table: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    null: str
+
+
+def export(lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequence[str] = ()) -> list[ExportedFile]:
     """Write the files into `folder`, which is made: all of them or none. The same home gives the same bytes.
 
     A table that the home does not have is no file, one without rows a header: what was not brought in stays unknown.
+    `logs` are written too, with the statements that make their tables in a file of their own.
 
     Raises:
         StateError: the folder is there, or the home holds nothing that could be exported.
@@ -74,7 +88,12 @@ def export(lake: Lake, folder: Path) -> list[ExportedFile]:
             written.append(ExportedFile(RING, "the ring as it stands", len(nodes)))
         if not written:
             raise StateError("the home holds no generation, no stream set and no ring: there is nothing to export")
-        (draft / SCRIPT).write_text(_script(lake), encoding="utf-8")
+        if logs:
+            (draft / LOGS).mkdir()
+            (draft / LOGS / "tables.cql").write_text("".join(f"{line}\n" for line in made), encoding="utf-8")
+            written.append(ExportedFile(f"{LOGS}/tables.cql", "what makes their tables", len(made)))
+        written += [_log(log, draft) for log in logs]
+        (draft / SCRIPT).write_text(_script(lake, logs), encoding="utf-8")
         draft.rename(folder)
     finally:
         drafts.discard(draft)
@@ -100,6 +119,22 @@ def _table(lake: Lake, table: Table, folder: Path) -> ExportedFile:
     return ExportedFile(file_of(table), table.full_name, rows)
 
 
+def _log(log: CsvFile, folder: Path) -> ExportedFile:
+    count, name = 0, _log_file(log)
+    with (folder / name).open("w", encoding="utf-8", newline="") as file:
+        # As cqlsh reads: a backslash before a quote, not a second quote.
+        writer = csv.writer(file, doublequote=False, escapechar="\\")
+        writer.writerow([name.strip('"') for name in log.columns])
+        for row in log.rows:
+            writer.writerow(row)
+            count += 1
+    return ExportedFile(name, log.of, count)
+
+
+def _log_file(log: CsvFile) -> str:
+    return f"{LOGS}/{log.of}.csv"
+
+
 def _columns(table: Table) -> list[str]:
     """The columns as a server lists them: the key's, then the others by name."""
     return [*table.keys, *sorted(set(table.schema.names) - set(table.keys))]
@@ -107,11 +142,12 @@ def _columns(table: Table) -> list[str]:
 
 def _rows(lake: Lake, table: Table) -> Iterator[dict[str, Any]]:
     """The rows by their keys; a generation at a time, where a table keeps each in a part of its own."""
-    for filters in _parts(lake, table):
+    for filters in parts_of(lake, table):
         yield from lake.read(table, filters=filters).sort_by([(key, "ascending") for key in table.keys]).to_pylist()
 
 
-def _parts(lake: Lake, table: Table) -> Iterable[list[tuple[str, str, Any]]]:
+def parts_of(lake: Lake, table: Table) -> Iterable[list[tuple[str, str, Any]]]:
+    """The filters that read a table a generation at a time, where it keeps each in a part of its own."""
     if not table.partition_by:
         return [[]]
     (column,) = table.partition_by
@@ -148,10 +184,13 @@ def _description(entries: Sequence[dict[str, Any]]) -> str:
     return "[" + ", ".join(told) + "]"
 
 
-def _script(lake: Lake) -> str:
-    lines = [
-        f"COPY {table.full_name} ({', '.join(_columns(table))}) FROM '{file_of(table)}' WITH HEADER = true;"
-        for table in LOADED
-        if lake.exists(table)
+def _script(lake: Lake, logs: Sequence[CsvFile]) -> str:
+    """What loads all of it: logs before the timestamps by which readers find them."""
+    loaded = [
+        (table.full_name, ", ".join(_columns(table)), file_of(table), "") for table in LOADED if lake.exists(table)
     ]
-    return "".join(f"{line}\n" for line in lines)
+    of_logs = [(log.table, ", ".join(log.columns), _log_file(log), f" AND NULL = '{log.null}'") for log in logs]
+    return "".join(
+        f"COPY {name} ({columns}) FROM '{file}' WITH HEADER = true{more};\n"
+        for name, columns, file, more in (*of_logs, *loaded)
+    )

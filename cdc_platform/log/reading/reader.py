@@ -26,7 +26,7 @@ from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
 from cdc_platform.log.reading.windows import Window, next_window
-from cdc_platform.log.stored_names import GENERATION
+from cdc_platform.log.stored_names import EXACT, GENERATION
 from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
@@ -103,10 +103,21 @@ def whole_windows(
 
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
     """The rows of a window, sorted by time, stream and place in the batch; without a JVM."""
-    low, high = to_datetime(window.after_us), to_datetime(window.until_us)
+    return read_between(lake, schema, window.after_us, window.until_us)
+
+
+def read_between(
+    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, *, exact: bool = False
+) -> pa.Table:
+    """The rows of the log later than `after_us` up to `until_us` (µs), sorted as those of a window.
+
+    With `exact` the column for values that no native one holds comes too, where the log has it.
+    """
+    low, high = to_datetime(after_us), to_datetime(until_us)
     log = log_of(lake, schema)
     # A column that ALTER TABLE added is in the log from the first rows on that have it.
     stored = set(lake.columns(log))
+    log = log_table(schema, exact=exact and EXACT in stored)
     names = [name for name in log.schema.names if name in stored]
     rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
     return rows.sort_by([(name, "ascending") for name in _ORDER])

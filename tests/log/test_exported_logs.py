@@ -1,0 +1,85 @@
+"""Logs as files: what cqlsh reads of them is what the log has, and the same home gives the same bytes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from support.command_line import run
+
+SCRIPT = """
+CREATE KEYSPACE exports WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
+CREATE TYPE exports.place (street text, number int);
+CREATE TABLE exports.t (p text, k int, words list<text>, m map<text, int>, home frozen<place>, pair tuple<int, text>,
+    b blob, note text, d date, at timestamp, f double, PRIMARY KEY (p, k))
+    WITH cdc = {'enabled': 'true', 'ttl': '0'} AND CLUSTERING ORDER BY (k DESC);
+INSERT INTO exports.t (p, k, m, home, pair, b, d, at, f) VALUES
+    ('say "no", \\', 1, {'it''s': 1}, {street: 'a, b', number: null}, (null, 'x'), 0x00ff, '2026-01-31',
+     '2026-01-31T12:00:00.123Z', NaN) USING TIMESTAMP 1769860000000000;
+INSERT INTO exports.t (p, k, note, d, at) VALUES ('q', 2, '', '20000-01-01', '20000-01-01T00:00:00Z')
+    USING TIMESTAMP 1769860000000001;
+"""
+
+
+def test_values_are_as_cqlsh_reads_them(tmp_path: Path) -> None:
+    """Quotes, commas, nulls within values, empty texts, dates that few readers have; twice the same bytes."""
+    home, script = tmp_path / "home", tmp_path / "script.cql"
+    script.write_text(SCRIPT, encoding="utf-8")
+    node = tmp_path / "node.json"
+    node.write_text(NODE, encoding="utf-8")
+    early = ("--clock", "2026-01-31T11:00:00Z")
+    assert run("--home", home, *early, "bootstrap", node, "--run").exit_code == 0
+    kept = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "log", script, "--keep")
+    assert kept.exit_code == 0, kept.stdout + kept.stderr
+    for name in ("one", "two"):
+        told = run("--home", home, "export", tmp_path / name, "--json")
+        assert told.exit_code == 0, told.stderr
+    one, two = (contents(tmp_path / name) for name in ("one", "two"))
+    assert one == two
+    name = "logs/exports.t_scylla_cdc_log.csv"
+    assert {each["name"]: each["rows"] for each in told.json["files"]}[name] == 2
+    # The dialect is that of cqlsh: a backslash before a quote.
+    lines = (tmp_path / "one" / name).read_text(encoding="utf-8").splitlines()
+    first, second = csv.DictReader(lines, doublequote=False, escapechar="\\")
+    assert first["p"] == 'say "no", \\'
+    assert {column: first[column] for column in ("k", "m", "home", "pair", "b", "d", "f", "words")} == {
+        "k": "1",
+        "m": "{'it''s': 1}",
+        "home": "{street: 'a, b', number: <null>}",
+        "pair": "(<null>, 'x')",
+        "b": "0x00ff",
+        "d": "2026-01-31",
+        "f": "NaN",
+        "words": "<null>",
+    }
+    assert (first["at"], second["at"]) == ("1769860800123", "568971820800000")
+    assert (second["note"], second["m"], second["cdc$operation"], second["cdc$end_of_batch"]) == (
+        "",
+        "<null>",
+        "2",
+        "True",
+    )
+    assert list(first)[:3] == ["cdc$stream_id", "cdc$time", "cdc$batch_seq_no"]
+    assert list(first)[3:] == sorted(list(first)[3:])
+    made = (tmp_path / "one" / "logs" / "tables.cql").read_text(encoding="utf-8").splitlines()
+    assert [line.split("(")[0] for line in made] == [
+        "CREATE TYPE IF NOT EXISTS exports.place ",
+        "CREATE TABLE IF NOT EXISTS exports.t ",
+        "CREATE TABLE IF NOT EXISTS exports.t_scylla_cdc_log ",
+    ]
+    assert "cdc" not in made[1]
+    loaded = (tmp_path / "one" / "load.cql").read_text(encoding="utf-8").splitlines()
+    assert loaded[0].startswith('COPY exports.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", ')
+    assert loaded[0].endswith(f"FROM '{name}' WITH HEADER = true AND NULL = '<null>';")
+    again = run("--home", tmp_path / "other", "import", tmp_path / "one")
+    assert again.exit_code == 0, again.stderr
+    assert run("--home", tmp_path / "other", "tables", "--json").json == []
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The bytes of every file below a folder."""
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+NODE = """{"host_id": "00000000-0000-0000-0000-00000000000a", "address": "10.0.0.1", "datacenter": "dc1", "rack": "r1",
+"tokens": [1, 2000], "shard_count": 2, "ignore_msb": 12}"""
