@@ -63,6 +63,7 @@ LONG = {
         "test_current.py",
         "test_ingested_values.py",
         "test_ingest_on_spark.py",
+        "test_exporting_into.py",
     ),
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}

@@ -143,6 +143,12 @@ def renew(home: Home, name: str, clock: Clock) -> Path | None:
         return aside
 
 
+def seen_of(home: Home) -> tuple[UUID, ...]:
+    """The hosts of the cluster that this home itself is of; none where it is no observed cluster's home."""
+    seen = _read(home.path / _IDENTITY, Identity)
+    return () if seen is None else seen.host_ids
+
+
 def _renewed(home: Home, name: str) -> Path:
     return home.path / _FOLDER / f".{name}.renewed"
 

@@ -1,5 +1,7 @@
 """One session with a cluster: SELECT and nothing else, one request at a time, in pages, each with a time limit.
 
+What writes to a cluster that is not production is `writing`, which alone takes the driver's session from here.
+
 It holds one connection a node and the driver's control connection, and closes them at its end. What is asked is left
 to the modules of each topic.
 """
@@ -97,6 +99,11 @@ class LiveCluster:
         return self.greeting(self.contact).shards is not None
 
     @property
+    def driver(self) -> DriverSession:
+        """The driver's session, which takes every statement: for `writing`."""
+        return self._session
+
+    @property
     def consistency(self) -> int:
         """What metadata is read at: ONE in a cluster of one node, else QUORUM, as the server writes it."""
         return ConsistencyLevel.ONE if len(self._hosts) == 1 else ConsistencyLevel.QUORUM
@@ -161,6 +168,8 @@ class LiveCluster:
 
     def _statement(self, table: str, text: str, page_rows: int, values: Sequence[bytes] | None) -> Statement:
         level = ConsistencyLevel.LOCAL_QUORUM
+        if not text.startswith("SELECT "):
+            raise AssertionError(f"a cluster is asked by SELECT alone, not by {text[:60]}")
         if values is None:
             return SimpleStatement(text, consistency_level=level, fetch_size=page_rows, is_idempotent=True)
         if text not in self._prepared:

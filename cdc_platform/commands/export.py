@@ -1,35 +1,88 @@
-"""`cdc-platform export`: what the home holds of ScyllaDB's own tables, as files."""
+"""`cdc-platform export`: what the home holds of ScyllaDB's own tables and of logs, as files or into another server."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.commands.output import json_option, write_json, write_table
+from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.exporting import Written
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--cluster", "name", metavar="NAME", help="Write into this cluster instead, which is not production.")
+@click.option("--dry-run", is_flag=True, help="With --cluster: only say what would be written.")
+@click.option("--prefix", default="scylla", show_default=True, help="With --cluster: where system's tables go.")
+@click.option("--rate", type=click.IntRange(1, 1_000_000), default=2_000, show_default=True, help="Rows a second.")
+@click.option("--replicas", type=click.IntRange(1, 100), default=1, show_default=True, help="Of keyspaces it makes.")
 @json_option
 @pass_session
-def export(session: Session, folder: Path, as_json: bool) -> None:
-    """Write the generations, stream sets and the ring of the home into DIR, which is made.
+def export(
+    session: Session,
+    folder: Path | None,
+    name: str | None,
+    dry_run: bool,
+    prefix: str,
+    rate: int,
+    replicas: int,
+    as_json: bool,
+) -> None:
+    """Write the generations, stream sets, logs and the ring of the home into DIR, which is made.
 
-    A file a table, as cqlsh's COPY ... TO writes it: COPY ... FROM takes it, and so does import. load.cql loads them
-    into a server that has ScyllaDB's tables, for a rehearsal beside production: run it there by cqlsh -f load.cql.
-    cdc_local, which is of one node each, is not in it. The same home gives the same bytes.
+    A file a table, as cqlsh's COPY ... TO writes it: COPY ... FROM takes it, and so does import. logs/tables.cql makes
+    tables for the logs, load.cql loads all of it into a server that has ScyllaDB's tables, for a rehearsal beside
+    production: run both there by cqlsh -f. cdc_local, which is of one node each, is not loaded. The same home gives the
+    same bytes.
+
+    With --cluster the published tables and the logs go into a cluster that this home knows by `cluster add`. It takes
+    keyspaces that are new, empty, or marked by a table cdc_platform_export, and never the cluster that the home is of.
+    The same again changes nothing; one that was killed goes on when it is started again.
 
     \b
     Example:
       cdc-platform export exported
-      cd exported && cqlsh 127.0.0.1 -f load.cql
+      cd exported && cqlsh 127.0.0.1 -f logs/tables.cql && cqlsh 127.0.0.1 -f load.cql
+      cdc-platform export --cluster rehearsal --dry-run
     """
+    if (folder is None) == (name is None):
+        raise InputError("export writes into a folder, as in: export DIR, or with --cluster NAME into a cluster")
+    if name is None and dry_run:
+        raise InputError("--dry-run goes with --cluster; export DIR writes a new folder and nothing else")
+    if folder is not None:
+        _into_folder(session, folder, as_json)
+        return
+    from cdc_platform.cluster import known
+    from cdc_platform.cluster.exporting import export_into
+
+    home = session.open_home()
+    cluster = known.find(home, name or "")
+    done = export_into(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
+    if as_json:
+        write_json(_document(done, dry_run))
+        return
+    words = "Would be written" if dry_run else "Written"
+    rows = [(each.full_name, done.keyspaces[each.keyspace], each.rows) for each in done.tables]
+    write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
+    if dry_run:
+        write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
+
+
+def _into_folder(session: Session, folder: Path, as_json: bool) -> None:
+    from cdc_platform.log.exporting import csv_files, stored_logs
     from cdc_platform.sources.exporting import SCRIPT
     from cdc_platform.sources.exporting import export as write_files
 
-    written = write_files(session.view(), folder)
+    lake = session.view()
+    logs = stored_logs(lake)
+    made = dict.fromkeys(line for log in logs for line in log.made)
+    written = write_files(lake, folder, csv_files(logs), list(made))
     told = {
         "folder": str(folder),
         "script": SCRIPT,
@@ -38,3 +91,14 @@ def export(session: Session, folder: Path, as_json: bool) -> None:
     columns = ("file", "of", ">rows")
     rows = [(each.name, each.of, each.rows) for each in written]
     write_json(told) if as_json else write_table(f"Written to {folder}", columns, rows)
+
+
+def _document(done: Written, dry_run: bool) -> dict[str, Any]:
+    return {
+        "cluster": done.cluster,
+        "written": not dry_run,
+        "keyspaces": done.keyspaces,
+        "tables": [{"table": each.full_name, "rows": each.rows} for each in done.tables],
+        "statements": done.statements if dry_run else [],
+        "rows": done.rows,
+    }

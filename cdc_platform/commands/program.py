@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Is this machine fit: Java, versions, JARs, home, disk."),
     "bootstrap": ("bootstrap", "Queue a joining node; with --run, make its generation."),
     "import": ("import_files", "Take in ring snapshots and cqlsh exports."),
-    "export": ("export", "Write generations, stream sets and the ring as files."),
+    "export": ("export", "Write generations, stream sets, logs and the ring as files, or into a test cluster."),
     "cluster": ("cluster", "Live clusters by name: add, test, remove; the list of them."),
     "observe": ("observe", "Take in what a live cluster holds; writes nothing to it."),
     "status": ("status", "How the home stands, on one screen, and the next thing to do."),

@@ -1,8 +1,8 @@
 """Stands before a Cassandra and answers as the nodes of a ScyllaDB cluster do, as far as metadata is asked for.
 
 Every node has an address on loopback; tables that are a node's own, or that only ScyllaDB has, are looked up in
-keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT alone, counts, and fails as it
-is told to.
+keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT alone, but from users that a
+test lets write, counts, and fails as it is told to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from support.standin.versions import NEWEST, Version
 from cdc_platform.clock import Milliseconds
 
 _HEAD = struct.Struct(">BBhBi")
-_ERROR, _SUPPORTED, _QUERY, _PREPARE, _BATCH = 0x00, 0x06, 0x07, 0x09, 0x0D
+_ERROR, _SUPPORTED, _QUERY, _RESULT, _PREPARE = 0x00, 0x06, 0x07, 0x08, 0x09
+_BATCH, _AUTH_RESPONSE = 0x0D, 0x0F
+_WRITES = ("INSERT INTO ", *(f"CREATE {kind} IF NOT EXISTS " for kind in ("KEYSPACE", "TABLE", "TYPE")))
+"""How statements begin that a user may send who may write: none takes anything away."""
 _PROTOCOL, _INVALID = 0x000A, 0x2200
 OVERLOADED, READ_TIMEOUT, UNAVAILABLE = 0x1001, 0x1200, 0x1000
 _TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?)\.(\w+)")
@@ -32,6 +35,7 @@ OF_A_NODE = frozenset({"local", "peers", "cdc_local"})
 _ALSO_CASSANDRAS = frozenset({"keyspaces", "tables", "columns", "types", "views", "indexes", "functions", "aggregates"})
 _TIMES = re.compile(r'\b(?:max)?(?:writetime|ttl)\(\s*("[^"]+"|\w+)\s*([\[.]?)', re.IGNORECASE)
 _GREGORIAN = 0x01B21DD213814000
+_PREFIX, _SCYLLAS = "scylla", b"system_distributed"
 
 
 @dataclass
@@ -61,6 +65,10 @@ class Proxy:
         self.collections: set[str] = set()
         """Columns, as CQL names them, of which no ScyllaDB tells the time as a whole; Cassandra does."""
         self.faults = Faults()
+        self.writers: set[str] = set()
+        """Users whose sessions may write."""
+        self.prefix = _PREFIX
+        """What `system` is in the names of the keyspaces with ScyllaDB's tables; another one is as long as that."""
         self.statements: list[tuple[int, str]] = []
         self.refused: list[str] = []
         self.open: Counter[int] = Counter()
@@ -79,7 +87,9 @@ class Proxy:
     def reset(self) -> None:
         """Forget what was counted, and let nothing go wrong any more."""
         self.faults, self.version = Faults(), NEWEST
+        self.prefix = _PREFIX
         self.collections.clear()
+        self.writers.clear()
         self.statements.clear()
         self.refused.clear()
         self.most_open.clear()
@@ -136,6 +146,7 @@ class Proxy:
     async def _frames(
         self, node: int, reader: asyncio.StreamReader, up: asyncio.StreamWriter, back: asyncio.StreamWriter
     ) -> None:
+        user = ""
         try:
             while True:
                 version, flags, stream, opcode, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
@@ -143,7 +154,9 @@ class Proxy:
                     _write(back, 0x84, 0, stream, _ERROR, _error(_PROTOCOL, "Invalid or unsupported protocol version"))
                     return
                 body = await reader.readexactly(length)
-                answer = self._refusal(opcode, body)
+                if opcode == _AUTH_RESPONSE:
+                    user = body[4:].split(b"\0")[1].decode()
+                answer = self._refusal(opcode, body, user)
                 if answer is None and opcode in (_QUERY, _PREPARE):
                     body, answer = self._statement(node, body)
                     self._asked.add((id(back), stream))
@@ -166,13 +179,23 @@ class Proxy:
                 body = await reader.readexactly(length)
                 self._asked.discard((id(writer), stream))
                 await self._misbehave(node, late=False)
-                _write(writer, version, flags, stream, opcode, self._supported() if opcode == _SUPPORTED else body)
+                body = self._supported() if opcode == _SUPPORTED else self._swapped(opcode, body)
+                _write(writer, version, flags, stream, opcode, body)
         finally:
             up.close()
             writer.close()
 
-    def _refusal(self, opcode: int, body: bytes) -> bytes | None:
+    def _swapped(self, opcode: int, body: bytes) -> bytes:
+        """Rows in which the keyspace under another prefix goes by ScyllaDB's name: clients look it up in the schema."""
+        if opcode != _RESULT or self.prefix == _PREFIX:
+            return body
+        mine = f"{self.prefix}_distributed".encode()
+        return _SCYLLAS.join(part.replace(_SCYLLAS, mine) for part in body.split(mine))
+
+    def _refusal(self, opcode: int, body: bytes, user: str) -> bytes | None:
         text = _text(body).strip() if opcode in (_QUERY, _PREPARE) else ""
+        if user in self.writers and text.startswith(_WRITES):
+            return None
         if opcode == _BATCH or (opcode in (_QUERY, _PREPARE) and not text.upper().startswith("SELECT ")):
             self.refused.append(text or "a batch")
             return _error(_INVALID, "the stand-in takes SELECT alone")
@@ -193,11 +216,13 @@ class Proxy:
             return body, _error(self.faults.errors.pop(0), "as a test told it to")
         if not of_driver and self.faults.error_rate > self.faults.dice.random():
             return body, _error(OVERLOADED, "too many requests")
-        changed = _CLAUSES.sub("", _TABLE.sub(lambda name: place_of(node, name[1], name[2]), text))
+        changed = _CLAUSES.sub("", _TABLE.sub(lambda name: place_of(node, name[1], name[2], self.prefix), text))
         if node in self.faults.clock_offset_ms:
             changed = changed.replace(
                 "now()", f"(timeuuid){_timeuuid(Milliseconds(self.faults.clock_offset_ms[node]))}"
             )
+        if self.prefix != _PREFIX:
+            changed = changed.replace(f"'{_SCYLLAS.decode()}'", f"'{self.prefix}_distributed'")
         encoded = changed.encode()
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
 
@@ -223,13 +248,16 @@ class Proxy:
         )
 
 
-def place_of(node: int, keyspace: str, table: str) -> str:
-    """Where Cassandra has what ScyllaDB has as `keyspace.table` of this node."""
-    if keyspace == "system" and table in OF_A_NODE:
+def place_of(node: int, keyspace: str, table: str, prefix: str = _PREFIX) -> str:
+    """Where Cassandra has what ScyllaDB has as `keyspace.table` of this node.
+
+    Only the stand-in's own cluster has a `cdc_local` of each node; what was written under another prefix has one.
+    """
+    if keyspace == "system" and table in OF_A_NODE and (prefix == _PREFIX or table != "cdc_local"):
         return f"node{node}.{table}"
     if keyspace == "system_schema" and table in _ALSO_CASSANDRAS:
         return f"{keyspace}.{table}"
-    return f"{keyspace.replace('system', 'scylla')}.{table}"
+    return f"{keyspace.replace('system', prefix)}.{table}"
 
 
 def _write(writer: asyncio.StreamWriter, version: int, flags: int, stream: int, opcode: int, body: bytes) -> None:

@@ -26,7 +26,8 @@ from cdc_platform.ring import Node
 
 OBSERVER = ("observer", "see-&-tell 'it'")
 PLAIN = ("plain", "not-much")
-"""Users with their passwords: one that may read all, and one that may read what every role may."""
+EXPORTER = ("exporter", "brings-copies")
+"""Users with their passwords: one that may read all, one that may read what every role may, one that may write."""
 NAME = "production"
 _CLASS = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 _KEYSPACES = ("scylla", "scylla_schema", "scylla_distributed", "scylla_distributed_everywhere", "shop", '"Shop"')
@@ -318,10 +319,12 @@ class World:
             self._session.execute(f"CREATE KEYSPACE IF NOT EXISTS {keyspace} {_CLASS}")
         for table, columns in self._tables.items():
             self._session.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        for user, password in (OBSERVER, PLAIN):
+        for user, password in (OBSERVER, PLAIN, EXPORTER):
             quoted = password.replace("'", "''")
             self._session.execute(f"CREATE ROLE IF NOT EXISTS {user} WITH PASSWORD = '{quoted}' AND LOGIN = true")
         self._session.execute(f"GRANT SELECT ON ALL KEYSPACES TO {OBSERVER[0]}")
+        for right in ("SELECT", "CREATE", "MODIFY"):
+            self._session.execute(f"GRANT {right} ON ALL KEYSPACES TO {EXPORTER[0]}")
         for node in range(self.nodes):
             for table in ("local", "peers"):
                 self._session.execute(f"GRANT SELECT ON TABLE node{node}.{table} TO {PLAIN[0]}")
