@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--cluster", "name", metavar="NAME", help="Write into this cluster instead, which is not production.")
 @click.option("--dry-run", is_flag=True, help="With --cluster: only say what would be written.")
 @click.option("--prefix", default="scylla", show_default=True, help="With --cluster: where system's tables go.")
-@click.option("--rate", type=click.IntRange(1, 1_000_000), default=2_000, show_default=True, help="Rows a second.")
+@click.option("--rate", type=click.IntRange(1, 500_000), default=2_000, show_default=True, help="Rows a second.")
 @click.option("--replicas", type=click.IntRange(1, 100), default=1, show_default=True, help="Of keyspaces it makes.")
 @json_option
 @pass_session

@@ -86,7 +86,7 @@ def _assert_in_order(read: list[ReadChange], begun: list[Milliseconds]) -> None:
 def test_killed_and_started_again_it_is_whole_and_read_once(
     standin: StandIn, target: KnownCluster, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads once and in order."""
+    """Stopped within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads in order."""
     put = Writer.put
     for table in (f"{PREFIX}_distributed.cdc_streams_descriptions_v2", f"{TABLE}_scylla_cdc_log"):
 
