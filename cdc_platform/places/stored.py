@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 # How often, and for how long, a request is tried again that a store did not answer or said it could not.
 _RETRIES, _PATIENCE_SECONDS, _CONNECT_SECONDS = 8, 60, 5
-_ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+_ENVIRONMENT = (
+    *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURITE_BLOB_STORAGE_URL"),
+    "GOOGLE_SERVICE_ACCOUNT",
+)
+# An emulator of Azure's store has no TLS.
+_WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
@@ -210,7 +216,7 @@ def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> Ob
         "client_options": {
             "connect_timeout": f"{_CONNECT_SECONDS}s",
             "timeout": f"{_PATIENCE_SECONDS}s",
-            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1"),
+            "allow_http": any(os.environ.get(name, "").lower() in ("true", "1") for name in _WITHOUT_TLS),
         },
     }
     if root.startswith("s3://") and os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID"):

@@ -1,0 +1,97 @@
+"""The contract of a store and commits of several writers in Azure's protocol, by Azurite where that is installed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.nodes import node_text
+from support.store.azurite import HOW_TO_HAVE_IT, PROGRAM, Azurite
+
+from cdc_platform.lake import contract
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table, column
+from cdc_platform.lake.verification import verify
+from cdc_platform.places import Stored, place_of
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=HOW_TO_HAVE_IT)
+COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[Azurite]:
+    """One for all of these tests."""
+    shared = Azurite()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def container(
+    emulator: Azurite, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
+    """The address of a container of the test's own."""
+    for name, value in emulator.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
+    return emulator.container(request.node.name.replace("_", "-")[:60].strip("-"))
+
+
+def test_azure_keeps_the_contract(container: str, tmp_path: Path) -> None:
+    """One of two writers makes each object, one of two replaces it; lists, ranges and a missing object are as in S3."""
+    folder = place_of(f"{container}/some/where")
+    file = folder / "a"
+    assert isinstance(folder, Stored)
+    assert isinstance(file, Stored)
+    assert contract.winners(folder) == [1] * contract.KEYS
+    mark = file.create(b"0123456789")
+    assert mark is not None
+    assert (file.create(b"again"), file.read(), file.read_range(2, 5)) == (None, b"0123456789", b"234")
+    told = [file.replace(content, mark) for content in (b"first", b"second")]
+    assert (told[0] is not None, told[1], file.read()) == (True, None, b"first")
+    (tmp_path / "b").write_bytes(b"b")
+    (folder / "deep/b").receive(tmp_path / "b")
+    assert (folder.names(), [each.name for each in folder.folders()]) == (["a"], ["deep"])
+    assert [name for name, _ in (folder / "deep").files(after="a")] == ["b"]
+    file.remove()
+    file.remove()
+    assert (file.seen(), folder.names()) == (None, [])
+    with pytest.raises(FileNotFoundError):
+        file.read()
+
+
+def test_writers_in_azure_count_up_together(container: str) -> None:
+    """Three writers, twice each, by what they have read: no step is lost, and every commit stands once."""
+    address = f"{container}/home/lake"
+    Lake(address).merge(COUNTS, counts(0), update=False)
+    together = threading.Barrier(3)
+
+    def grow(mine: Lake) -> None:
+        together.wait()
+        for _ in range(2):
+            mine.transact(COUNTS, lambda rows: counts(rows["v"][0].as_py() + 1))
+
+    with ThreadPoolExecutor(3) as writers:
+        list(writers.map(grow, [Lake(address) for _ in range(3)]))
+    assert Lake(address).read(COUNTS)["v"].to_pylist() == [6]
+    [found] = verify(Lake(address), deep=True)
+    assert (found.damage, found.strange, found.foreign, found.commits) == ([], [], [], 8)
+
+
+def counts(value: int) -> pa.Table:
+    """The one row of the table."""
+    return pa.Table.from_pylist([{"k": 1, "v": value}], schema=COUNTS.schema)
+
+
+def test_a_node_joins_in_azure(container: str, tmp_path: Path) -> None:
+    """By the command line, and every byte of what is left is checked."""
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    at = ("--home", f"{container}/home", "--clock", "2026-01-01T00:00:00Z")
+    joined = run(*at, "bootstrap", tmp_path / "node1.json", "--run")
+    assert joined.exit_code == 0, joined
+    assert run(*at, "check", "--deep").exit_code == 0

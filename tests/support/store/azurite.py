@@ -1,0 +1,77 @@
+"""Azurite, the emulator of Azure's blob store, as a process of its own on loopback: npm has it, and it is optional."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from datetime import UTC, datetime
+
+VERSION = "3.37.0"
+"""The version that was tried."""
+PROGRAM = shutil.which("azurite-blob")
+HOW_TO_HAVE_IT = f"NOT TRIED: there is no azurite-blob; npm install --global azurite@{VERSION}"
+_STARTS_WITHIN_SECONDS = 60
+_API = "2023-11-03"
+# What every emulator of this store has, as its documentation says; it opens nothing else.
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class Azurite:
+    """An emulator that was started, with everything in its memory."""
+
+    def __init__(self) -> None:
+        assert PROGRAM is not None, HOW_TO_HAVE_IT
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        where = ["--blobHost", "127.0.0.1", "--blobPort", str(self._port)]
+        self._process = subprocess.Popen(
+            [PROGRAM, "--silent", "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", *where],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + _STARTS_WITHIN_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, "azurite-blob has ended"
+            assert time.monotonic() < until, "azurite-blob does not answer"
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(30)
+
+    def environment(self) -> dict[str, str]:
+        """What a process has to have in its environment to reach it."""
+        return {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{self._port}"}
+
+    def container(self, name: str) -> str:
+        """The address of a new container."""
+        at = format(datetime.now(UTC), "%a, %d %b %Y %H:%M:%S GMT")
+        headers = f"x-ms-date:{at}\nx-ms-version:{_API}\n"
+        signed = "PUT" + "\n" * 12 + f"{headers}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+        mark = base64.b64encode(hmac.new(base64.b64decode(_KEY), signed.encode(), hashlib.sha256).digest()).decode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/{_ACCOUNT}/{name}?restype=container",
+            method="PUT",
+            headers={
+                "x-ms-date": at,
+                "x-ms-version": _API,
+                "Content-Length": "0",
+                "Authorization": f"SharedKey {_ACCOUNT}:{mark}",
+            },
+        )
+        with urllib.request.urlopen(asked, timeout=30):
+            return f"az://{name}"
+
+    def _answers(self) -> bool:
+        with socket.socket() as door:
+            return door.connect_ex(("127.0.0.1", self._port)) == 0
