@@ -46,14 +46,6 @@ DEMO_CLOCK = "2026-01-31T12:00:00Z"
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
     "up": ("test_browser.py", "test_foreign_pages.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
-    "tour": ("test_readme.py",),
-    "demo": ("test_demo.py", "test_wheel.py"),
-    "commands": ("test_spark_commands.py",),
-    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
-    "server": ("test_connect.py", "test_every_kill_of_joins.py"),
-    "kills": ("test_kills.py",),
-    "workers": ("test_cluster.py",),
-    "repair": ("test_repair_run.py",),
     "cassandra": (
         "test_observing.py",
         "test_reach.py",
@@ -62,9 +54,53 @@ LONG = {
         "test_ingest.py",
         "test_current.py",
         "test_ingested_values.py",
-        "test_ingest_on_spark.py",
         "test_exporting_into.py",
+        "test_watching.py",
+        "test_cluster_assets.py",
+        "test_ingest_on_spark.py",
     ),
+    "session": (
+        "test_wheel.py",
+        "test_demo.py",
+        "test_spark_commands.py",
+        "test_doors.py",
+        "test_spark.py",
+        "test_frames.py",
+        "test_older_homes.py",
+        "test_passing_over.py",
+        "test_replay_on_spark.py",
+        "test_worker_daemon.py",
+        "test_session.py",
+        "test_stage_audits.py",
+        "test_lake_audit.py",
+        "test_envelopes.py",
+        "test_frame_shapes.py",
+        "test_partition_times.py",
+        "test_join.py",
+        "test_checking.py",
+        "test_reading.py",
+        "test_log_volume.py",
+        "test_kept_values.py",
+    ),
+    "server": ("test_readme.py", "test_connect.py", "test_every_kill_of_joins.py"),
+    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
+    "stores": (
+        "test_cluster.py",
+        "test_home_in_a_store.py",
+        "test_commits_in_a_store.py",
+        "test_faults_of_stores.py",
+        "test_leases.py",
+        "test_requests.py",
+        "test_stored_places.py",
+    ),
+}
+# Which groups may take what is slow to start: in another one it would be started once more.
+SHARED = {
+    "spark": {"session", "server", "cassandra"},
+    "server": {"server"},
+    "serving": {"up"},
+    "s3_process": {"stores"},
+    "standin_process": {"cassandra"},
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
@@ -76,7 +112,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long files, and end with those that start no JVM."""
+    """Begin with the long files, and end with those that start no JVM; what is slow to start has its group of files."""
+    for item in items:
+        for name, groups in SHARED.items():
+            if name in getattr(item, "fixturenames", ()) and _TOGETHER.get(item.path.name) not in groups:
+                raise pytest.UsageError(
+                    f"{item.nodeid} takes {name}: put its file into one of {sorted(groups)} in LONG"
+                )
     long = list(_TOGETHER)
     on_spark = {item.path for item in items if any(item.iter_markers("spark"))}
 

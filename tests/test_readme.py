@@ -16,6 +16,7 @@ import pytest
 from cdc_platform.commands.program import COMMANDS
 from cdc_platform.invariants.findings import FAMILIES, INVARIANTS
 from cdc_platform.invariants.models import summary_model
+from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.settings import Settings
 from cdc_platform.sources.bootstrap_file import parse_join_request
@@ -67,21 +68,17 @@ def clone(folder: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="the README's commands need make .venv")
-def test_the_tour_runs_as_written(tmp_path: Path) -> None:
+@pytest.mark.long("all that the README tells to type, with a process for each line")
+def test_the_tour_runs_as_written(tmp_path: Path, server: ConnectServer) -> None:
     """Every command of the README works when it is typed as it stands, one after the other, from the project's root."""
-    from cdc_platform.lake.connect import ConnectServer
-
     clone(tmp_path)
-    with ConnectServer(heavy=False) as server:  # one warm Spark for all of them: the embedded one has tests of its own
-        env = {**os.environ, **server.environment}
-        env.pop("CDC_PLATFORM_HOME", None)
-        told = []
-        for command in commands():
-            ran = subprocess.run(
-                ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-            )
-            assert ran.returncode == 0, f"$ {command}\n{ran.stdout}\n{ran.stderr}"
-            told.append(ran.stdout)
+    env = {**os.environ, **server.environment}  # one warm Spark for all of them: the embedded one has tests of its own
+    env.pop("CDC_PLATFORM_HOME", None)
+    told = []
+    for command in commands():
+        ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, f"$ {command}\n{ran.stdout}\n{ran.stderr}"
+        told.append(ran.stdout)
     assert "What to try next" in told[0]
     assert "exit code 1" in "".join(told)
     assert (tmp_path / ".cdc-platform" / "platform.json").is_file()
