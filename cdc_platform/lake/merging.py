@@ -17,7 +17,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
-from cdc_platform.lake.open_tables import rows_of
+from cdc_platform.lake.open_tables import Opened, rows_of
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
@@ -105,10 +105,14 @@ def merge(
     added, taken = pa.concat_tables([fresh, put]), pa.concat_tables([removed, gone])
 
     def commit(properties: commits.Properties) -> None:
+        append = not (done.updated or lost)
+        few = None if append or table.partition_by else _all(opened, table)
         if placing.has_times(table):
             _exchange(opened, table, added, taken, properties)
+        elif few is not None:
+            _overwrite(opened, table, _exchanged(few, table, added, taken), properties)
         else:
-            _merge(opened, table, source, properties, append=not (done.updated or lost), whole=bool(lost))
+            _merge(opened, table, source, properties, append=append, whole=bool(lost))
 
     commits.make(opened, commit, digests=after(opened, table, added, taken))
     return done
@@ -254,12 +258,34 @@ def _exchange(
     partitions = compute.unique(removed[name]).to_pylist()
     if partitions:
         own = normal_filters(table, [(name, "in", partitions)])
-        held = rows_of(opened, table.schema, own)
-        gone = set(digests.keys_of(removed, table.schema.names))
-        stays = [row not in gone for row in digests.keys_of(held, table.schema.names)]
-        left = held.filter(pa.array(stays, pa.bool_()))
-        added = pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
+        added = _exchanged(rows_of(opened, table.schema, own), table, added, removed)
     placing.rewrite(opened, table, added, partitions, (properties, WRITER_PROPERTIES))
+
+
+def _exchanged(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
+    """Rows without those that go and with those that come, in the order of their keys."""
+    gone = set(digests.keys_of(removed, table.schema.names))
+    stays = [row not in gone for row in digests.keys_of(held, table.schema.names)]
+    left = held.filter(pa.array(stays, pa.bool_()))
+    return pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
+
+
+def _all(opened: DeltaTable, table: Table) -> pa.Table | None:
+    """All rows, where they are few and there is nothing in the table that the platform does not know."""
+    few = opened.few() if isinstance(opened, Opened) and not files.foreign_features(opened) else None
+    return few.cast(table.schema) if few is not None and few.schema.names == table.schema.names else None
+
+
+def _overwrite(opened: DeltaTable, table: Table, rows: pa.Table, properties: commits.Properties) -> None:
+    """Write all rows as one file in place of all files: few are written in a third of the time that a merge takes."""
+    write_deltalake(
+        opened,
+        rows.cast(table.schema),
+        mode="overwrite",
+        commit_properties=properties,
+        post_commithook_properties=commits.hooks_of(opened),
+        writer_properties=WRITER_PROPERTIES,
+    )
 
 
 def _of_keys(table: Table, rows: pa.Table) -> list[Filter]:

@@ -45,8 +45,8 @@ def partition_text(value: Any) -> str:
 
 @cache
 def blank(table: Table) -> Filled:
-    """The log of an empty table of the declared shape and constraints."""
-    return _made(table)
+    """The log of an empty table of the declared shape and constraints: one commit, which is read at each write."""
+    return ((f"{0:020d}.json", _as_one_commit(_made(table))),)
 
 
 def _made(table: Table) -> Filled:
