@@ -215,9 +215,8 @@ def _show_summary(result: Result) -> None:
 
 
 def _show_answer(rows: list[dict[str, object]]) -> None:
-    """What the client of a lightweight transaction gets; a bracket in a title would be read as markup."""
-    columns = [name.replace("[", "\\[") for name in rows[0]]
-    write_table("", columns, [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
+    """What the client of a lightweight transaction gets."""
+    write_table("", list(rows[0]), [[plain(value) for value in row.values()] for row in rows[:_MOST_SHOWN]])
 
 
 def _show_table(table: TouchedTable) -> None:

@@ -137,7 +137,7 @@ def test_what_the_client_of_a_transaction_gets(cli: Cli, tmp_path: Path) -> None
     assert (last["outcome"], last["accepted"], last["rows"]) == ("not applied", False, [])
     assert last["result"] == [{"[applied]": False, "v": 2}]
     shown = cli("--clock", NOW, "log", file)
-    assert "[applied]   v" in shown.stdout
+    assert "\n [applied]   v\n" in shown.stdout
     assert "not applied: a condition of IF does not hold" in shown.stdout
 
 
