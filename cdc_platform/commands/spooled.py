@@ -31,12 +31,13 @@ class Spooled:
 
 def write_document(document: Mapping[str, object]) -> None:
     """One JSON document, with the same text as one whose spooled lists were in memory."""
-    for piece in _pieces(document):
+    for piece in pieces_of(document):
         click.echo(piece, nl=False)
     click.echo()
 
 
-def _pieces(document: Mapping[str, object]) -> Iterator[str]:
+def pieces_of(document: Mapping[str, object]) -> Iterator[str]:
+    """The text of `write_document`, piece by piece."""
     opening = "{"
     for name, value in document.items():
         yield f"{opening}\n  {as_json(name)}: "

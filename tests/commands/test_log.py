@@ -13,6 +13,8 @@ from support.command_line import Cli, run
 from support.files.bad_input import listing
 
 from cdc_platform.clock import parse_time_us
+from cdc_platform.commands.output import as_json
+from cdc_platform.commands.spooled import Spooled, pieces_of
 from cdc_platform.cql.types import timeuuid_us
 
 NOW = "2026-02-02T00:00:00Z"
@@ -165,3 +167,25 @@ def test_a_rehearsal_loads_no_spark(seeded_home: Path, script: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_document_of_many_statements_is_the_same_text() -> None:
+    """Statements that wait in a file are written as a document in memory is."""
+    values = [{"a": [1, {"b": "é\u2028\x07"}], "n": "9" * 20}, {}, []]
+    spooled = Spooled()
+    for each in values:
+        spooled.append(each)
+    for given, held in ((spooled, values), (Spooled(), [])):
+        assert "".join(pieces_of({"x": given, "y": {"z": [1]}})) == as_json({"x": held, "y": {"z": [1]}}, indent=2)
+
+
+def test_the_first_statements_are_shown_and_those_that_failed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long scripts people see the begin, and behind it what was not done."""
+    monkeypatch.setattr("cdc_platform.commands.log._MOST_STATEMENTS", 2)
+    file = tmp_path / "long.cql"
+    file.write_text(f"{PLAIN} {'INSERT INTO ks.t (pk) VALUES (1);' * 3} GRANT ALL ON ks.t TO x;", encoding="utf-8")
+    answer = cli("--clock", NOW, "log", file)
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line[:1].isdigit()] == ["1", "2", "5"]
+    assert "2 more statements are not shown" in answer.stderr

@@ -33,6 +33,7 @@ from cdc_platform.log.ddl import noted as noted_in
 from cdc_platform.log.gaps import history_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
+from cdc_platform.log.scripts.noted_text import packed, unpacked
 from cdc_platform.log.scripts.outcomes import Outcome, Result, Tell
 from cdc_platform.log.scripts.script import Kept, Script, statements_of
 from cdc_platform.log.scripts.written import ROWS_A_BLOCK, Written
@@ -198,11 +199,15 @@ def _versions(lake: Lake, kept: Kept) -> dict[str, int]:
 
 
 def _unfinished(lake: Lake) -> list[_Noted]:
-    rows = [row for row in lake.read(KEPT_SCRIPTS).to_pylist() if row["finished_at"] is None]
+    noted = lake.read(KEPT_SCRIPTS, ["number", "finished_at"]).to_pylist()
+    numbers = [row["number"] for row in noted if row["finished_at"] is None]
+    if not numbers:
+        return []
+    rows = lake.read(KEPT_SCRIPTS, filters=[("number", "in", numbers)]).to_pylist()
     return [
         _Noted(
             row["number"],
-            row["text"],
+            unpacked(row["text"]),
             from_datetime(row["at"]),
             row["definitions"],
             json.loads(row["log_versions"]),
@@ -218,7 +223,7 @@ def _last_number(lake: Lake) -> int:
 def _note(lake: Lake, noted: _Noted, *, finished: bool = False) -> None:
     row = {
         "number": noted.number,
-        "text": noted.text,
+        "text": packed(noted.text),
         "at": to_datetime(noted.at_us),
         "definitions": noted.definitions,
         "log_versions": json.dumps(noted.log_versions, sort_keys=True),
@@ -307,8 +312,9 @@ def _rename(lake: Lake, noted: _Noted, schema: TableSchema, old_names: dict[str,
 
 def _append(lake: Lake, noted: _Noted, schema: TableSchema, rows: Written) -> None:
     _reshape(lake, noted, schema)
-    exact = any(EXACT in rows.table(schema, number).column_names for number in range(rows.blocks))
-    if exact:
+    has_exact = EXACT in stored_schema(lake, log_table(schema)).names
+    exact = has_exact or any(EXACT in rows.table(schema, number).column_names for number in range(rows.blocks))
+    if exact and not has_exact:
         lake.widen(log_table(schema, exact=True))
     blocks = ROWS_A_FILE // ROWS_A_BLOCK
 

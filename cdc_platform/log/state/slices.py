@@ -16,8 +16,8 @@ from cdc_platform.lake.arrow import tokens_of_column
 from cdc_platform.lake.volume import TaskRows
 from cdc_platform.log.state.of_log import partition_keys
 
-_ROWS_A_SLICE = 200_000
-_FILES_A_SLICE = 4
+_ROWS_A_SLICE = 100_000
+_FILES_A_SLICE = 2
 _TOKENS = 1 << 64
 _FIRST_TOKEN = -(1 << 63)
 
