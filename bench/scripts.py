@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
 from lark import Lark
 
 from bench.base_writes import five_generations
-from bench.measure import Result, seconds
+from bench.measure import Result, seconds, watched_memory
 from bench.session import QUICK, Bench
 from cdc_platform.clock import MINUTE_US, Clock, Microseconds, us_of
 from cdc_platform.lake.lake import Lake
@@ -50,8 +51,8 @@ def log_keep(bench: Bench) -> list[Result]:
     """Scripts of twenty shapes: how long keeping takes as a multiple of the lexer, and what grows with what."""
     count = _QUICK_STATEMENTS if bench.sizes is QUICK else _STATEMENTS
     with bench.scratch() as folder:
-        small, few = _kept(bench, folder / "small", count // 10)
-        large, many = _kept(bench, folder / "large", count)
+        small, few, least = _kept(bench, folder / "small", count // 10)
+        large, many, most = _kept(bench, folder / "large", count)
         text = _script(count)
         lexer = Lark(files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8"), parser="lalr")
         floor = seconds(lambda: sum(1 for _ in lexer.lex(text)))
@@ -62,6 +63,7 @@ def log_keep(bench: Bench) -> list[Result]:
     return [
         Result("log-keep", at, large, "the lexer alone over the same text", floor, large / floor, 3),
         Result("log-keep-growth", at, large, tenth, small, large / small, 11),
+        Result("log-keep-memory", f"{at}; peak of the process", large, tenth, small, most / least, 2),
         Result("log-keep-next", behind, one_large, tenth, one_small, one_large / one_small, 2),
     ]
 
@@ -72,9 +74,12 @@ def _script(count: int) -> str:
     return _TABLE + "\n".join(statements)
 
 
-def _kept(bench: Bench, folder: Path, count: int) -> tuple[float, Lake]:
+def _kept(bench: Bench, folder: Path, count: int) -> tuple[float, Lake, int]:
+    """How long it takes (s), the lake, and the most memory (bytes) that the process had meanwhile."""
     lake, text = five_generations(bench, folder), _script(count)
-    return seconds(lambda: _keep(lake, text, 0)), lake
+    with watched_memory(os.getpid()) as memory:
+        spent = seconds(lambda: _keep(lake, text, 0))
+    return spent, lake, memory.peak
 
 
 def _one_more(lake: Lake) -> float:
@@ -88,7 +93,7 @@ def _one_more(lake: Lake) -> float:
 
 def _keep(lake: Lake, text: str, turn: int) -> None:
     start_us = us_of(Timeline.read(lake).known[-1].time_ms)
-    result = keep(text, lake, Clock(Microseconds(start_us + MINUTE_US * (turn + 1))), Settings())
-    failed = [str(each.error) for each in result.outcomes if each.error is not None]
-    if failed:
-        raise AssertionError(failed[0])
+    clock = Clock(Microseconds(start_us + MINUTE_US * (turn + 1)))
+    result = keep(text, lake, clock, Settings(), tell=lambda outcome: outcome)
+    if result.summary.keys() != {"done"}:
+        raise AssertionError(f"not all of it was done: {result.summary}")
