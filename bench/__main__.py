@@ -43,6 +43,8 @@ ROWS: dict[str, str] = {
     "log-keep": "bench.scripts:log_keep",
     "rewrite": "bench.rewrite:rewriting",
     "rehearse": "bench.rehearsal:rehearsing",
+    "live-ingest": "bench.live:ingesting",
+    "live-quiet": "bench.live:quiet",
 }
 """By name, in the order in which they run."""
 

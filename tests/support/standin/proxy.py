@@ -136,7 +136,8 @@ class Proxy:
             await asyncio.gather(
                 self._frames(node, reader, up_writer, writer), self._answers(node, up_reader, writer, up_writer)
             )
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # Connections are cancelled when the proxy stops; asyncio would print a stack for each.
             pass
         finally:
             self.open[node] -= 1

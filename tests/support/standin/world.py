@@ -259,6 +259,16 @@ class World:
             if timestamp:
                 self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
 
+    def published(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
+        """A generation of any size as clients see it, in the user-facing tables alone."""
+        self.changed = True
+        table = "scylla_distributed.cdc_streams_descriptions_v2"
+        insert = self._session.prepare(f"INSERT INTO {table} (time, range_end, streams) VALUES (?, ?, ?)")
+        entries = map(description.entry, range(len(description)))
+        rows = [(time_ms, each.range_end, {stream.tobytes() for stream in each.streams}) for each in entries]
+        execute_concurrent_with_args(self._session, insert, rows)
+        self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
+
     def first_format(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
         """A generation of the first format, in both of its tables."""
         entries = [description.entry(row) for row in range(len(description))]
