@@ -31,6 +31,7 @@ ROWS: dict[str, str] = {
     "one-task": "bench.small:one_task",
     "look-ups": "bench.look_ups:look_ups",
     "many-generations": "bench.many:many_generations",
+    "idle-up": "bench.idle:idle_up",
     "look-ups-stored": "bench.stored:look_ups",
     "requests": "bench.stored:requests",
     "base-writes": "bench.base_writes:base_writes",

@@ -13,6 +13,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from cdc_platform.lease import bind
+from cdc_platform.serving import databases
 from cdc_platform.supervisor import end_with_parent
 
 PRELOADED = "cdc_platform.serving.preloaded"
@@ -37,6 +38,7 @@ def serve() -> None:
             self._mp_ctx = context
             forkserver.ensure_running()
 
+    databases.keep_open()
     if sys.platform == "linux":  # where a fork of what has no threads is safe
         server.DagsterApiServer = ForkingServer
     grpc_command()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from cdc_platform.lease import bind
+from cdc_platform.serving import databases
 from cdc_platform.serving.addresses import await_code_server
 
 bind()
@@ -17,4 +18,5 @@ if __name__ == "__main__":
     from dagster._daemon.cli import main
 
     await_code_server(Path(sys.argv[-1]))
+    databases.keep_open()
     main()
