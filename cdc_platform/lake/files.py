@@ -93,19 +93,34 @@ def files_of_partitions(
     opened: DeltaTable, partition_by: Sequence[str], folder: str, filters: Iterable[Filter] = ()
 ) -> list[DataFile]:
     """The same, of a table of which only these are known: the columns that it is partitioned by."""
-    added = _added(opened)
-    columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
-    keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
     deciding = [
         (partition_by.index(name), PASSES[operator], value) for name, operator, value in filters if name in partition_by
     ]
     return [
-        DataFile(path, rows or 0, size, key)
-        for path, rows, size, key in zip(
-            _paths(added, folder), _known(added, "num_records"), _known(added, "size_bytes"), keys, strict=True
+        file
+        for file in _every(opened, tuple(partition_by), folder)
+        if all(
+            file.partition[place] is not None and passes(file.partition[place], value)
+            for place, passes, value in deciding
         )
-        if all(key[place] is not None and passes(key[place], value) for place, passes, value in deciding)
     ]
+
+
+def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
+    """All files of an opened version, told from the log once: a home that is old has thousands of them."""
+    of = (opened.version(), partition_by, folder)
+    known, files = vars(opened).get("_data_files", (None, []))
+    if known != of:
+        added = _added(opened)
+        columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
+        keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
+        told = (_known(added, "num_records"), _known(added, "size_bytes"))
+        files = [
+            DataFile(path, rows or 0, size, key)
+            for path, rows, size, key in zip(_paths(added, folder), *told, keys, strict=True)
+        ]
+        vars(opened)["_data_files"] = (of, files)
+    return files
 
 
 def paths(opened: DeltaTable) -> list[str]:
