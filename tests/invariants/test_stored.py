@@ -23,7 +23,7 @@ from cdc_platform.lake.tables import NODES, TABLES, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lake.verification import Verified, verify
 
 EVERY = (*TABLES, *LOGS)
-Change = Callable[[Path], None]
+Change = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
