@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds
+from cdc_platform.cql.scalars import ASCII, BIGINT, BLOB, BOOLEAN, INT, SMALLINT, TEXT, TINYINT
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import InputError
 from cdc_platform.lake.session import ROWS_PER_BATCH
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 KEY = "cdc$partition_key"
 """The column that is put beside those of the log on the way: the serialized partition key."""
+_ALIKE = (ASCII, BIGINT, BLOB, BOOLEAN, INT, SMALLINT, TEXT, TINYINT)
+"""Types of whose values Spark tells apart just those that CQL does: by them it brings rows together itself."""
 _LATER_ROLES = ("value", "deleted", "deleted_elements")
 """What a log lacks of a column that the base table got later."""
 
@@ -56,6 +59,16 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
     def keys(*columns: pa.Array) -> pa.Array:
         return partition_keys(schema, columns[:width], *columns[width:])
 
+    chosen = changes.select(*map(quoted, names))
+    if EXACT not in names and all(column.type in _ALIKE for column in schema.partition_key):
+        columns = [quoted(column.name) for column in schema.partition_key]
+
+        def keyed_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return base_rows(schema, (_keyed(schema, batch) for batch in batches), now_us)
+
+        together = chosen.repartition(*map(F.col, columns)).sortWithinPartitions(*columns)
+        return together.mapInArrow(keyed_rows, spark_struct(selected_schema(schema)))
+
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return base_rows(schema, batches, now_us)
 
@@ -64,9 +77,15 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
     # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
     read = [*(column.name for column in schema.partition_key), *(name for name in names if name == EXACT)]
     key = arrow_udf(keys, "binary")(*map(quoted, read))
-    keyed = changes.select(*map(quoted, names)).withColumn(KEY, key)
+    keyed = chosen.withColumn(KEY, key)
     grouped = keyed.repartition(F.col(quoted(KEY))).sortWithinPartitions(quoted(KEY))
     return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
+
+
+def _keyed(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with the column `KEY`."""
+    keys = partition_keys(schema, [batch.column(column.name) for column in schema.partition_key])
+    return pa.RecordBatch.from_arrays([*batch.columns, keys], names=[*batch.schema.names, KEY])
 
 
 def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
