@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import schemas
@@ -59,10 +63,21 @@ def _sorted(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str(sorted(row.items())) for row in rows)
 
 
+@pytest.fixture(scope="module")
+def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """How many histories and statements of each kind were tried; told behind them, and with -q as well."""
+    counts: Counter[str] = Counter()
+    yield counts
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if kind != "histories")
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with nullcontext() if capture is None else capture.global_and_fixture_disabled():
+        print(f"\n{counts['histories']} histories equal the model; statements: {kinds}")
+
+
 @settings(settings.get_profile("histories"))
 @given(history=histories)
 def test_base_and_replay_equal_the_model_at_every_prefix(
-    streams_home: Path, history: tuple[TableSchema, list[Written]]
+    streams_home: Path, tally: Counter[str], history: tuple[TableSchema, list[Written]]
 ) -> None:
     """After every statement: what the table shows, what its log rebuilds, and what the rules say."""
     schema, written = history
@@ -75,6 +90,7 @@ def test_base_and_replay_equal_the_model_at_every_prefix(
     for each in written:
         result = script.run(parse(each.text))
         assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
+        tally.update(f"{outcome.statement.kind} ({outcome.became})" for outcome in result.outcomes)
         logs = logs if each.logs is None else each.logs
         if _applies(models, each, result.outcomes[0]):
             for mutation in each.mutations:
@@ -86,6 +102,7 @@ def test_base_and_replay_equal_the_model_at_every_prefix(
         assert (table.replayed is None) == (not logs)
         if table.replayed is not None:
             assert _sorted(table.replayed) == _sorted(_expected(schema, told))
+    tally["histories"] += 1
 
 
 def _fresh(schema: TableSchema) -> ModelPartition:
