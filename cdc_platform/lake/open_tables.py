@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
-from cdc_platform.places import options
+from cdc_platform.places import Place, fetching_once, options, place_of
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
@@ -142,6 +142,8 @@ class OpenTables:
         if path in mine.seen:
             return mine.known[path].opened
         try:
+            if path not in mine.known and mine.lacks(path):
+                raise TableNotFoundError(f"no table at {path}")
             mine.known[path] = _newer(path, mine.known.pop(path, None))
         except TableNotFoundError:
             if mine.depth:
@@ -156,7 +158,7 @@ class OpenTables:
         mine = self._of_thread
         if path in mine.seen or path in mine.missing:
             return path in mine.seen
-        found = DeltaTable.is_deltatable(path, options(path))
+        found = not mine.lacks(path) and DeltaTable.is_deltatable(path, options(path))
         if mine.depth and not found:
             mine.missing.add(path)
         return found
@@ -200,7 +202,8 @@ class OpenTables:
         mine = self._of_thread
         mine.depth += 1
         try:
-            yield
+            with fetching_once():
+                yield
         finally:
             mine.depth -= 1
             if not mine.depth:
@@ -210,6 +213,7 @@ class OpenTables:
         """Look at these tables when they are asked for next; at all, if none is named."""
         for seen in (self._of_thread.seen, self._of_thread.missing):
             seen.difference_update(paths or set(seen))
+        self._of_thread.listed.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,14 +226,30 @@ class _Known:
 
 
 class _OfThread(threading.local):
-    """`known` by path; of those, and of the missing ones, what is not asked for again; what is written on."""
+    """`known` by path; of those, and of the missing ones, what is not asked for again; what is written on.
+
+    `listed`: what lies in folders of a store, each of which was listed once.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, _Known] = {}
         self.seen: set[str] = set()
         self.missing: set[str] = set()
         self.taken: set[str] = set()
+        self.listed: dict[Place, frozenset[str]] = {}
         self.depth = 0
+
+    def lacks(self, path: str) -> bool:
+        """Whether a store has nothing of a table, by one list of its keyspace in a block: most tables are never made.
+
+        False where that is not known.
+        """
+        place = place_of(path)
+        if not self.depth or place.here is not None:
+            return False
+        if place.folder not in self.listed:
+            self.listed[place.folder] = frozenset(each.name for each in place.folder.folders())
+        return place.name not in self.listed[place.folder]
 
 
 def _newer(path: str, known: _Known | None) -> _Known:

@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -34,8 +35,38 @@ _ENVIRONMENT = (
 _WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
+_KEPT_BYTES = 8 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
 _NOT_LET_IN = re.compile(r"status code: 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId", flags=re.IGNORECASE)
+
+
+@dataclass
+class _Fetched:
+    """The small files that were fetched in a block, by their addresses, as long as they are few bytes together."""
+
+    contents: dict[str, bytes] = field(default_factory=dict)
+    bytes: int = 0
+
+    def keep(self, address: str, content: bytes) -> None:
+        if self.bytes + len(content) <= _KEPT_BYTES:
+            self.contents[address] = content
+            self.bytes += len(content)
+
+
+_fetched: ContextVar[_Fetched | None] = ContextVar("fetched", default=None)
+
+
+@contextmanager
+def fetching_once() -> Iterator[None]:
+    """Fetch each small file that Parquet is read from once in a block: a data file never changes. Some MB are kept."""
+    if _fetched.get() is not None:
+        yield
+        return
+    mark = _fetched.set(_Fetched())
+    try:
+        yield
+    finally:
+        _fetched.reset(mark)
 
 
 def plain(path: PurePosixPath) -> str:
@@ -125,11 +156,17 @@ class Stored(Place):
     def source(self) -> Any:
         from pyarrow import BufferReader, PythonFile
 
+        kept = _fetched.get()
+        if kept is not None and str(self) in kept.contents:
+            return BufferReader(kept.contents[str(self)])
         with self._asked():
             found = self._store.get(self.path)
             size = found.meta["size"]
             if size <= _AT_ONCE_BYTES:
-                return BufferReader(bytes(found.bytes()))
+                content = bytes(found.bytes())
+                if kept is not None:
+                    kept.keep(str(self), content)
+                return BufferReader(content)
         return PythonFile(_Ranges(self, size), mode="r")
 
     def has_bucket(self) -> bool:

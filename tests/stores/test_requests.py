@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from uuid import UUID
 
 import pytest
 from support.command_line import run
@@ -12,10 +13,13 @@ from support.store.s3 import S3
 from cdc_platform.clock import HOUR_US, Clock, Microseconds
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLES
+from cdc_platform.lake.tables import NODES, TABLES
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.places import fetching_once, place_of
 from cdc_platform.records import inbox
+from cdc_platform.records.ring import put_nodes
+from cdc_platform.ring import Node
 from cdc_platform.settings import Settings
 
 START_US = Microseconds(1_767_225_600_000_000)
@@ -64,3 +68,39 @@ def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) 
     commits = more(held(lake), versions)
     assert commits >= STEPS
     assert looks <= A_COMMIT_LOOKS * commits + STEPS * (ASKED + AUDITED)
+
+
+@pytest.fixture
+def lake(s3: S3) -> Lake:
+    """A lake with the table of nodes alone, which has one row."""
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    put_nodes(lake, [Node(UUID(int=1), (5, 77), 2, 12)])
+    return lake
+
+
+def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
+    """In a block tables that were never made cost one list of their keyspace; one that is made there is found."""
+    missing = [table for table in TABLES.values() if table.keyspace == "platform" and not lake.exists(table)]
+    assert len(missing) > 3
+    before = s3.counts()
+    with lake.open_tables.looked_at_once():
+        assert [lake.version(table) for table in missing] == [None] * len(missing)
+        assert more(s3.counts(), before) == 1
+        lake.ensure(missing[1])
+        assert (lake.version(missing[1]), lake.exists(missing[2])) == (0, False)
+    Lake(str(lake.place)).ensure(missing[2])
+    assert lake.exists(missing[2])
+
+
+def test_a_small_file_is_fetched_once_in_a_block(s3: S3, lake: Lake) -> None:
+    """Whoever reads it; behind the block it is looked at anew."""
+    files = [place_of(path) for path in lake.files(NODES, [])]
+    with fetching_once():
+        contents = [bytes(file.source().read()) for file in files]
+        before = s3.counts()
+        assert [bytes(file.source().read()) for file in files] == contents != []
+        assert more(s3.counts(), before) == 0
+    assert [file.read() for file in files] == contents
+    files[0].remove()
+    with pytest.raises(FileNotFoundError):
+        files[0].source()
