@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, cast
 
 from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.executors import CONF_VARIABLE, conf_of_file, is_local
@@ -191,6 +192,8 @@ class ConnectServer:
 
         try:
             session = SparkSession.builder.remote(f"{self.remote}/;token={self._token}").create()
+            # Who breaks this wait off ends the server: nothing is to be asked of it again until the process may end.
+            cast("Any", session).client.set_retry_policies([])
             session.sql("SELECT 1").collect()
             session.stop()
         except PySparkException:

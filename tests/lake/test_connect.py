@@ -11,12 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.connect.session import SparkSession as RemoteSession
 
 from cdc_platform.errors import EnvironmentProblem, InputError, StateError
 from cdc_platform.lake import frames
@@ -173,6 +175,34 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
     assert select.select([ended], [], [], 60)[0], "the child is still there"
 
 
+@pytest.mark.spark
+@pytest.mark.long("the start of a JVM of its own")
+def test_who_breaks_off_the_start_may_end() -> None:
+    """Ctrl-C while the first query runs: the server ends, and its client asks it nothing more before it ends too."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--broken-off"], capture_output=True, text=True, check=False, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    seconds = float(done.stdout.splitlines()[-1])
+    assert time.time() - seconds < 30
+
+
+def _break_off() -> None:
+    """Start a server, ask for the end in the middle of its first query, and say when that was over."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    waited = RemoteSession.sql
+
+    def interrupted(session: RemoteSession, query: str) -> object:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        return waited(session, "SELECT count(*) FROM range(1000000000000)" if query == "SELECT 1" else query)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RemoteSession, "sql", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ConnectServer(heavy=False).start()
+    print(time.time())
+
+
 def _be_a_parent() -> None:
     """Start a process as the server is started, name it and wait to be killed."""
     child = subprocess.Popen(["sleep", "600"], preexec_fn=die_with_parent(), start_new_session=True)
@@ -183,5 +213,8 @@ def _be_a_parent() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--parent":
         _be_a_parent()
+    if sys.argv[1] == "--broken-off":
+        _break_off()
+        sys.exit()
     core(spark_session(), Lake(Path(sys.argv[1])))
     print("core ran on Connect")
