@@ -49,6 +49,7 @@ CLOCK = "2026-01-01T00:00:00Z"
 AT = "2026-01-31T14:00:00Z"
 START_US = parse_time_us("2026-01-31T12:20:00Z")
 _SECONDS = 120
+A_DEATH = pytest.mark.grid("deaths of workers", 1)
 _TESTS = Path(__file__).resolve().parents[1]
 _DOCUMENT = _TESTS.parent / "docs" / "executors.md"
 
@@ -177,6 +178,7 @@ _JOIN, _DOCTOR, _CHECK = ["bootstrap", "node.json", "--run"], ["doctor", "--clus
 _LOOKED_AT = ("Python", "packages", "program", "lake", "clock")
 
 
+@A_DEATH
 def test_a_worker_dies_in_a_join(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
     """The generation has the rows, to the last bit of every stream, of one that was made in one process."""
     node = tmp_path / _JOIN[1]
@@ -193,6 +195,7 @@ def test_a_worker_dies_in_a_join(cluster: Cluster, s3_process: S3, tmp_path: Pat
     assert run("--home", address, *_CHECK).exit_code == 0
 
 
+@A_DEATH
 def test_a_worker_dies_in_an_audit(cluster: Cluster, logged: str) -> None:
     """It finds what one process finds."""
     told = cluster.loses_a_worker("-m", "cdc_platform", "--home", logged, "--clock", AT, *_CHECK, "--json", code=None)
@@ -204,6 +207,7 @@ def test_a_worker_dies_in_an_audit(cluster: Cluster, logged: str) -> None:
     assert here == there != []
 
 
+@A_DEATH
 def test_a_worker_dies_in_an_append_to_a_log(cluster: Cluster, logged: str, s3_process: S3) -> None:
     """Each row is in the log once, by one commit; the worker that comes instead has credentials that ran out."""
     lake = Lake(f"{logged}/lake")

@@ -10,8 +10,8 @@ import urllib.request
 from pathlib import Path
 
 from support.drawing import SEED
-from support.store.s3_server import COUNTS
 
+COUNTS = "/counts-of-requests"
 SECRET = "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 

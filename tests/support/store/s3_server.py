@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from support.store.s3 import COUNTS
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
 """One request of so many is met by a fault."""
-COUNTS = "/counts-of-requests"
 
 
 class Store:
