@@ -197,7 +197,7 @@ class Supervisor:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
 
     def _revive(self, adopted: _Adopted) -> None:
-        """Start a server again that has ended by itself.
+        """Start a server again that has ended by itself; where it ends before it answers, the next look does it again.
 
         Raises:
             EndAsked: a signal asked for the end meanwhile.
@@ -210,7 +210,11 @@ class Supervisor:
         adopted.revived_at.append(now)
         if adopted.told is not None:
             adopted.told(f"{adopted.name} has ended and is started again; its log is {adopted.log}")
-        self._start_adopted(adopted.start)
+        try:
+            self._start_adopted(adopted.start)
+        except PlatformError as error:
+            if adopted.told is not None:
+                adopted.told(str(error))
 
     def _start_adopted(self, start: Callable[[], object]) -> None:
         self._may_interrupt = True

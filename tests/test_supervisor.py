@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cdc_platform import supervisor as supervising
+from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.supervisor import Service, ServiceDied, until_the_end
 
 # A process with a child that has a group in common with it; both say who they are, and the child ignores TERM.
@@ -190,6 +191,25 @@ def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     assert server.starts == 3
     assert told == [f"the server has ended and is started again; its log is {tmp_path / 'its.log'}"] * 2
     assert server.pid is None
+
+
+def test_a_server_that_dies_while_it_starts_again_is_started_again(tmp_path: Path) -> None:
+    """Killed before it answers, it has ended once more: no reason to end what goes on without it."""
+    server, told = Mortal(1), []
+
+    def start() -> None:
+        if server.starts == 1:
+            server.starts += 1
+            raise EnvironmentProblem("the server did not start")
+        server.start()
+
+    with until_the_end() as supervisor:
+        supervisor.start(service(tmp_path, _ALONE))
+        supervisor.adopt("the server", tmp_path / "its.log", server, start, told=told.append)
+        supervisor.await_end()
+    assert server.starts == 3
+    again = f"the server has ended and is started again; its log is {tmp_path / 'its.log'}"
+    assert told == [again, "the server did not start", again]
 
 
 def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
