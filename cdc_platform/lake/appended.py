@@ -22,7 +22,7 @@ def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] 
     """
     paths = added_files(lake, table, after, upto)
     try:
-        return None if paths is None else [file_rows(path) for path in paths]
+        return paths and [file_rows(path, stored_schema(lake, table)) for path in paths]
     except FileNotFoundError:
         return None
 
@@ -65,7 +65,14 @@ def stored_schema(lake: Lake, table: Table) -> pa.Schema:
         return pa.schema(files.opened(lake.path(table)).schema()).remove_metadata()
 
 
-def file_rows(path: str) -> pa.Table:
-    """The rows of a file, in its columns; raises FileNotFoundError where it is gone."""
+def file_rows(path: str, types: pa.Schema) -> pa.Table:
+    """The rows of a file, in its columns, as the table of these types has them: engines write one type in several ways.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
     with translated(f"reading {path}"), files.parquet(place_of(path)) as parquet:
-        return parquet.read()
+        rows = parquet.read()
+    known = set(types.names)
+    names = rows.schema.names
+    return pa.table([rows[name].cast(types.field(name).type) if name in known else rows[name] for name in names], names)

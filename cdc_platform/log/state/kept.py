@@ -19,7 +19,7 @@ from cdc_platform.clock import ms_of
 from cdc_platform.cql.mutation import Mutation, merge
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake import frames
-from cdc_platform.lake.appended import added_files, appended, file_rows, file_size, files_at
+from cdc_platform.lake.appended import added_files, appended, file_rows, file_size, files_at, stored_schema
 from cdc_platform.lake.arrow import compute, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
@@ -176,20 +176,23 @@ def keep_state(lake: Lake, schema: TableSchema) -> None:
     transaction = _COMMITS, (lake.transaction(table, _COMMITS) or 0) + 1
     beside = {_COVERED: version, _OF: _identity(schema)}
     log = log_table(schema)
-    came = None if since is None or since > version else _sources(added_files(lake, log, since, version))
+    came = None if since is None or since > version else _sources(lake, log, added_files(lake, log, since, version))
     is_anew = came is None or len(lake.data_files(table)) >= _most_files(lake, table)
     stored = lake.bounded_files(table, _TOKEN) if is_anew and came is not None else []
-    logs = came if came is not None else _sources(files_at(lake, log, version)) or []
+    logs = came if came is not None else _sources(lake, log, files_at(lake, log, version)) or []
     states: Sources = [(file.rows, partial(_state_rows, file.path)) for file in stored]
     rows = sliced(schema, logs, states, partial(_merged_by_token, schema), _TOKEN)
     put = frames.replace_all if is_anew else frames.append
     put(Workers.alone(), lake, table, rows, transaction, beside)
 
 
-def _sources(paths: list[str] | None) -> Sources | None:
+def _sources(lake: Lake, log: Table, paths: list[str] | None) -> Sources | None:
     """The files of a log; None where that is not known, or one of them is gone."""
+    if paths is None:
+        return None
+    types = stored_schema(lake, log)
     try:
-        return None if paths is None else [(file_size(path), partial(file_rows, path)) for path in paths]
+        return [(file_size(path), partial(file_rows, path, types)) for path in paths]
     except FileNotFoundError:
         return None
 
@@ -200,7 +203,7 @@ def _merged_by_token(schema: TableSchema, logs: list[pa.Table], states: list[pa.
 
 
 def _state_rows(path: str) -> pa.Table:
-    return file_rows(path).select(STATE.names)
+    return file_rows(path, STATE).select(STATE.names)
 
 
 def _stored(lake: Lake, schema: TableSchema) -> list[_Part]:
