@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="With --cluster: only say what would be written.")
 @click.option("--prefix", default="scylla", show_default=True, help="With --cluster: where system's tables go.")
 @click.option("--rate", type=click.IntRange(1, 500_000), default=2_000, show_default=True, help="Rows a second.")
-@click.option("--replicas", type=click.IntRange(1, 100), default=1, show_default=True, help="Of keyspaces it makes.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Of keyspaces it makes.",
+)
 @json_option
 @pass_session
 def export(
@@ -64,14 +71,20 @@ def export(
     home = session.open_home()
     cluster = known.find(home, name or "")
     done = export_into(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
-    if as_json:
-        write_json(_document(done, dry_run))
-        return
-    words = "Would be written" if dry_run else "Written"
-    rows = [(each.full_name, done.keyspaces[each.keyspace], each.rows) for each in done.tables]
-    write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
-    if dry_run:
-        write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
+
+    def show() -> None:
+        words = "Would be written" if dry_run else "Written"
+        rows = [(each.full_name, done.keyspaces[each.keyspace], each.rows) for each in done.tables]
+        write_table(f"{words} to {done.cluster}", ("table", "keyspace is", ">rows"), rows)
+        if dry_run:
+            write_facts([("rows", done.rows), ("seconds at least", round(done.rows / rate, 1))])
+
+    context = click.get_current_context()
+    values = {"prefix": prefix, "rate": rate, "replicas": replicas}
+    given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    options = [word for option in given for word in (f"--{option}", values[option])]
+    left = [following("export", "--cluster", cluster.name, *options)] if dry_run else []
+    write_result(_document(done, dry_run), show, left, as_json=as_json)
 
 
 def _into_folder(session: Session, folder: Path, as_json: bool) -> None:

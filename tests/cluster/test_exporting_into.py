@@ -149,6 +149,8 @@ def test_what_it_refuses(standin: StandIn, target: KnownCluster, home: Home, mon
     dry = run("--home", home.path, "export", "--cluster", "rehearsal", "--prefix", PREFIX, "--dry-run", "--json")
     assert dry.exit_code == 0, dry.stderr
     assert dry.json["keyspaces"] == dict.fromkeys(sorted(KEYSPACES), "new")
+    next_line = f"cdc-platform --home {home.path} export --cluster rehearsal --prefix {PREFIX}"
+    assert [each["command"] for each in dry.json["next"]] == [next_line]
     assert not [text for _, text in standin.proxy.statements if not text.startswith("SELECT ")]
     monkeypatch.setenv(USER, OBSERVER[0])
     monkeypatch.setenv(PASSWORD, OBSERVER[1])

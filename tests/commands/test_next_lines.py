@@ -172,6 +172,7 @@ LEAVING = [
 ELSEWHERE = {
     "observe": ("tests/cluster/test_observing.py", "lines_of(answer)"),
     "status": ("tests/status/test_status.py", 'answer.json["next"]'),
+    "export": ("tests/cluster/test_exporting_into.py", 'dry.json["next"]'),
     "demo": ("tests/test_demo.py", "What to try next"),
 }
 """What leaves something and is shown by other tests: it asks a live cluster, or has words of its own for it."""
@@ -179,7 +180,6 @@ NOTHING = {
     *(
         "up",
         "watch",
-        "export",
         "ingest",
         "consume",
         "consumers",
@@ -233,6 +233,7 @@ def test_every_dry_run_is_among_them() -> None:
     top = ((name, program.get_command(click.Context(program), name)) for name in program.list_commands(None))  # type: ignore[arg-type]
     assert {found for name, each in top if each for found in dry_runs(each, name)} == {
         "expire",
+        "export",
         "repair",
         "rewrite",
         "tablets gc",
