@@ -23,7 +23,6 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import Home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
-    CDC_LOCAL,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
@@ -32,6 +31,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.log.exporting import StoredLog, stored_logs
+from cdc_platform.records import cdc_local
 from cdc_platform.records.ring import host_ids
 from cdc_platform.sources.exporting import parts_of
 
@@ -184,9 +184,9 @@ def _tables(lake: Lake, prefix: str) -> Iterator[TableToWrite]:
 
 def _rewritten(lake: Lake) -> list[str]:
     """The key by which clients see that the first format's generations were rewritten, where every node has it."""
-    rows = lake.read(CDC_LOCAL, ["host_id", "key"]).to_pylist()
-    done = {row["host_id"] for row in rows if row["key"] == "rewritten"}
-    return ["rewritten"] if done and done == {row["host_id"] for row in rows} else []
+    rows = cdc_local.known(lake)
+    done = {host_id for host_id, key in rows if key == cdc_local.REWRITTEN}
+    return [cdc_local.REWRITTEN] if done and done == {host_id for host_id, _ in rows} else []
 
 
 def _of(prefix: str, shape: _Shape, rows: list[tuple[Value | None, ...]]) -> TableToWrite:
