@@ -28,6 +28,8 @@ AT_ONCE = 8
 class MayNotWrite(NotGranted):
     """The role may read and not write."""
 
+    code = "may-not-write"
+
     def __init__(self, table: str, role: str) -> None:
         self.grant = f"GRANT CREATE, MODIFY ON ALL KEYSPACES TO {role}"
         StateError.__init__(

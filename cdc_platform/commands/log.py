@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.log.scripts.outcomes import Outcome, Result, TouchedTable
 
 _MOST_SHOWN = 100
-_MOST_STATEMENTS = 1_000
+_MOST_STATEMENTS = 1_024
 _STDIN = Path("-")
 
 
