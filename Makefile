@@ -37,7 +37,7 @@ test: java .venv cassandra ## all checks and all tests
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## the tests that start no JVM and no browser
