@@ -176,6 +176,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long("Dagster loads the code location twice, in processes of their own")
 def test_both_ways_of_loading_agree(loaded: dict[str, Any]) -> None:
     """The workspace file and the module give the same definitions, without Java."""
     assert "message" not in loaded["workspace"], loaded["workspace"]

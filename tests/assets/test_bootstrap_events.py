@@ -236,6 +236,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long("10,000 events")
 def test_ten_thousand_events(tmp_path: Path) -> None:
     """Ten thousand waiting events become partitions a batch a tick; no Spark is loaded and no process is started."""
     nowhere = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", VARIABLE}}

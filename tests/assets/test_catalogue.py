@@ -123,6 +123,7 @@ def test_results_of_other_doors_are_told(rehearsal: Rehearsal) -> None:
     assert AssetCheckKey(key(TOPOLOGY_DESCRIPTIONS), "ring_covered_once") in found
 
 
+@pytest.mark.long("runs of Dagster, of all steps and checks")
 def test_what_is_made_again_the_same_makes_nothing_stale(rehearsal: Rehearsal) -> None:
     """The same description again, and a node that is queued, change no version; a changed row does."""
     generation = rehearsal.queue(1)

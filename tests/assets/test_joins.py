@@ -81,6 +81,7 @@ def content(lake: Lake) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("tasks", ["1", pytest.param("0", marks=pytest.mark.spark)])
+@pytest.mark.long("runs of Dagster, of all steps and checks")
 def test_a_join_and_its_repetition(rehearsal: Rehearsal, tasks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A join materialises every table, in its process or on Spark; materialised again, every row is the same."""
     monkeypatch.setenv(IN_PROCESS_VARIABLE, tasks)

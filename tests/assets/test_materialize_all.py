@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
@@ -47,6 +48,7 @@ def versions(instance: DagsterInstance, asset: AssetKey) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long("several runs of Dagster, of all steps and checks")
 def test_one_run_makes_all_finished_generations_again(rehearsal: Rehearsal) -> None:
     """Each keeps its version and has its own check results; what waits is left to the sensor, with a line."""
     generations = [rehearsal.queue(number) for number in (1, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from dagster import ExecuteInProcessResult
 from support.worlds.rehearsal import Rehearsal, node_config
 
@@ -22,6 +23,7 @@ def told(result: ExecuteInProcessResult, asset: str, name: str) -> object:
     return result.asset_materializations_for_node(asset)[0].metadata[name].value
 
 
+@pytest.mark.long("runs of Dagster, of all steps and checks")
 def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None:
     """A node without the feature, then one with it: V1 cells, every check passes, readers get both; told why."""
     generations = []

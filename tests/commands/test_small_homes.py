@@ -28,6 +28,7 @@ def command(home: Path, environment: dict[str, str], *args: str) -> subprocess.C
     return subprocess.run(call, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.long("whole processes of the command line")
 def test_a_small_join_and_its_check_need_no_java(tmp_path: Path, without_java: dict[str, str]) -> None:
     """Join, repair, check: exit code 0 where there is no Java; told to use Spark, they say what is missing."""
     home, node = tmp_path / "home", tmp_path / "node.json"

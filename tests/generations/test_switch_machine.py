@@ -353,6 +353,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "switch.md"
 
 
 @pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.long("the 300 histories of the page, twice")
 def test_the_counts_of_the_docs(faults: bool) -> None:
     """The same 300 histories by gossip and in two phases; the docs say what each of them lost."""
     lines = {}

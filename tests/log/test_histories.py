@@ -76,6 +76,7 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
 
 @settings(settings.get_profile("histories"))
 @given(history=histories)
+@pytest.mark.long("hundreds of random histories, judged after each statement")
 def test_base_and_replay_equal_the_model_at_every_prefix(
     streams_home: Path, tally: Counter[str], history: tuple[TableSchema, list[Written]]
 ) -> None:

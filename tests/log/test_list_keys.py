@@ -48,6 +48,7 @@ def _is_refused(*writes: s.Update) -> bool:
     return False
 
 
+@pytest.mark.long("a batch of as many values as there may be")
 def test_the_values_of_a_batch_are_limited() -> None:
     """131,072 of them behind, one fewer in front, counted together; none is lost on the way to that."""
     # UUID_gen::SUBMICRO_LIMIT; cql3/query_options.hh, next_list_append_seq and next_list_prepend_seq.

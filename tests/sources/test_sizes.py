@@ -129,6 +129,7 @@ def test_an_import_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert run("--home", tmp_path / "home", "import", *paths[:2]).exit_code == 0
 
 
+@pytest.mark.long("files as large as may be taken in")
 def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
     """The kind with the shortest rows: what a process holds of them is less than `TIMES` the file."""
     file = tmp_path / "streams.csv"

@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 LONG_S = 5.0
-"""From here on a test says by `@pytest.mark.long(reason)` why it takes as long; one that does not is named for it."""
+"""From here on a test says why it takes as long, by its marks or `@pytest.mark.long(reason)`, or is named for it."""
+_OF_MARKS = {
+    "grid": "each kill is a run of its own",
+    "cassandra": "a CQL server, of which each test makes its own tables",
+    "browser": "a browser, and the platform that it looks at",
+    "spark": "a JVM",
+}
+"""The reasons of tests without one of their own, by their marks."""
+_OF_SERVERS = {
+    "s3_process": "an S3 server",
+    "nursery": "processes that are forked and killed",
+    "serving": "all of `up`",
+}
 _COST = "cost"
 _FILES = 25
 
@@ -49,8 +61,7 @@ class Pace:
         """Put what a part of a test cost into its report, which goes to the process that reports."""
         report = yield
         before, self._spent = self._spent, sum(os.times()[:4])
-        mark = item.get_closest_marker("long")
-        cost = [call.duration, self._spent - before, str(mark.args[0]) if mark else ""]
+        cost = [call.duration, self._spent - before, _reason(item)]
         report.user_properties.append((_COST, cost))
         return report
 
@@ -75,6 +86,15 @@ class Pace:
         for name, cost in _dearest(self._tests):
             if cost.wall >= LONG_S:
                 write(f"{cost.wall:7.1f} {cost.cpu:7.1f}  {name}: {cost.reason or 'no reason is given'}")
+
+
+def _reason(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("long")
+    if mark is not None:
+        return str(mark.args[0])
+    marks = [reason for name, reason in _OF_MARKS.items() if item.get_closest_marker(name)]
+    servers = [reason for name, reason in _OF_SERVERS.items() if name in getattr(item, "fixturenames", ())]
+    return "; ".join([*marks, *servers])
 
 
 def _dearest(costs: dict[str, Cost]) -> list[tuple[str, Cost]]:

@@ -123,6 +123,7 @@ def test_a_killed_repair_ends_where_it_would_have_ended(
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
+@pytest.mark.long("a run of Dagster, of all steps and checks")
 def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path) -> None:
     """The job that the inbox's sensor asks for, on the repair's partition: every step and check, the same tables."""
     home = asked.with_name("dagster")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, histories
@@ -60,6 +61,7 @@ def _every_key(schema: TableSchema, batches: list[list[Mutation]]) -> set[tuple]
     return keys if schema.clustering_key else {()}
 
 
+@pytest.mark.long("hundreds of random histories, judged after each statement")
 @settings(settings.get_profile("histories"))
 @given(histories())
 def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
