@@ -49,7 +49,8 @@ def _up(home: Path) -> Iterator[int]:
         assert process.stdout is not None
         try:
             told = next((line for line in process.stdout if line.startswith("}")), None)
-            assert told is not None, "up has ended before it answered"
+            logs = {log.name: log.read_text(encoding="utf-8")[-2_000:] for log in home.glob("logs/*.log")}
+            assert told is not None, f"up has ended before it answered: {logs}"
             yield process.pid
         finally:
             process.send_signal(signal.SIGINT)

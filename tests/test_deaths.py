@@ -118,7 +118,10 @@ def check(serving: Serving) -> subprocess.CompletedProcess[str]:
 def serving() -> Iterator[Serving]:
     """A home of its own: its ring is old, so no node of another test may have joined before."""
     with tempfile.TemporaryDirectory(prefix="cdc-deaths-") as folder:
-        own = Serving(Path(folder) / "home")
+        # Longer than the path of a socket may be.
+        beside = Path(folder) / ("of_a_long_name_" * 7)
+        beside.mkdir(mode=0o700)
+        own = Serving(beside / "home")
         yield own
         own.stop()
 

@@ -33,6 +33,8 @@ LOCATION = "cdc_platform"
 OWNER_ONLY = 0o600
 """The mode of a file that holds a secret."""
 _LONGEST_SOCKET = 103
+_LISTENER = len("/pymp-12345678/listener-12345678")
+"""Of the process that runs are forked from."""
 _WORKSPACE = "{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError { __typename \
 ... on PythonError { message } } } } ... on PythonError { message } } }"
 _DAEMONS = "{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy lastHeartbeatTime } } } }"
@@ -117,9 +119,13 @@ class Parts:
     @property
     def _socket(self) -> Path:
         """Of the code server, in a folder that is the owner's alone: it runs whatever it is asked to."""
-        socket_file = self.held.folder / "code.sock"
-        short = Path(f"/proc/{os.getpid()}/fd/{self.held.opened}") / socket_file.name
-        return short if len(str(socket_file)) > _LONGEST_SOCKET and short.parent.exists() else socket_file
+        return self._short("code.sock")
+
+    def _short(self, name: str, room: int = 0) -> Path:
+        """What is called so in the held folder, by a name with room for so much more in the path of a socket."""
+        path = self.held.folder / name
+        short = Path(f"/proc/{os.getpid()}/fd/{self.held.opened}") / name
+        return short if len(str(path)) + room > _LONGEST_SOCKET and short.parent.exists() else path
 
     def _workspace(self) -> Path:
         """The workspace of UI and daemon: the one code server."""
@@ -136,7 +142,7 @@ class Parts:
             lease.VARIABLE: str(self.held.alive),
             SERVER_VARIABLE: str(self.spark_file),
             "DAGSTER_HOME": str(dagster_home(self.home)),
-            "TMPDIR": str(owners_alone(self.held.folder / "tmp")),
+            "TMPDIR": str(self._short(owners_alone(self.held.folder / "tmp").name, _LISTENER)),
             PREFIX_VARIABLE: self.names.prefix,
             "PYTHONUNBUFFERED": "1",
         }
