@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from cdc_platform.lake.jars import SETTINGS_VARIABLE, cache_folder, spark_home
@@ -19,6 +20,8 @@ VERSION = "5.0.5"
 SHA256 = "c0da9ba8a06c891c949679fc64ac23978fb0fbac5c01e28dc47e2cb18aa68af3"
 """Of the lines `name sha256` of all JARs, in the order of their names."""
 _FETCH_SECONDS = 1800
+_WITHOUT_POMS = """<ivysettings><settings defaultResolver="central"/><resolvers>
+<ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>"""
 
 
 def cassandra_jars() -> Path:
@@ -31,6 +34,9 @@ def cassandra_jars() -> Path:
             draft = folder.with_name(f".{folder.name}.{os.getpid()}")
             try:
                 _fetch(draft)
+                found = _checksum(draft / "jars")
+                if found != SHA256:
+                    raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
                 (draft / "jars").replace(folder)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -38,26 +44,34 @@ def cassandra_jars() -> Path:
 
 
 def _fetch(draft: Path) -> None:
+    retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
+
+
+def retrieve(draft: Path, wanted: Sequence[tuple[str, str, str]], *, alone: bool = False) -> None:
+    """Let the resolver put JARs into the folder `jars` of a new folder: with what they need, or `alone`, without POMs.
+
+    `wanted`: each by its organisation, name and revision.
+    """
     draft.mkdir()
     module = draft / "ivy.xml"
     module.write_text(
-        '<ivy-module version="2.0"><info organisation="cdc-platform" module="tests"/><dependencies><dependency '
-        f'org="org.apache.cassandra" name="cassandra-all" rev="{VERSION}" conf="*->default"/></dependencies>'
-        "</ivy-module>",
+        '<ivy-module version="2.0"><info organisation="cdc-platform" module="tests"/><dependencies>'
+        + "".join(f'<dependency org="{org}" name="{name}" rev="{rev}" conf="*->default"/>' for org, name, rev in wanted)
+        + "</dependencies></ivy-module>",
         encoding="utf-8",
     )
     resolver = next(spark_home().joinpath("jars").glob("ivy-*.jar"))
     command = [find_java().executable, "-cp", str(resolver), "org.apache.ivy.Main"]
     settings = os.environ.get(SETTINGS_VARIABLE)
+    if alone and not settings:
+        settings = str(draft / "settings.xml")
+        Path(settings).write_text(_WITHOUT_POMS, encoding="utf-8")
     command += ["-settings", settings] if settings else []
     command += ["-ivy", str(module), "-cache", str(draft / "ivy")]
     command += ["-retrieve", str(draft / "jars" / "[artifact]-[revision](-[classifier]).[ext]")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     if ran.returncode != 0:
-        raise RuntimeError(f"Apache Cassandra could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
-    found = _checksum(draft / "jars")
-    if found != SHA256:
-        raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
+        raise RuntimeError(f"{wanted[0][1]} could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
 
 
 def _checksum(folder: Path) -> str:

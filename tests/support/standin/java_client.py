@@ -1,44 +1,42 @@
 """ScyllaDB's own Java library, fetched once from Maven Central, as a process that reads the log of a table.
 
-Its POMs name a parent that is in no repository, so that no resolver takes them: the JARs are fetched one by one, each
-held against its checksum.
+Its POMs name a parent that is in no repository: the resolver is told to look at none, and to fetch each JAR that is
+named here, which is held against its checksum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 from uuid import UUID
 
 import pytest
+from support.standin.jars import retrieve
 from support.standin.server import java17
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.lake.jars import cache_folder, spark_home
 
-_CENTRAL = os.environ["MAVEN_CENTRAL"]
+_LIBRARY = ("com.scylladb", "1.3.9")
 _JARS = {
-    "com/scylladb/scylla-cdc-lib/1.3.9/scylla-cdc-lib-1.3.9.jar": (
-        "8f82a303ef2721d83d677a29480358854c70a29addf83c7af181a5c3f24109cc"
-    ),
-    "com/scylladb/scylla-cdc-base/1.3.9/scylla-cdc-base-1.3.9.jar": (
-        "14de061409de8d339f7911ae9c19036f50592c7ab8a22d52081a2386d451df80"
-    ),
-    "com/scylladb/scylla-cdc-driver3/1.3.9/scylla-cdc-driver3-1.3.9.jar": (
-        "40d702780a35b808a9ed29814999d82aafcfefea4cd8abb26838089aa6c4ac8f"
-    ),
-    "com/google/flogger/flogger/0.9/flogger-0.9.jar": (
-        "b524636155975d0fbcbe6fe3977c23b35404f48b1458c68779004abba15fc765"
-    ),
-    "com/google/flogger/flogger-system-backend/0.9/flogger-system-backend-0.9.jar": (
+    (_LIBRARY[0], "scylla-cdc-lib", _LIBRARY[1]): "8f82a303ef2721d83d677a29480358854c70a29addf83c7af181a5c3f24109cc",
+    (_LIBRARY[0], "scylla-cdc-base", _LIBRARY[1]): "14de061409de8d339f7911ae9c19036f50592c7ab8a22d52081a2386d451df80",
+    (
+        _LIBRARY[0],
+        "scylla-cdc-driver3",
+        _LIBRARY[1],
+    ): "40d702780a35b808a9ed29814999d82aafcfefea4cd8abb26838089aa6c4ac8f",
+    ("com.google.flogger", "flogger", "0.9"): "b524636155975d0fbcbe6fe3977c23b35404f48b1458c68779004abba15fc765",
+    ("com.google.flogger", "flogger-system-backend", "0.9"): (
         "1658db89e5d9e6c6e63565d80ad041466cb330b8686ba972d843686c62852fac"
     ),
 }
+"""Each JAR's checksum, by its organisation, name and revision."""
 _FROM_SPARK = ("guava-*.jar", "failureaccess-*.jar", "slf4j-api-*.jar")
 _SECONDS = 180
 
@@ -77,25 +75,24 @@ def _has_no_compiler(launcher: str) -> bool:
 
 
 def _client_jars() -> list[Path]:
-    folder = cache_folder() / "scylla-cdc-java-1.3.9"
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_client_jar(folder, place, checksum) for place, checksum in _JARS.items()]
-
-
-def _client_jar(folder: Path, place: str, checksum: str) -> Path:
-    jar = folder / place.rpartition("/")[2]
-    if not jar.exists():
+    folder = cache_folder() / f"scylla-cdc-java-{_LIBRARY[1]}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        draft = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
-            with urllib.request.urlopen(f"{_CENTRAL}/{place}", timeout=60) as answer:
-                content = answer.read()
-        except OSError as error:
-            _cannot(f"{jar.name} could not be fetched from {_CENTRAL}: {error}")
-        found = hashlib.sha256(content).hexdigest()
-        if found != checksum:
-            raise RuntimeError(f"{jar.name} came with sha256 {found} instead of {checksum}")
-        draft = jar.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(content)
-        draft.replace(jar)
+            retrieve(draft, list(_JARS), alone=True)
+            (draft / "jars").replace(folder)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            _cannot(f"ScyllaDB's Java library could not be fetched: {error}")
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return [_held(folder / f"{name}-{revision}.jar", checksum) for (_, name, revision), checksum in _JARS.items()]
+
+
+def _held(jar: Path, checksum: str) -> Path:
+    found = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if found != checksum:
+        raise RuntimeError(f"{jar.name} came with sha256 {found} instead of {checksum}")
     return jar
 
 
