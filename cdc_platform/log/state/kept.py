@@ -203,7 +203,7 @@ def _merged_by_token(schema: TableSchema, logs: list[pa.Table], states: list[pa.
 
 
 def _state_rows(path: str) -> pa.Table:
-    return file_rows(path, STATE).select(STATE.names)
+    return file_rows(path, STATE).select(STATE.names).cast(STATE)
 
 
 def _stored(lake: Lake, schema: TableSchema) -> list[_Part]:
