@@ -21,8 +21,11 @@ def appended(lake: Lake, table: Table, after: int, upto: int) -> list[pa.Table] 
     None where it cannot be told: rows or columns were taken away meanwhile, or Delta's log has forgotten a commit.
     """
     paths = added_files(lake, table, after, upto)
+    if paths is None:
+        return None
+    types = stored_schema(lake, table)
     try:
-        return paths and [file_rows(path, stored_schema(lake, table)) for path in paths]
+        return [file_rows(path, types) for path in paths]
     except FileNotFoundError:
         return None
 
@@ -50,7 +53,7 @@ def files_at(lake: Lake, table: Table, version: int) -> list[str]:
     """The files that a version of a table has."""
     folder = lake.path(table)
     with translated(f"opening version {version} of {table.full_name}"):
-        return [each.path for each in files.bounded_files(files.opened(folder, version), folder, table.schema.names[0])]
+        return files.paths(files.opened(folder, version))
 
 
 def file_size(path: str) -> int:
