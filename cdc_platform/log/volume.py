@@ -106,16 +106,6 @@ def append_writes(
     _append(lake, schema, log_rows_by_time(lake, schema, writes, files), transaction)
 
 
-def append_table(lake: Lake, schema: TableSchema, rows: pa.Table, transaction: tuple[str, int]) -> None:
-    """Append log rows that are in this process's memory, as `append`: they go from here to their files, without Spark.
-
-    Raises:
-        As `append`.
-    """
-    table = log_table(schema, exact=EXACT in rows.column_names)
-    frames.append(Workers.alone(), lake, table, _parts(rows), transaction)
-
-
 def append_parts(
     lake: Lake,
     schema: TableSchema,
@@ -125,7 +115,7 @@ def append_parts(
     *,
     exact: bool = False,
 ) -> None:
-    """As `append_table`, with log rows of which one part, a file, is in this process's memory at a time.
+    """Append log rows as `append` does, without Spark: one part, a file, is in this process's memory at a time.
 
     `exact`: whether any of them has a column for values that no native column holds.
 

@@ -25,7 +25,7 @@ from cdc_platform.log.state import kept as kept_module
 from cdc_platform.log.state.kept import kept_state, state_table
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import state_of_log
-from cdc_platform.log.volume import append_table
+from cdc_platform.log.volume import append_parts
 from cdc_platform.settings import Settings
 
 TABLE = "CREATE TABLE ks.t (p int, c int, v int, m map<int, text>, PRIMARY KEY (p, c)) WITH cdc = {'enabled': true};"
@@ -98,9 +98,8 @@ def test_what_others_appended_is_read_behind_it(lake: Lake, tmp_path: Path) -> N
     written(other, "INSERT INTO ks.t (p, c, v) VALUES (7, 7, 7); DELETE FROM ks.t WHERE p = 1;", 3)
     came = other.read(log_table(schema))
     times = set(before["cdc$time"].to_pylist())
-    append_table(
-        lake, schema, came.filter(pa.array([time not in times for time in came["cdc$time"].to_pylist()])), ("x", 1)
-    )
+    new = came.filter(pa.array([time not in times for time in came["cdc$time"].to_pylist()]))
+    append_parts(lake, schema, 1, lambda _: new, ("x", 1))
     assert rows(lake) == rows(other) == [{"p": 7, "c": 7, "v": 7, "m": None}]
     written(lake, "UPDATE ks.t SET v = 8 WHERE p = 7 AND c = 7;", 4)
     assert_is_the_logs(lake)
