@@ -115,14 +115,14 @@ def _stray_pointer(log: Place, names: Collection[str]) -> str | None:
     """What is wrong with the file that names a log's newest checkpoint, in words; None where it names one."""
     if _POINTER not in names:
         return None
+    way = "repair --from-description removes it, the log needs none"
     try:
         version = json.loads((log / _POINTER).read())["version"]
     except (ValueError, KeyError, TypeError):
-        return f"{LOG_FOLDER}/{_POINTER} is damaged; repair --from-description removes it, the log needs none"
+        return f"{LOG_FOLDER}/{_POINTER} is damaged; {way}"
     # It was written behind its checkpoint, and may be newer than the names.
     if any(fnmatch(name, f"{version:020d}.checkpoint*.parquet") for name in (*names, *log.names())):
         return None
-    way = "repair --from-description removes it, the log needs none"
     return f"{LOG_FOLDER}/{_POINTER} names the checkpoint of version {version}, which is missing; {way}"
 
 
