@@ -40,8 +40,6 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
-DEMO_CLOCK = "2026-01-31T12:00:00Z"
-
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
@@ -273,7 +271,9 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demonstrated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which the installed program ran its demo once, its clock stopped; what it told is in `told`."""
     home = tmp_path_factory.mktemp("demonstrated") / "home"
-    done = installed.run(program, home.parent, "--home", str(home), "--clock", DEMO_CLOCK, "demo", timeout=280)
+    done = installed.run(
+        program, home.parent, "--home", str(home), "--clock", installed.DEMO_CLOCK, "demo", timeout=280
+    )
     assert done.returncode == 0, done.stderr
     (home / "told").write_text(done.stdout, encoding="utf-8")
     return home

@@ -39,7 +39,7 @@ from cdc_platform.timeline.keys import Keys
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NOW = "2026-01-31T12:00:00Z"
+NOW = installed.DEMO_CLOCK
 
 
 def arguments(home: Path, *options: str) -> list[str]:

@@ -33,7 +33,7 @@ def cassandra_jars() -> Path:
         if not folder.is_dir():
             draft = folder.with_name(f".{folder.name}.{os.getpid()}")
             try:
-                _fetch(draft)
+                retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
                 found = _checksum(draft / "jars")
                 if found != SHA256:
                     raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
@@ -41,10 +41,6 @@ def cassandra_jars() -> Path:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return folder
-
-
-def _fetch(draft: Path) -> None:
-    retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
 
 
 def retrieve(draft: Path, wanted: Sequence[tuple[str, str, str]], *, alone: bool = False) -> None:

@@ -9,6 +9,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+DEMO_CLOCK = "2026-01-31T12:00:00Z"
+"""When the demo runs that the tests judge."""
 OURS = ("cdc_platform", "cdc-platform", "__editable__", "assets", "resources", "_virtualenv")
 
 
