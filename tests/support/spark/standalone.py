@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from cdc_platform.lake.executors import CONF_VARIABLE
-from cdc_platform.lake.jars import spark_home
+from cdc_platform.lake.jars import jars, spark_home
 from cdc_platform.lake.java import find_java
 from cdc_platform.lake.session import MASTER_VARIABLE
 from cdc_platform.supervisor import die_with_parent
@@ -97,6 +97,14 @@ class Worker:
         """How often its executors have said something in their logs."""
         logs = (self.folder / "work").glob("app-*/*/stderr")
         return sum(log.read_text(encoding="utf-8", errors="replace").count(said) for log in logs)
+
+    def await_executor(self) -> None:
+        """Wait until it has an executor with all that the running application gives to it."""
+        deadline = time.monotonic() + _START_SECONDS
+        while self.count(" Adding file:") < len(jars()):
+            if time.monotonic() > deadline:
+                raise RuntimeError("a worker got no executor, or one without its JARs")
+            time.sleep(0.1)
 
     def stand_still(self) -> None:
         """Stop all of it where it is."""
