@@ -1,4 +1,7 @@
-"""What the tests cost: seconds and CPU by file, and those that take long with the reason that their mark gives."""
+"""What the tests cost: seconds and CPU by file, and those that take long with the reason that their mark gives.
+
+The CPU of servers that go on after a test is that of the tests in whose time they spend it, as far as /proc tells.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +29,9 @@ _OF_SERVERS = {
     "serving": "all of `up`",
 }
 _COST = "cost"
-_FILES = 25
+_FILES = 40
+_WORTH_LOOKING_S = 0.1
+"""What is shorter leaves the CPU of its servers to the next one that is not: looking takes milliseconds."""
 
 
 @dataclass
@@ -47,12 +53,13 @@ class Pace:
     """The plugin: each worker measures its tests, the process that reports adds them up."""
 
     def __init__(self) -> None:
-        self._spent = 0.0
+        self._own = self._all = 0.0
         self._tests: defaultdict[str, Cost] = defaultdict(Cost)
 
     def pytest_collection_finish(self) -> None:
         """What came before the first test is nobody's."""
-        self._spent = sum(os.times()[:4])
+        self._own = sum(os.times()[:4])
+        self._all = self._own + _of_descendants()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -60,10 +67,19 @@ class Pace:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Put what a part of a test cost into its report, which goes to the process that reports."""
         report = yield
-        before, self._spent = self._spent, sum(os.times()[:4])
-        cost = [call.duration, self._spent - before, _reason(item)]
+        cost = [call.duration, self._spent(call.duration), _reason(item)]
         report.user_properties.append((_COST, cost))
         return report
+
+    def _spent(self, duration: float) -> float:
+        """Seconds of CPU since this was asked last, of this process and of all below it."""
+        before, own = self._own, sum(os.times()[:4])
+        self._own = own
+        if duration < _WORTH_LOOKING_S:
+            self._all += own - before
+            return own - before
+        everything, self._all = self._all, own + _of_descendants()
+        return self._all - everything
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one part of a test, from whichever worker it comes."""
@@ -86,6 +102,22 @@ class Pace:
         for name, cost in _dearest(self._tests):
             if cost.wall >= LONG_S:
                 write(f"{cost.wall:7.1f} {cost.cpu:7.1f}  {name}: {cost.reason or 'no reason is given'}")
+
+
+def _of_descendants() -> float:
+    """Seconds of CPU of the processes below this one that have not ended, and of their own that have."""
+    parents, spent = {}, {}
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = process.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(process.parent.name)
+        parents[pid], spent[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    below = {os.getpid()}
+    while more := {pid for pid, above in parents.items() if above in below} - below:
+        below |= more
+    return sum(spent.get(pid, 0) for pid in below - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
 
 
 def _reason(item: pytest.Item) -> str:
