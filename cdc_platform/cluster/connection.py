@@ -20,7 +20,7 @@ from cdc_platform.sources.sizes import read_at_most
 
 DEFAULT_PORT = 9042
 _MOST_PEM, _MOST_CREDENTIALS = 16 << 20, 1 << 20
-_CONTACT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?")
+_CONTACT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -87,8 +87,17 @@ def checked(connection: Connection) -> Connection:
             )
     if (connection.tls_cert is None) != (connection.tls_key is None):
         raise InputError("--tls-cert and --tls-key go together: a client's certificate and its key")
-    if not connection.tls and (connection.tls_ca or connection.tls_cert):
-        raise InputError("certificates are given and TLS is off; add --tls")
+    if not connection.tls and (connection.tls_ca or connection.tls_cert or not connection.tls_host_names):
+        raise InputError("certificates, or how they are judged, are given and TLS is off; add --tls")
+    for option, text in (
+        ("--datacenter", connection.datacenter),
+        ("--credentials-file", connection.credentials_file),
+        ("--tls-ca", connection.tls_ca),
+        ("--tls-cert", connection.tls_cert),
+        ("--tls-key", connection.tls_key),
+    ):
+        if text is not None and not (text.strip() and text.isprintable()):
+            raise InputError(f"{option} {text!r} is no name; give one of printable characters, or leave it out")
     return connection
 
 
@@ -100,6 +109,12 @@ def parse_contact(text: str) -> tuple[str, int]:
     """
     match = _CONTACT.fullmatch(text)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if match is None and "@" in text:
+        # What stands before the sign may be a password.
+        raise InputError(
+            f"...@{text.rpartition('@')[2]!r} is no contact point; write it as HOST:PORT, and name where user and"
+            " password are by --user-env and --password-env or --credentials-file"
+        )
     if match is None or not 1 <= port <= 65_535:
         raise InputError(f"{text!r} is no contact point; write it as HOST:PORT, as in 10.0.0.1:9042")
     return match["host"].strip("[]"), port

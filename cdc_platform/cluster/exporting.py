@@ -16,7 +16,7 @@ from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cluster.writing import Writer
-from cdc_platform.cql.names import quoted
+from cdc_platform.cql.names import is_name, quoted
 from cdc_platform.cql.scalars import BIGINT, BLOB, INT, TEXT, TIMESTAMP, TINYINT, UUID_TYPE
 from cdc_platform.cql.types import CqlType, SetType, Value
 from cdc_platform.errors import InputError, StateError
@@ -38,6 +38,8 @@ from cdc_platform.sources.exporting import parts_of
 MARK = "cdc_platform_export"
 """The table by which a keyspace says that it may be written to."""
 PREFIX, RATE = "scylla", 2_000
+_MOST_PREFIX = 25
+"""With `_distributed_everywhere` behind it that is a name of 48 characters, the most that all versions take."""
 _MARK_COLUMNS = "(key text PRIMARY KEY)"
 _STREAMS = SetType(BLOB, True)
 
@@ -141,6 +143,11 @@ def export_into(
     """
     if prefix.startswith("system"):
         raise InputError(f"--prefix {prefix} would be ScyllaDB's own keyspaces, which no export writes; name another")
+    if not is_name(prefix, _MOST_PREFIX):
+        raise InputError(
+            f"--prefix {prefix!r} begins no keyspace's name; give letters, digits and underscores, at most"
+            f" {_MOST_PREFIX}"
+        )
     lake = Lake(home.lake)
     tables = list(_tables(lake, prefix))
     if not tables:

@@ -95,7 +95,8 @@ def find(home: Home, name: str) -> KnownCluster:
     if connection is None:
         names = ", ".join(each.name for each in clusters(home)) or "none is"
         raise NotFound(
-            f"no cluster {name} is known ({names}); tell of it with: cdc-platform cluster add NAME --contact HOST:PORT"
+            f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
+            " --contact HOST:PORT"
         )
     return KnownCluster(name, folder, connection, _read(folder / _IDENTITY, Identity))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
+from typing import Any
 from uuid import UUID
 
 import click
@@ -47,7 +49,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 class Checked(click.ParamType):
     """A parameter whose text is read by `read`; what that refuses is a usage error that names the parameter."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
         try:
@@ -178,6 +180,20 @@ class _TableName(Checked):
             )
         keyspace, table = (part[1:-1] if part.startswith('"') else part.lower() for part in parts.groups())
         return keyspace, table
+
+
+class Seconds(click.FloatRange):
+    """Seconds, or a part of one: what is between two bounds, and a number at all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As any number, but for the one that is none: it is between all bounds."""
+        try:
+            known = isfinite(float(str(value)))
+        except ValueError:
+            known = False
+        if not known:
+            self.fail(f"{value!r} is no number of seconds; write them as 30 or 0.5", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 TIME = _Time()

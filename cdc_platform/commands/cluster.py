@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.commands.arguments import Seconds
 from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table, write_trials
 from cdc_platform.commands.session import Session, pass_session
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from cdc_platform.cluster.known import KnownCluster
 
 _CLUSTER = click.argument("name", metavar="NAME")
-_SECONDS = click.FloatRange(0, 600, min_open=True)
+_SECONDS = Seconds(0, 600, min_open=True)
+_CONNECT_SECONDS = Seconds(0, 120, min_open=True)
 
 
 @click.group(invoke_without_command=True)
@@ -72,7 +74,7 @@ def cluster(ctx: click.Context, session: Session, as_json: bool) -> None:
 @click.option("--tls-key", metavar="FILE", help="Key of this client, PEM, without a passphrase.")
 @click.option("--no-tls-host-names", is_flag=True, help="Take certificates that do not name the host.")
 @click.option("--datacenter", metavar="NAME", help="The local datacenter, whose nodes are asked first.")
-@click.option("--connect-timeout", type=_SECONDS, default=5.0, show_default=True, help="Seconds.")
+@click.option("--connect-timeout", type=_CONNECT_SECONDS, default=5.0, show_default=True, help="Seconds.")
 @click.option("--request-timeout", type=_SECONDS, default=10.0, show_default=True, help="Seconds.")
 @click.option("--page-rows", type=click.IntRange(1, 100_000), default=5_000, show_default=True, help="Rows a page.")
 @json_option
@@ -183,7 +185,8 @@ def _look(name: str) -> Next:
 def _absolute(path: object) -> str | None:
     from pathlib import Path
 
-    return None if path is None else str(Path(str(path)).expanduser().absolute())
+    # No path is not the folder in which we are.
+    return None if path is None else str(path) and str(Path(str(path)).expanduser().absolute())
 
 
 def _document(found: KnownCluster) -> dict[str, object]:

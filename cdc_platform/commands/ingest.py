@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import SECOND_US, Microseconds, format_us
-from cdc_platform.commands.arguments import TABLE_NAME, TIME
+from cdc_platform.commands.arguments import TABLE_NAME, TIME, Seconds
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.limits import MAX_CDC_TTL
 
 if TYPE_CHECKING:
     from cdc_platform.cluster.current.keeping import Brought
     from cdc_platform.cluster.ingest.ingesting import Ingested, ReadWindow
 
-_SECONDS = click.FloatRange(min=0)
+_SECONDS = Seconds(0, MAX_CDC_TTL)
 
 
 @click.command()

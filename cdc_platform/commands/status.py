@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import HOUR_SECONDS
+from cdc_platform.commands.arguments import Seconds
 from cdc_platform.commands.output import escaped, json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
 
@@ -22,7 +23,7 @@ _ROUND_SECONDS = 5.0
 @click.command()
 @click.option(
     "--watch",
-    type=click.FloatRange(0.1, HOUR_SECONDS),
+    type=Seconds(0.1, HOUR_SECONDS),
     is_flag=False,
     flag_value=_ROUND_SECONDS,
     metavar="[SECONDS]",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_ms, format_us
+from cdc_platform.commands.arguments import Seconds
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session, pass_session
 
@@ -21,9 +22,7 @@ _MOST_SHOWN = 12
 
 @click.command()
 @click.argument("name", metavar="NAME")
-@click.option(
-    "--every", type=click.FloatRange(0.1, HOUR_SECONDS), default=5.0, show_default=True, help="Seconds between looks."
-)
+@click.option("--every", type=Seconds(0.1, HOUR_SECONDS), default=5.0, show_default=True, help="Seconds between looks.")
 @click.option("--looks", type=click.IntRange(min=1), help="End after so many looks. [default: never]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document a line for each change.")
 @pass_session
