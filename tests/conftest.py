@@ -50,6 +50,8 @@ LONG = {
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
+        "test_faults_of_ingest.py",
+        "test_scans_ahead.py",
         "test_current.py",
         "test_ingested_values.py",
         "test_exporting_into.py",
@@ -98,7 +100,7 @@ SHARED = {
     "server": {"server"},
     "serving": {"up"},
     "s3_process": {"stores"},
-    "standin_process": {"cassandra"},
+    "standin_process": {"cassandra", "stores"},
 }
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 

@@ -16,6 +16,7 @@ from cdc_platform.limits import MAX_CDC_TTL
 if TYPE_CHECKING:
     from cdc_platform.cluster.current.keeping import Brought
     from cdc_platform.cluster.ingest.ingesting import Ingested, ReadWindow
+    from cdc_platform.cluster.ingest.planning import Estimate
 
 _SECONDS = Seconds(0, MAX_CDC_TTL)
 
@@ -89,7 +90,7 @@ def ingest(
     if as_json:
         write_json(_document(done))
         return
-    columns = ("generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
+    columns = (">window", "generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
     if done.windows:
         write_table("Windows", columns, [_row(window) for window in done.windows])
     write_facts(_facts(done).items())
@@ -109,16 +110,23 @@ def _us(seconds: float) -> Microseconds:
 def _row(window: ReadWindow) -> tuple[Any, ...]:
     chosen = window.chosen
     return (
+        window.number,
         format_us(window.set_us),
         format_us(window.after_us),
         format_us(window.until_us),
-        "passed over" if chosen is None else chosen.way,
+        "passed over" if chosen is None else _way(window, chosen),
         None if chosen is None else chosen.requests,
         window.requests,
         window.rows,
         window.late,
         window.seconds,
     )
+
+
+def _way(window: ReadWindow, chosen: Estimate) -> str:
+    if window.scanned_with is not None:
+        return f"scan of {window.scanned_with}"
+    return f"{chosen.way} for {chosen.windows}" if chosen.windows > 1 else chosen.way
 
 
 def _facts(done: Ingested) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _document(done: Ingested) -> dict[str, Any]:
 
 def _window(window: ReadWindow) -> dict[str, Any]:
     estimates = {
-        name: None if each is None else {"by": each.way, "requests": each.requests, "looks": each.looks}
+        name: None if each is None else _estimate(each)
         for name, each in (("chosen", window.chosen), ("instead_of", window.other))
     }
     return {
@@ -187,4 +195,9 @@ def _window(window: ReadWindow) -> dict[str, Any]:
         "rows": window.rows,
         "late": window.late,
         "seconds": window.seconds,
+        "scanned_with": window.scanned_with,
     }
+
+
+def _estimate(each: Estimate) -> dict[str, Any]:
+    return {"by": each.way, "requests": each.requests, "looks": each.looks, "windows": each.windows}

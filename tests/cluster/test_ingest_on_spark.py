@@ -14,6 +14,7 @@ from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
 from cdc_platform.cluster.ingest import asking, ingesting
 from cdc_platform.cluster.ingest.ingesting import ingest
+from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import InputError
@@ -101,13 +102,18 @@ def keys(frame: DataFrame) -> list[tuple[bytes, str, int]]:
     return keys_of(frame.toArrow())
 
 
-def test_a_batch_reads_what_is_between_two_moments(cluster: KnownCluster, log: LiveLog, spark: SparkSession) -> None:
-    """Both moments belong to it; the columns are those of the lake's table."""
+def test_a_batch_reads_what_is_between_two_moments(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession
+) -> None:
+    """Both moments belong to it; the columns are those of the lake's table; one scan is for both sides of a switch."""
     spark.dataSource.register(ScyllaCdc)
     reader = spark.read.format("scylla_cdc").options(**options(cluster))
     whole = reader.load()
     assert whole.columns == log_table(log.schema, exact=True).schema.names
     assert keys(whole) == log.written_keys()
+    standin.proxy.statements.clear()
+    assert keys(reader.option("by", "ranges").load()) == log.written_keys()
+    assert len([text for _, text in standin.proxy.statements if "token(" in text]) == LEAST_RANGES
     part = reader.option("from", "2026-09-21T15:13:20Z").option("until", "2026-09-21T15:13:20Z").load()
     assert part.count() == 1
     with pytest.raises(InputError, match="no option form"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cluster.ingest.planning import MOST_RANGES, by_token, plan
+from cdc_platform.cluster.ingest.planning import LEAST_RANGES, MOST_RANGES, Next, by_token, plan
 from cdc_platform.cql.timeuuid import earliest, latest
 from cdc_platform.log.reading.windows import Window
 
@@ -36,6 +36,46 @@ def test_a_quiet_log_with_a_million_streams_is_scanned() -> None:
     assert made.chosen.way == "ranges"
     assert len(made.conditions) <= 200
     assert made.other.requests == 16_384
+
+
+def coming(count: int, each: int, share: float = 0.0) -> list[Next]:
+    """So many windows behind the first, each over so many streams."""
+    return [Next(Microseconds(30 + 10 * place), each, share) for place in range(count)]
+
+
+def test_a_backlog_over_a_million_streams_is_one_scan() -> None:
+    """A window's streams cost less than the scan, those of five cost more: one scan asks for the times of all five."""
+    alone = plan(WINDOW, streams(1_638_400), 2_000_000, 0.0, PAGE)
+    made = plan(WINDOW, streams(1_638_400), 2_000_000, 0.0, PAGE, coming=coming(4, 1_638_400))
+    assert (alone.chosen.way, alone.until_us) == ("streams", WINDOW.until_us)
+    assert (made.chosen.way, made.chosen.windows, made.until_us) == ("ranges", 5, 60)
+    assert (made.chosen.requests, made.other.requests) == (40, 5 * 16_384)
+    assert (made.chosen.looks, made.other.looks) == (2_000_040, 5 * 1_638_400)
+
+
+def test_a_backlog_of_quiet_windows_of_a_full_log_is_read_by_streams() -> None:
+    """Ten million rows are not read for a hundred windows of a hundred streams; the first alone is asked for."""
+    made = plan(WINDOW, streams(100), 10_000_000, 1e-7, PAGE, coming=coming(99, 100, 1e-7))
+    assert (made.chosen.way, made.chosen.windows, made.until_us) == ("streams", 1, WINDOW.until_us)
+    assert (made.chosen.looks, made.other.looks, made.other.windows) == (101, 10_000_128, 100)
+
+
+@given(st.integers(0, 5_000), st.integers(1, 300), st.lists(st.integers(0, 300), max_size=20))
+def test_what_looks_at_less_is_planned_for_a_backlog(held: int, first: int, others: list[int]) -> None:
+    """Of all windows together; a scan asks up to the end of the last, streams are asked for the first one's times."""
+    after = [Next(Microseconds(30 + place), each, 0.0) for place, each in enumerate(others)]
+    made = plan(WINDOW, streams(first), held, 0.0, PAGE, coming=after)
+    scans = held + LEAST_RANGES < first + sum(others)
+    assert made.chosen.way == ("ranges" if scans else "streams")
+    assert made.until_us == (after[-1].until_us if scans and after else WINDOW.until_us)
+    assert (made.chosen.looks, made.chosen.windows) == ((held + LEAST_RANGES, 1 + len(others)) if scans else (first, 1))
+
+
+def test_less_time_is_asked_for_once_it_is_known_that_less_fits() -> None:
+    """The same place, up to an earlier time: half open as ever."""
+    made = plan(WINDOW, streams(2), 10**9, 0, PAGE)
+    assert made.condition(made.places[0], Microseconds(15)).endswith(f'"cdc$time" < {earliest(Microseconds(16))}')
+    assert made.condition(made.places[0], made.until_us) == made.conditions[0]
 
 
 @pytest.mark.parametrize("way", ["streams", "ranges"])

@@ -56,18 +56,18 @@ def read_again(copier: FromCluster, consumer: Consumer, pace: Pace, lives: Lifet
         if window is None:
             return place
         started = time.monotonic()
-        made, late = None, copier.sink.schema.empty_table()
+        came, late = None, copier.sink.schema.empty_table()
         if not window.passed:
             try:
-                made, rows = copier.rows_here(source, window)
+                came = copier.read_again(source, window, until)
             except TooManyRows:
                 continue
-            late = unknown(lake, copier.sink, rows, window.after_us, window.until_us)
+            late = unknown(lake, copier.sink, came.rows, window.after_us, window.until_us)
         total = (lake.transaction(copier.sink, LATE) or 0) + late.num_rows
         marks = {AGAIN: window.until_us, LATE: total}
         if copier.append(late, marks, before) is None:
             raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
-        copier.note(window, made, late.num_rows, started, late.num_rows)
+        copier.note(window, came, late.num_rows, started, late.num_rows)
         before, place, number = window.until_us, window.until_us, window.number
 
 

@@ -70,7 +70,7 @@ class Asking:
 
         return TaskRows(len(parts), batches)
 
-    def answers(self, conditions: Sequence[str]) -> Iterator[list[RawPage]]:
+    def answers(self, conditions: Iterable[str]) -> Iterator[list[RawPage]]:
         """The pages of each request, in their order, while the next are under way."""
         live = _session(self.name, self.connection)
 

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cdc_platform.clock import DAY_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, us_of_seconds
+from cdc_platform.clock import DAY_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, from_datetime, us_of_seconds
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.log_table import log_table
+from cdc_platform.lake.tables import Table
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.sets import SAFETY_US
-from cdc_platform.log.reading.windows import Sets
+from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.records import cdc_tables
 
 GAP = "ingest:gap"
@@ -91,6 +92,10 @@ class Lifetimes:
         lived = [ttl for ttl in ttls if ttl]
         return cls(min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls), created)
 
+    def since_us(self, now_us: Microseconds) -> Microseconds:
+        """From when on (µs) rows may be there now."""
+        return Microseconds(max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us)
+
     def gone_us(self, now_us: Microseconds) -> Microseconds | None:
         """Rows written at or before this time (µs) may be gone; None where they live for ever."""
         return Microseconds(now_us - self.least_us) if self.least_us else None
@@ -100,7 +105,7 @@ class Lifetimes:
 
         A write's own time may be older than its row, as far as its generation goes.
         """
-        lives = max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us
+        lives = self.since_us(now_us)
         begun = [each for each in sets.seen if each <= lives]
         return Microseconds(max(begun, default=min(sets.seen, default=ONE_US)) - ONE_US)
 
@@ -112,3 +117,20 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
     since += [each.changed_at_us for before, each in pairwise(said) if each.enabled and not before.enabled]
     return Microseconds(max(since))
+
+
+def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:
+    """About how many rows of a log that is here were written from then on (µs); None where nothing is here."""
+    if not lake.exists(sink):
+        return None
+    count = 0.0
+    for low, high, rows in lake.file_bounds(sink, WRITTEN_AT):
+        first, last = from_datetime(low), from_datetime(high)
+        if last >= since_us:
+            count += rows * min(1.0, (last - since_us + 1) / (last - first + 1))
+    return int(count)
+
+
+def share_of(window: Window, since_us: Microseconds, now_us: Microseconds) -> float:
+    """The part of a log's rows since then that a window is thought to have."""
+    return (window.until_us - max(window.after_us, since_us)) / max(now_us - since_us, 1)

@@ -1,12 +1,12 @@
 """How the rows of a window are asked for: stream by stream or by ranges of tokens, and what either costs the server.
 
 A request for streams makes the server look up a hundred of them, whether they have rows or not. A scan of the ring
-makes it read every row that the log still holds. The one that looks at less is chosen.
+makes it read every row that the log still holds, for one window or for several. What looks at less is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -37,20 +37,47 @@ _FIRST_TOKEN = -(2**63)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a way to read a window is thought to cost: requests, and what the server looks at (streams and rows)."""
+    """What a way to read is thought to cost: requests, and what the server looks at (streams and rows).
+
+    `windows` are those that it reads, the first one and what comes next.
+    """
 
     way: Way
     requests: int
     looks: int
+    windows: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The requests of a window: a list of what each asks for behind WHERE, and why it was planned so."""
+    """The requests for rows later than `after_us` up to `until_us` (µs): of one window, or of several by one scan.
 
-    conditions: Sequence[str]
+    `places` are what each asks for behind WHERE, but for the times. `other` is why they were planned so.
+    """
+
+    places: Sequence[str]
+    after_us: Microseconds
+    until_us: Microseconds
     chosen: Estimate
     other: Estimate
+
+    @property
+    def conditions(self) -> list[str]:
+        """What each request asks for behind WHERE."""
+        return [self.condition(place, self.until_us) for place in self.places]
+
+    def condition(self, place: str, until_us: Microseconds) -> str:
+        """What one asks for, up to an earlier time (µs)."""
+        return f"{place} AND {_between(self.after_us, until_us)}"
+
+
+@dataclass(frozen=True)
+class Next:
+    """A window that one scan would bring with the first: its end (µs), its streams, and its share as in `plan`."""
+
+    until_us: Microseconds
+    streams: int
+    share: float
 
 
 def plan(
@@ -60,23 +87,39 @@ def plan(
     share: float,
     page_rows: int,
     way: Way | None = None,
+    coming: Iterable[Next] = (),
 ) -> Plan:
-    """The requests of a window over streams uint8[k, 16].
+    """The requests of a window over streams uint8[k, 16]; one scan asks for the rows of those that are `coming` too.
 
     `held` are the rows that the log holds, None where nobody knows, `share` the part of them that the window is
     thought to have. With `way` it is read so, whatever that costs.
     """
     rows = UNKNOWN_ROWS if held is None else held
-    inside = int(rows * min(max(share, 0.0), 1.0))
     ranges = min(MOST_RANGES, max(LEAST_RANGES, rows // ROWS_A_RANGE))
-    by_streams = Estimate(STREAMS, -(-len(streams) // STREAMS_A_REQUEST) + inside // page_rows, len(streams) + inside)
-    by_ranges = Estimate(RANGES, ranges + inside // page_rows, rows + ranges)
-    cheaper, dearer = sorted((by_streams, by_ranges), key=lambda each: each.looks)
-    if way is not None and cheaper.way != way:
-        cheaper, dearer = dearer, cheaper
-    found = _of_streams(streams) if cheaper.way == STREAMS else _of_ranges(ranges)
-    times = _between(window.after_us, window.until_us)
-    return Plan([f"{each} AND {times}" for each in found], cheaper, dearer)
+    found = [Next(window.until_us, len(streams), share), *coming]
+    costs = [_by_streams(each, rows, page_rows) for each in found]
+    inside = sum(_inside(each, rows) for each in found)
+    one_scan = Estimate(RANGES, ranges + inside // page_rows, rows + ranges, len(found))
+    several = Estimate(STREAMS, sum(each.requests for each in costs), sum(each.looks for each in costs), len(found))
+    if (one_scan.looks < several.looks) if way is None else way == RANGES:
+        return Plan(_of_ranges(ranges), window.after_us, found[-1].until_us, one_scan, several)
+    return Plan(_of_streams(streams), window.after_us, window.until_us, costs[0], one_scan)
+
+
+def served(window: Window, streams: int, held: int | None, share: float, page_rows: int) -> tuple[Estimate, Estimate]:
+    """What is told of a window whose rows a scan for an earlier one has brought: nothing, instead of its streams."""
+    rows = UNKNOWN_ROWS if held is None else held
+    return Estimate(RANGES, 0, 0), _by_streams(Next(window.until_us, streams, share), rows, page_rows)
+
+
+def _inside(window: Next, rows: int) -> int:
+    return int(rows * min(max(window.share, 0.0), 1.0))
+
+
+def _by_streams(window: Next, rows: int, page_rows: int) -> Estimate:
+    inside = _inside(window, rows)
+    requests = -(-window.streams // STREAMS_A_REQUEST) + inside // page_rows
+    return Estimate(STREAMS, requests, window.streams + inside)
 
 
 def statement(schema: TableSchema, condition: str, bypass_cache: bool) -> str:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from math import nan
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -28,9 +30,8 @@ from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, parse_tim
 from cdc_platform.cluster import known
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
-from cdc_platform.cluster.ingest.ingesting import rows_since
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
-from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Way, by_token, plan
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, rows_since, share_of
+from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import refresh
 from cdc_platform.cluster.session import LiveCluster, connected
@@ -39,6 +40,7 @@ from cdc_platform.errors import InputError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_struct
+from cdc_platform.limits import MAX_CDC_TTL
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import whole_windows
@@ -82,7 +84,9 @@ class _Asked:
         if way not in (None, STREAMS, RANGES):
             raise InputError(f"scylla_cdc: by is {way!r}; it is {STREAMS} or {RANGES}")
         first, until = (parse_time_us(given[name]) if name in given else None for name in ("from", "until"))
-        confidence = Microseconds(int(float(given.get("confidence", "30")) * SECOND_US))
+        if first is not None and until is not None and until < first:
+            raise InputError(f"scylla_cdc: until is {given['until']}, which is before from, {given['from']}; swap them")
+        confidence = _confidence_us(given.get("confidence", "30"))
         found: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
         return cls(given["home"], given["cluster"], keyspace, table, first, until, Pace(confidence), found)
 
@@ -96,6 +100,16 @@ class _Asked:
         with connected(cluster.name, cluster.connection) as live:
             refresh(live, cluster, Clock())
         return schema_of(Lake(cluster.open_home().lake), self.keyspace, self.table)
+
+
+def _confidence_us(text: str) -> Microseconds:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = nan
+    if not 0 <= seconds <= MAX_CDC_TTL:
+        raise InputError(f"scylla_cdc: confidence is {text!r}; it is a number of seconds from 0 to {MAX_CDC_TTL}")
+    return Microseconds(int(seconds * SECOND_US))
 
 
 class ScyllaCdc(DataSource):
@@ -167,23 +181,32 @@ class _Planner:
 
     def partitions(self, after_us: Microseconds, until_us: Microseconds) -> list[InputPartition]:
         """The requests of all windows in between, a partition for a few hundred of them."""
-        schema, now = self.schema(), Clock().now_us()
-        lives = Lifetimes.of(self.lake, schema)
-        since = Microseconds(max(lives.created_us, now - lives.most_us) if lives.most_us else lives.created_us)
-        held = rows_since(self.lake, log_table(schema), since)
-        asking = Asking(self.cluster.name, self.cluster.connection, schema, self.live.is_scylla)
-        periods = StreamSources(self.lake).of(schema.keyspace, schema.name).periods()
-        found = []
-        for window in whole_windows(self.lake, schema, after_us, until_us, now):
-            if window.passed:
-                continue
-            streams = next(each for each in periods if each.begin_us == window.set_us).streams().streams
-            share = (window.until_us - max(window.after_us, since)) / max(now - since, 1)
-            page_rows = self.cluster.connection.page_rows
-            asks = plan(window, by_token(streams), held, share, page_rows, self.asked.way).conditions
+        asking = Asking(self.cluster.name, self.cluster.connection, self.schema(), self.live.is_scylla)
+        found: list[InputPartition] = []
+        for made in self._plans(after_us, until_us):
+            asks = made.conditions
             for first in range(0, len(asks), REQUESTS_A_TASK):
-                found.append(InputPartition((asking, list(asks[first : first + REQUESTS_A_TASK]))))
+                found.append(InputPartition((asking, asks[first : first + REQUESTS_A_TASK])))
         return found
+
+    def _plans(self, after_us: Microseconds, until_us: Microseconds) -> Iterator[Plan]:
+        """How the windows in between are read: one by one, or several by one scan, but none that is passed over."""
+        schema, now = self.schema(), Clock().now_us()
+        since = Lifetimes.of(self.lake, schema).since_us(now)
+        held = rows_since(self.lake, log_table(schema), since)
+        page_rows = self.cluster.connection.page_rows
+        periods = {each.begin_us: each for each in StreamSources(self.lake).of(schema.keyspace, schema.name).periods()}
+        windows = list(whole_windows(self.lake, schema, after_us, until_us, now))
+        for _, together in groupby(windows, key=lambda window: window.passed):
+            left = [] if (several := list(together))[0].passed else several
+            streams = {each.set_us: periods[each.set_us].streams().streams for each in left}
+            while left:
+                first, *others = left
+                coming = [Next(each.until_us, len(streams[each.set_us]), share_of(each, since, now)) for each in others]
+                share, way = share_of(first, since, now), self.asked.way
+                made = plan(first, by_token(streams[first.set_us]), held, share, page_rows, way, coming)
+                yield made
+                left = left[made.chosen.windows :]
 
 
 class _Reader(DataSourceReader):

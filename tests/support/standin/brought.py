@@ -1,0 +1,57 @@
+"""What tests of `ingest` share: a table whose log has two generations, an ingest as the next process would do it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from support.standin.cluster import FIRST_MS, description
+from support.standin.live_log import LiveLog, keys_of
+from support.standin.world import time_uuid
+
+from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_of
+from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
+from cdc_platform.log.log_table import log_table
+
+SWITCH_MS = FIRST_MS + Milliseconds(3_600_000)
+FIRST_US, SWITCH_US = us_of(FIRST_MS), us_of(SWITCH_MS)
+NOW_US = Microseconds(SWITCH_US + HOUR_US)
+HORIZON_US = Microseconds(NOW_US - 30 * SECOND_US)
+DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+LOG = "shop.t_scylla_cdc_log"
+GENERATIONS = {time: description(time_uuid(time)) for time in (FIRST_MS, SWITCH_MS)}
+
+
+def lake_of(cluster: KnownCluster) -> Lake:
+    """The tables of its home."""
+    return Lake(cluster.open_home().lake)
+
+
+def rows_in(cluster: KnownCluster, log: LiveLog) -> pa.Table:
+    """What the lake has of the log."""
+    return lake_of(cluster).read(log_table(log.schema))
+
+
+def bring(
+    cluster: KnownCluster, workers: Workers, now_us: int = NOW_US, told: list[str] | None = None, **options: object
+) -> Ingested:
+    """Ingest as the next process would: what is known of the cluster is read anew."""
+    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
+    tell = (told if told is not None else []).append
+    return ingest(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)  # type: ignore[arg-type]
+
+
+def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:
+    """The keys of all rows that the cluster's log has now, sorted."""
+    names = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+    listed = ", ".join(f'"{name}"' for name in names)
+    found = log.world.rows(f"SELECT {listed} FROM {log.schema.keyspace}.{log.schema.log_name}")
+    return sorted((bytes(stream), str(time), number) for stream, time, number in found)
+
+
+def assert_each_once(cluster: KnownCluster, log: LiveLog) -> None:
+    """Hold that the lake has all rows of the cluster's log, each once, and that those are all that were written."""
+    assert keys_of(rows_in(cluster, log)) == keys_there(log) == log.written_keys()
