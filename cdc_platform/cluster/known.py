@@ -27,6 +27,7 @@ from cdc_platform.lake.turns import turn
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
+_AHEAD = "logs-ahead.json"
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
@@ -38,6 +39,12 @@ class Identity(BaseModel):
     cluster_name: str
     host_ids: tuple[UUID, ...]
     newest_ms: Milliseconds | None = None
+
+
+class _LogsAhead(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    made_ms: dict[str, Milliseconds]
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,17 @@ def remember(known: KnownCluster, seen: Identity) -> None:
     before = None if known.identity is None else known.identity.newest_ms
     newest = max((ms for ms in (before, seen.newest_ms) if ms is not None), default=None)
     _write(known.home / _IDENTITY, seen.model_copy(update={"newest_ms": newest}))
+
+
+def logs_ahead(known: KnownCluster) -> dict[str, Milliseconds]:
+    """The logs (`keyspace.table`) that were newer than this machine's clock said as they were seen: when made (ms)."""
+    kept = _read(known.home / _AHEAD, _LogsAhead)
+    return {} if kept is None else dict(kept.made_ms)
+
+
+def keep_log_ahead(known: KnownCluster, table: str, made_ms: Milliseconds) -> None:
+    """Keep when a log was made by the cluster's clock, which is later than this machine's: it is the same one later."""
+    _write(known.home / _AHEAD, _LogsAhead(made_ms={**logs_ahead(known), table: made_ms}))
 
 
 def _write(path: Path, value: BaseModel) -> None:

@@ -122,7 +122,7 @@ def _look(
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
     exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
-    _note_tables(lake, clock, logged, seen)
+    _note_tables(cluster, lake, clock, logged, seen)
     # It is the cluster itself that says so, and the next look may find it mended.
     sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))
     seen.imported = import_sources(lake, clock, sources)
@@ -163,12 +163,12 @@ def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
     return found
 
 
-def _note_tables(lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation) -> None:
+def _note_tables(cluster: KnownCluster, lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation) -> None:
     """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew."""
     there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.cdc_tables(lake)}
     for table in logged:
         try:
-            _note_table(lake, clock, table, there.get((table.keyspace, table.name)), seen)
+            _note_table(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen)
         except InputError as error:
             seen.warnings.append(str(error))
     for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
@@ -176,10 +176,19 @@ def _note_tables(lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Obse
         seen.tables_changed.append(f"{'.'.join(gone)} dropped")
 
 
-def _note_table(lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation) -> None:
+def _note_table(
+    cluster: KnownCluster, lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation
+) -> None:
     name = f"{table.keyspace}.{table.name}"
-    created_ms = None if table.created_at_ms is None else min(table.created_at_ms, clock.now_ms())
-    if there is not None and created_ms not in (None, there.created_at_ms):
+    created_ms = table.created_at_ms
+    same = there is not None and (
+        created_ms in (None, there.created_at_ms) or created_ms == known.logs_ahead(cluster).get(name)
+    )
+    if not same and created_ms is not None and created_ms > clock.now_ms():
+        # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
+        known.keep_log_ahead(cluster, name, created_ms)
+        created_ms = clock.now_ms()
+    if there is not None and not same:
         cdc_tables.drop(lake, clock, table.keyspace, table.name)
         seen.tables_changed.append(f"{name} dropped")
         there = None

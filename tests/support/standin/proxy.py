@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from support.standin.versions import NEWEST, Version
@@ -33,6 +34,7 @@ _TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?
 _CLAUSES = re.compile(r"\s+(?:BYPASS\s+CACHE|USING\s+TIMEOUT\s+\d+\w+)", re.IGNORECASE)
 OF_A_NODE = frozenset({"local", "peers", "cdc_local"})
 _ALSO_CASSANDRAS = frozenset({"keyspaces", "tables", "columns", "types", "views", "indexes", "functions", "aggregates"})
+_LOG = "_scylla_cdc_log"
 _TIMES = re.compile(r'\b(?:max)?(?:writetime|ttl)\(\s*("[^"]+"|\w+)\s*([\[.]?)', re.IGNORECASE)
 _GREGORIAN = 0x01B21DD213814000
 _PREFIX, _SCYLLAS = "scylla", b"system_distributed"
@@ -51,6 +53,9 @@ class Faults:
     """The share of statements that are answered with an overload, always the same ones."""
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     clock_offset_ms: dict[int, int] = field(default_factory=dict)
+    meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """What happens before the n-th statement on a log from now on, a page each, is looked at; from 1."""
+    pages_asked: int = 0
 
 
 class Proxy:
@@ -100,6 +105,13 @@ class Proxy:
         self.faults.down.add(node)
         for writer in list(self._writers[node]):
             self._loop.call_soon_threadsafe(writer.transport.abort)
+
+    def restart(self, seconds: float) -> None:
+        """End the connections of all nodes, which listen again after so many seconds."""
+        for node in self._writers:
+            self.kill(node)
+        time.sleep(seconds)
+        self.faults.down.clear()
 
     def stop(self) -> None:
         """Listen no more."""
@@ -159,6 +171,7 @@ class Proxy:
                     user = body[4:].split(b"\0")[1].decode()
                 answer = self._refusal(opcode, body, user)
                 if answer is None and opcode in (_QUERY, _PREPARE):
+                    await self._meanwhile(_text(body))
                     body, answer = self._statement(node, body)
                     self._asked.add((id(back), stream))
                     self.most_in_flight = max(self.most_in_flight, len(self._asked))
@@ -226,6 +239,13 @@ class Proxy:
             changed = changed.replace(f"'{_SCYLLAS.decode()}'", f"'{self.prefix}_distributed'")
         encoded = changed.encode()
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
+
+    async def _meanwhile(self, text: str) -> None:
+        if _LOG in text:
+            self.faults.pages_asked += 1
+            happens = self.faults.meanwhile.pop(self.faults.pages_asked, None)
+            if happens is not None:
+                await asyncio.to_thread(happens)
 
     async def _misbehave(self, node: int, *, late: bool = True) -> None:
         if late and self.faults.slow_seconds:
