@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.files.bad_input import Case, argument, assert_refused
+from support.files.bad_input import Case, argument, assert_refused, listing
 
 from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection
+from cdc_platform.cluster.ingest.source import ScyllaCdc
+from cdc_platform.errors import InputError, PlatformError
 from cdc_platform.home import open_home
 
 _INGEST = ("ingest", "prod", "shop.t")
@@ -114,3 +116,42 @@ def test_a_wrong_value_is_one_line(case: Case, tmp_path: Path) -> None:
     home = tmp_path / "home"
     known.add(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert "hunter2" not in assert_refused(case, home, tmp_path)
+
+
+OF_SPARK: list[tuple[dict[str, str], str]] = [
+    ({"table": "nodot"}, "keyspace.table"),
+    ({"table": "shop."}, "keyspace.table"),
+    ({"by": "magic"}, "it is streams or ranges"),
+    ({"form": "x"}, "no option form"),
+    ({"confidence": "nan"}, "a number of seconds"),
+    ({"confidence": "-1"}, "a number of seconds"),
+    ({"confidence": "1h"}, "a number of seconds"),
+    ({"confidence": "inf"}, "a number of seconds"),
+    ({"from": "yesterday"}, "not a time"),
+    ({"until": "2026-01-01T00:00:00"}, "add Z for UTC"),
+    ({"from": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}, "before from"),
+    ({"cluster": "other"}, "no cluster other is known"),
+    ({"home": "{dir}/none"}, "none"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), OF_SPARK, ids=lambda value: str(value)[:40])
+def test_a_wrong_option_of_the_data_source_is_one_line(changes: dict[str, str], says: str, tmp_path: Path) -> None:
+    """It is refused as the query is planned, by name and value; no folder is made."""
+    home = tmp_path / "home"
+    known.add(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    given = {name: value.replace("{dir}", str(tmp_path)) for name, value in changes.items()}
+    before = listing(tmp_path)
+    with pytest.raises(PlatformError) as refused:
+        ScyllaCdc({"home": str(home), "cluster": "prod", "table": "shop.t"} | given).schema()
+    assert says in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("missing", ["home", "cluster", "table"])
+def test_an_option_of_the_data_source_that_is_missing_is_named(missing: str) -> None:
+    """With all that there are."""
+    whole = {"home": "home", "cluster": "prod", "table": "shop.t"}
+    with pytest.raises(InputError, match=f"option {missing} is missing; the options are home, cluster, table"):
+        ScyllaCdc({name: value for name, value in whole.items() if name != missing}).schema()
