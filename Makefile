@@ -44,11 +44,11 @@ test-fast: .venv ## the tests that start no JVM and no browser
 	$(BIN)/pytest -q -m "not spark and not browser and not cassandra"
 
 .PHONY: test-exhaustive
-test-exhaustive: java .venv ## hours: every kill of every command, and 10,000 random histories of a switch, others each time
-	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 3600 tests/generations/test_switch_machine.py
+test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories of a switch and of a log
+	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 36000 tests/generations/test_switch_machine.py tests/log
 	CDC_PLATFORM_LIVE_HISTORIES=500 $(BIN)/pytest -q --timeout 36000 tests/cluster/test_current.py
-	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 tests/test_every_kill.py tests/test_every_kill_of_joins.py \
-		tests/stores/test_cluster.py
+	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
+	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/test_deaths.py
 
 .PHONY: up
 up: java .venv ## Dagster's UI and a warm Spark, until Ctrl-C

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis.core
 import pytest
 from hypothesis import settings
-from support.drawing import Drawing
+from support.drawing import SEED, Drawing
 from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 # The same examples in every run; `--hypothesis-profile thorough` looks further.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
-# Histories of the state machines: 500 here, 10,000 and more, others in every run, in `make test-exhaustive`.
-HISTORIES = int(os.environ.get("CDC_PLATFORM_HISTORIES", "500"))
+# Histories of the state machines: 150 here, 10,000 in `make test-exhaustive`; others in every run, by its seed.
 settings.register_profile(
-    "histories", max_examples=HISTORIES, deadline=None, derandomize=HISTORIES <= 500, database=None
+    "histories", max_examples=int(os.environ.get("CDC_PLATFORM_HISTORIES", "150")), deadline=None, database=None
 )
+hypothesis.core.global_force_seed = int(SEED)
 settings.load_profile("quick")
 
 

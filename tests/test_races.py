@@ -27,6 +27,8 @@ from cdc_platform.records import cdc_tables, consumers, inbox, switches, tablet_
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
 
+A_RACE = pytest.mark.grid("races of eight processes", 6)
+
 JOINS: dict[str, list[dict[str, Any]]] = {
     "one token": [{"host": 1 + number, "tokens": [7, 100 + number]} for number in EIGHT],
     "one host": [{"host": 1, "tokens": [100 + number]} for number in EIGHT],
@@ -143,6 +145,7 @@ TABLE_RACES: dict[str, tuple[bool, list[Command]]] = {
 }
 
 
+@A_RACE
 @pytest.mark.parametrize(("is_there", "commands"), TABLE_RACES.values(), ids=list(TABLE_RACES))
 def test_what_is_said_of_a_table(nursery: Nursery, tmp_path: Path, is_there: bool, commands: list[Command]) -> None:
     """Every change that was taken is in the history, which grows strictly, and the table is as the last one left it."""
@@ -193,6 +196,7 @@ TABLET_RACES: dict[str, tuple[int | None, list[Command]]] = {
 }
 
 
+@A_RACE
 @pytest.mark.parametrize(("count", "commands"), TABLET_RACES.values(), ids=list(TABLET_RACES))
 def test_changes_of_tablets(nursery: Nursery, tmp_path: Path, count: int | None, commands: list[Command]) -> None:
     """The newest set has as many streams as the last change asked for; of a table that was dropped nothing is left."""
@@ -221,6 +225,7 @@ def test_a_consumer_is_forgotten_once(nursery: Nursery, tmp_path: Path) -> None:
     assert explained(lambda there, _: (False, there), True, commands, ended, after)
 
 
+@A_RACE
 @pytest.mark.parametrize("kinds", [("v2",), ("streams", "timestamps"), ("v2", "streams", "timestamps")])
 def test_imports_that_contradict_each_other(nursery: Nursery, tmp_path: Path, kinds: tuple[str, ...]) -> None:
     """Eight exports of one generation, two and two the same: one is in the lake, whole, and the others are refused."""

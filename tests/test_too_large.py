@@ -20,6 +20,7 @@ from cdc_platform.sources.sizes import MOST_JSON, most_export
 
 TERABYTE = 1 << 40
 MOST_HELD = 512 << 20
+A_DOOR = pytest.mark.grid("hostile files at every door", 16)
 """Bytes that a process may hold that reads 64 MiB and refuses them; without them it is a third of that."""
 
 
@@ -153,6 +154,7 @@ def assert_refused(left: Left) -> None:
     assert (left.exit_code, left.held < MOST_HELD) == (2, True), left
 
 
+@A_DOOR
 @pytest.mark.parametrize("name", DOORS)
 def test_what_is_too_large_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     """A terabyte: no more is read of it than may be."""
@@ -161,6 +163,7 @@ def test_what_is_too_large_is_refused(home: Path, tmp_path: Path, name: str) -> 
     assert "more than" in left.stderr
 
 
+@A_DOOR
 @pytest.mark.parametrize("name", DOORS)
 def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
     """A device that never ends and has no size to look at."""
@@ -174,6 +177,7 @@ def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
     assert "more than" in left.stderr
 
 
+@A_DOOR
 @pytest.mark.parametrize("name", DOORS)
 def test_what_is_too_deep_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     """Far beyond what Python bears."""
@@ -197,6 +201,7 @@ FITS = "[" + "[]," * 21_000_000 + "[]]"
 """A text below the limit, of what takes the most memory; of exports `test_sizes` has the figure for a row."""
 
 
+@A_DOOR
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values")])
 def test_what_fits_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
     """Empty lists up to the limit."""

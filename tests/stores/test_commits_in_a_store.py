@@ -67,6 +67,7 @@ def lake(s3: S3) -> Lake:
     return lake
 
 
+@pytest.mark.grid("kinds of commits in a store", 3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""

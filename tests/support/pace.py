@@ -17,7 +17,7 @@ import pytest
 LONG_S = 5.0
 """From here on a test says why it takes as long, by its marks or `@pytest.mark.long(reason)`, or is named for it."""
 _OF_MARKS = {
-    "grid": "each kill is a run of its own",
+    "grid": "one of a grid, each a run or a process of its own",
     "cassandra": "a CQL server, of which each test makes its own tables",
     "browser": "a browser, and the platform that it looks at",
     "spark": "a JVM",
