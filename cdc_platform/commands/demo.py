@@ -236,7 +236,9 @@ def _dagster(home: Home) -> Iterator[DagsterInstance]:
     from dagster._core.instance import InstanceRef
 
     from cdc_platform.dagster_home import dagster_home
+    from cdc_platform.serving import databases
 
+    databases.keep_open(connections=True)
     with DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home(home)))) as instance:
         yield instance
 

@@ -12,23 +12,32 @@ _MOST_ENGINES = 64
 """Each run has a database of its own."""
 
 
-def keep_open() -> None:
-    """Keep, in this process, what does not change while it runs. Connections are made for each use, as before."""
-    _keep_engines()
+def keep_open(*, connections: bool = False) -> None:
+    """Keep, in this process, what does not change while it runs.
+
+    With `connections` one to each database as well, for a process that ends with its work: whoever closes the last
+    one of a database writes its journal back, which without is done at each statement. A process that stays must not:
+    databases are removed while it runs.
+    """
+    _keep_engines(connections)
     _keep_migrations()
 
 
-def _keep_engines() -> None:
-    """One engine to a database: it has no connections, but the statements that it has compiled."""
+def _keep_engines(connections: bool) -> None:
+    """One engine to a database, with the statements that it has compiled."""
     from dagster._core.storage.event_log.sqlite import sqlite_event_log
     from dagster._core.storage.runs.sqlite import sqlite_run_storage
     from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
     from sqlalchemy import Engine, create_engine
-    from sqlalchemy.pool import NullPool
+    from sqlalchemy.pool import NullPool, QueuePool
 
     @lru_cache(maxsize=_MOST_ENGINES)
     def known(address: str, options: tuple[tuple[str, Any], ...]) -> Engine:
-        return create_engine(address, poolclass=NullPool, connect_args=dict(options))
+        if not connections:
+            return create_engine(address, poolclass=NullPool, connect_args=dict(options))
+        # Whichever thread comes next may have the one that is kept; others at the same time are closed after use.
+        shared = {**dict(options), "check_same_thread": False}
+        return create_engine(address, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args=shared)
 
     def kept(address: str, *, poolclass: object = None, **options: Any) -> Engine:
         plain = options.keys() <= {"connect_args"} and poolclass is NullPool

@@ -82,7 +82,7 @@ class Serving:
     def end(self) -> tuple[int, str]:
         """Wait until it has ended; answers with the exit code and what it says on standard error."""
         assert self._process is not None
-        _, said = self._process.communicate(timeout=90)
+        _, said = self._process.communicate(timeout=240)
         return self._process.returncode, said
 
     def stop(self) -> None:
