@@ -5,8 +5,9 @@ What a statement does is written down here cell by cell, and not asked of the pl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -24,13 +25,15 @@ class Written:
     """A statement, and what it does to one partition.
 
     `asks` is what a conditional one asks: partition, clustering key, and whether the row has to exist. `logs` is what
-    a change of CDC's options says: whether writes are logged from then on; None of writes.
+    a change of CDC's options says: whether writes are logged from then on; None of writes. `times` are the partitions
+    that it writes to, each with the timestamp.
     """
 
     text: str
     mutations: tuple[Mutation, ...]
     asks: tuple[tuple, tuple, bool] | None = None
     logs: bool | None = None
+    times: tuple[tuple[tuple, Microseconds], ...] = ()
 
 
 OPTIONS = [
@@ -198,6 +201,8 @@ class _Drawing:
     partition: tuple
     timestamp: Microseconds
     using: bool
+    known: tuple[tuple, ...] = ()
+    """Clustering keys that rows of the partition were written with before."""
 
     def conditional(self) -> Written:
         """One that asks whether its row exists, at the clock's time."""
@@ -205,7 +210,7 @@ class _Drawing:
             ["insert", "columns", "update", "row"] if self.schema.clustering_key else ["insert", "columns", "update"]
         )
         while True:
-            written = getattr(self, f"_{self.draw(st.sampled_from(kinds))}")()
+            written = self._drawn(kinds)
             keys = {key for each in written.mutations for key in (*each.rows, *each.row_tombstones)}
             if len(keys) == 1:
                 break
@@ -214,12 +219,16 @@ class _Drawing:
         using = text.find(" USING TTL") if not exists else -1
         condition = " IF EXISTS" if exists else " IF NOT EXISTS"
         text = f"{text[:using]}{condition}{text[using:]};" if using >= 0 else f"{text}{condition};"
-        return Written(text, written.mutations, (self.partition, keys.pop(), exists))
+        return replace(written, text=text, asks=(self.partition, keys.pop(), exists))
 
     def statement(self) -> Written:
         kinds = ["insert", "insert", "update", "update", "update", "columns", "partition"]
         kinds += ["row", "range"] if self.schema.clustering_key else []
-        return getattr(self, f"_{self.draw(st.sampled_from(kinds))}")()
+        return self._drawn(kinds)
+
+    def _drawn(self, kinds: Sequence[str]) -> Written:
+        written = getattr(self, f"_{self.draw(st.sampled_from(kinds))}")()
+        return replace(written, times=((self.partition, self.timestamp),))
 
     def _mutation(self, **parts: Any) -> Mutation:
         return Mutation(self.schema, self.partition, **parts)
@@ -231,6 +240,12 @@ class _Drawing:
         parts = [f"TIMESTAMP {self.timestamp}"] * self.using + [f"TTL {ttl}"] * bool(ttl)
         return f" USING {' AND '.join(parts)}" if parts else ""
 
+    def _row_key(self) -> tuple:
+        """Half of the time one that is known already, so that conditions meet rows that are there."""
+        if self.known and self.draw(st.booleans()):
+            return self.draw(st.sampled_from(self.known))
+        return self._key(self.schema.clustering_key)
+
     def _key(self, columns: Sequence[Column]) -> tuple:
         return tuple(self.draw(values(column.type)) for column in columns)
 
@@ -241,7 +256,7 @@ class _Drawing:
         ttl, schema = self._ttl(), self.schema
         chosen = self._some([*schema.statics, *schema.regulars])
         changes = {column.name: self.draw(_overwrites(column, Microseconds(self.timestamp), ttl)) for column in chosen}
-        key = self._key(schema.clustering_key)
+        key = self._row_key()
         keyed = zip((*schema.partition_key, *schema.clustering_key), (*self.partition, *key), strict=True)
         given = [(column.name, literal(column.type, value)) for column, value in keyed]
         given += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
@@ -269,7 +284,7 @@ class _Drawing:
                 ways | _element_writes(column, Microseconds(self.timestamp), ttl) if column.type.multicell else ways
             )
         static_alone = all(column.kind == "static" for column in chosen) and bool(schema.clustering_key)
-        key = () if static_alone else self._key(schema.clustering_key)
+        key = () if static_alone else self._row_key()
         where = _where((*schema.partition_key, *schema.clustering_key), (*self.partition, *key))
         more = {
             column.name: self.draw(_element_writes(column, self.timestamp, ttl))
@@ -289,7 +304,7 @@ class _Drawing:
         chosen = self._some(self.schema.regulars)
         if not chosen:
             return self._partition()
-        key = self._key(self.schema.clustering_key)
+        key = self._row_key()
         where = _where((*self.schema.partition_key, *self.schema.clustering_key), (*self.partition, *key))
         changes = {column.name: ("", _deletion(column, Microseconds(self.timestamp))) for column in chosen}
         text = f"DELETE {', '.join(changes)} FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
@@ -301,7 +316,7 @@ class _Drawing:
         return Written(text, (self._mutation(partition_tombstone=self.timestamp),))
 
     def _row(self) -> Written:
-        key = self._key(self.schema.clustering_key)
+        key = self._row_key()
         where = _where((*self.schema.partition_key, *self.schema.clustering_key), (*self.partition, *key))
         text = f"DELETE FROM ks.t{self._using()} WHERE {' AND '.join(where)};"
         return Written(text, (self._mutation(row_tombstones={key: self.timestamp}),))
@@ -347,7 +362,8 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
         if kind == "conditional":
             at = Microseconds(now_us + asked)
             asked += 1
-            written.append(_Drawing(draw, schema, draw(st.sampled_from(partitions)), at, False).conditional())
+            partition = draw(st.sampled_from(partitions))
+            written.append(_Drawing(draw, schema, partition, at, False, _keys_of(written, partition)).conditional())
             continue
         count = draw(st.sampled_from([1, 1, 2, 3]))
         shared = draw(times) if count > 1 and draw(st.booleans()) else None
@@ -362,5 +378,29 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
             continue
         using = "" if shared is None else f" USING TIMESTAMP {shared}"
         text = f"BEGIN UNLOGGED BATCH{using}\n  " + "\n  ".join(part.text for part in parts) + "\nAPPLY BATCH;"
-        written.append(Written(text, tuple(mutation for part in parts for mutation in part.mutations)))
+        mutations = tuple(mutation for part in parts for mutation in part.mutations)
+        written.append(Written(text, mutations, times=tuple(time for part in parts for time in part.times)))
     return written
+
+
+def _keys_of(written: list[Written], partition: tuple) -> tuple[tuple, ...]:
+    """The clustering keys of the rows that statements have written to a partition, in their order."""
+    mutations = (each for statement in written for each in statement.mutations if each.partition_key == partition)
+    return tuple(dict.fromkeys(key for mutation in mutations for key in mutation.rows))
+
+
+def drawn_of(written: Written, before: Sequence[Written]) -> set[str]:
+    """Which of the things that a history is to have a statement has, behind those `before` it."""
+    if written.logs is not None:
+        return {"changed options"}
+    text, mutations = written.text, written.mutations
+    earlier = {time for one in before for time in one.times}
+    found = {
+        "a null": re.search(r"\bnull\b", text),
+        "an empty collection": re.search(r"\[\]|\{\}", text),
+        "a doubled collection": re.search(r"\{([^{}]+), \1\}", text),
+        "a static column": any(each.static for each in mutations),
+        "a tie": len({*written.times} - earlier) < len(written.times),
+        "a late write": any(key == other and time < later for key, time in written.times for other, later in earlier),
+    }
+    return {name for name, there in found.items() if there}
