@@ -54,7 +54,7 @@ class StoredLog:
         """The values of each row in the order of `columns`, oldest first."""
         names = [each.name for each in self.columns]
         for after, until in self._parts():
-            rows = read_between(self.lake, self.schema, after, until, exact=True)
+            rows = read_between(self.lake, self.schema, after, until)
             for row in table_rows(self.schema, rows):
                 yield [row[name] for name in names]
 

@@ -43,6 +43,7 @@ from cdc_platform.log.reading.reader import (
     newest_us,
     read_window,
     registered,
+    sink_now,
     sink_table,
     whole_windows,
     with_generation,
@@ -160,7 +161,6 @@ def _copied(
 ) -> CopiedHour:
     name = (schema.keyspace, schema.name)
     consumer = registered(lake, clock, schema, BY_HOUR, tell, lambda: _position(lake, schema, clock.now_us()))
-    sink = lake.widen(sink_table(schema, BY_HOUR))
     operations: Counter[int] = Counter()
     for window in windows:
         if window.passed:
@@ -170,7 +170,7 @@ def _copied(
         left_out.read_after_all(lake, consumer, window.set_us)
         for piece in _pieces(lake, schema, window):
             rows = with_generation(read_window(lake, schema, piece), piece)
-            _put(lake, sink, rows, piece)
+            _put(lake, sink_now(lake, schema, BY_HOUR), rows, piece)
             operations.update(
                 {each["values"]: each["counts"] for each in rows["cdc$operation"].value_counts().to_pylist()}
             )
@@ -179,7 +179,7 @@ def _copied(
     failpoints.reached(failpoints.AFTER_HOUR_NOTED)
     _follow(lake, clock, schema, consumer)
     sets = tuple(window.set_us for window in windows if not window.passed)
-    return CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), sets)
+    return CopiedHour(schema.full_name, sink_table(schema, BY_HOUR).full_name, dict(sorted(operations.items())), sets)
 
 
 def _pieces(lake: Lake, schema: TableSchema, window: Window) -> Iterator[Window]:

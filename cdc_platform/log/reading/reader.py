@@ -102,22 +102,20 @@ def whole_windows(
 
 
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
-    """The rows of a window, sorted by time, stream and place in the batch; without a JVM."""
+    """The rows of a window, as `read_between` has them; without a JVM."""
     return read_between(lake, schema, window.after_us, window.until_us)
 
 
-def read_between(
-    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, *, exact: bool = False
-) -> pa.Table:
-    """The rows of the log later than `after_us` up to `until_us` (µs), sorted as those of a window.
+def read_between(lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> pa.Table:
+    """The rows of the log later than `after_us` up to `until_us` (µs), sorted by time, stream and place in the batch.
 
-    With `exact` the column for values that no native one holds comes too, where the log has it.
+    Where the log has it, the column for values that no native one holds comes too.
     """
     low, high = to_datetime(after_us), to_datetime(until_us)
     log = log_of(lake, schema)
     # A column that ALTER TABLE added is in the log from the first rows on that have it.
     stored = set(lake.columns(log))
-    log = log_table(schema, exact=exact and EXACT in stored)
+    log = log_table(schema, exact=EXACT in stored)
     names = [name for name in log.schema.names if name in stored]
     rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
     return rows.sort_by([(name, "ascending") for name in _ORDER])
@@ -129,18 +127,26 @@ def check_name(name: str) -> None:
         raise InputError(f"{name!r} is no name of a consumer; it has 1 to 48 letters, digits and underscores")
 
 
-def sink_table(schema: TableSchema, name: str) -> Table:
+def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
     """The Delta table into which a consumer of this name copies the log of a table.
+
+    With `exact` it has the column for values that no native one holds, as its log has it then.
 
     Raises:
         InputError: the name is none that a table can have.
     """
     check_name(name)
-    table = log_table(schema)
+    table = log_table(schema, exact=exact)
     columns = table.schema.append(_GENERATION)
     return Table(
         table.keyspace, f"{table.name}_{name}", columns, table.keys, f"What consumer {name} read of {table.name}"
     )
+
+
+def sink_now(lake: Lake, schema: TableSchema, name: str) -> Table:
+    """The table of a consumer, with all columns that the log has by now; what it lacks of them is put in."""
+    exact = EXACT in lake.columns(log_table(schema))
+    return lake.widen(sink_table(schema, name, exact=exact))
 
 
 def with_generation(rows: pa.Table, window: Window) -> pa.Table:
@@ -174,7 +180,7 @@ def consume(
         ConflictError: another process reads under the same name.
         NotFound: the table has no log here.
     """
-    sink = sink_table(schema, name)
+    check_name(name)
     if name in _TAKEN:
         raise InputError(f"{name!r} is the consumer that {_TAKEN[name]}; give this one another name")
     log_of(lake, schema)
@@ -182,7 +188,7 @@ def consume(
     horizon = newest_us(lake, schema, clock.now_us())
     if until_us is not None:
         horizon = min(until_us, horizon)
-    return follow(lake, clock, schema, consumer, _FromLake(lake, schema, sink), horizon, tell)
+    return follow(lake, clock, schema, consumer, _FromLake(lake, schema, name), horizon, tell)
 
 
 def newest_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
@@ -203,7 +209,11 @@ class _FromLake:
 
     lake: Lake
     schema: TableSchema
-    sink: Table
+    name: str
+
+    @property
+    def sink(self) -> Table:
+        return sink_table(self.schema, self.name)
 
     def longest_us(self, after_us: Microseconds) -> Microseconds | None:
         return longest(self.lake, self.schema, after_us)
@@ -214,7 +224,7 @@ class _FromLake:
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         empty = log_table(self.schema).schema.empty_table()
         rows = with_generation(empty if window.passed else read_window(self.lake, self.schema, window), window)
-        sink = self.lake.widen(self.sink)
+        sink = sink_now(self.lake, self.schema, self.name)
         failpoints.reached(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 

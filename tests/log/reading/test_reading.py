@@ -17,7 +17,7 @@ from support.files.export_files import ID, OTHER_ID
 from support.homes.imported import home_with_generations
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, from_datetime, ms_of, parse_time_us, to_datetime, us_of
+from cdc_platform.clock import Clock, Microseconds, format_ms, from_datetime, ms_of, parse_time_us, to_datetime, us_of
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.lake import Lake
@@ -26,10 +26,10 @@ from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
-from cdc_platform.log.reading import reader
+from cdc_platform.log.reading import hourly, reader
 from cdc_platform.log.reading.reader import consume, read_changes, sink_table
 from cdc_platform.log.reading.sets import SAFETY_US
-from cdc_platform.log.stored_names import GENERATION
+from cdc_platform.log.stored_names import EXACT, GENERATION
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_sets
 from cdc_platform.settings import Settings
@@ -239,6 +239,35 @@ def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
     read = lake.read(lake.widen(sink_table(schema(lake), "audit"))).sort_by(WRITTEN_AT).to_pylist()
     assert [row["v"] for row in read] == [when % 1000 for when in READABLE[:3]] + [None] * 4
     assert [row["w"] for row in read] == [None] * 5 + ["new", None]
+
+
+def test_a_copy_has_the_exact_value_where_its_log_has_one(home: Path, tmp_path: Path) -> None:
+    """A log that got one after a consumer had begun: in both kinds of copies, beside the nearest native value."""
+    lake, file = Lake(home / "lake"), tmp_path / "statements.cql"
+    far_ms, clock = 9_300_000_000_000_000, format_ms(ms_of(Microseconds(START_US + 60_000_000)))
+
+    def keep(number: int, at_us: int, value: int, before: str = "") -> None:
+        row = f"INSERT INTO ks.u (p, at) VALUES ({number}, {value}) USING TIMESTAMP {at_us};"
+        file.write_text(before + row, encoding="utf-8")
+        answer = run("--home", home, "--clock", clock, "log", file, "--keep")
+        assert answer.exit_code == 0, answer.stderr
+
+    keep(1, START_US + 5, 1_000, "CREATE TABLE ks.u (p int PRIMARY KEY, at timestamp) WITH cdc = {'enabled': 'true'};")
+    table = schema_of(lake, "ks", "u")
+    consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(START_US + 10))
+    keep(2, START_US + 20, far_ms)
+    assert consume(lake, Clock(NOW_US), table, "audit")[1] == 1
+    assert hourly.copy_hour(lake, Clock(NOW_US), [table], START_US)[0].rows == 2
+    log = exact_of(lake, log_table(table, exact=True))
+    assert [(p, far) for p, _, far in log] == [(1, None), (2, [("at", str(far_ms))])]
+    for name in ("audit", "hourly"):
+        assert exact_of(lake, sink_table(table, name, exact=True)) == log
+
+
+def exact_of(lake: Lake, table: Any) -> list[tuple[Any, ...]]:
+    """The key, the native and the exact value of each row."""
+    rows = lake.read(table, ["p", "at", EXACT]).sort_by("p")
+    return list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
 
 
 def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) -> None:
