@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.live_table import LiveTable, by_key
 from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
+from cdc_platform.cluster.current import scanning
+from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest import asking, ingesting
 from cdc_platform.cluster.ingest.ingesting import ingest
 from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
@@ -90,6 +95,44 @@ def test_tasks_of_an_altered_table_read_its_new_columns(
     rows = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
     assert keys_of(rows) == log.written_keys()
     assert sorted(rows["w"].drop_null().to_pylist()) == [9]
+
+
+def test_tasks_copy_a_table_as_one_process_does(
+    standin: StandIn, cluster: KnownCluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the ring a task: the cluster's rows, and the same state by the same slices as without Spark."""
+    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 10)
+    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 20)
+    monkeypatch.setattr(scanning, "MOST_SLICES", 4)
+    schema = defined(DDL.replace("v int,", "v int, m map<int, int>,"))
+    table = LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(3)).make()
+    standin.proxy.collections = {"m"}
+    for p in range(60):
+        row = f"({p % 30}, {p}, {p}, {{{p}: {p}}})"
+        standin.world.run(f"INSERT INTO shop.t (p, k, v, m) VALUES {row} USING TIMESTAMP {p + 1}")
+    jobs = spark.sparkContext.statusTracker()
+    before = len(jobs.getJobIdsForGroup())
+    done = ingest(cluster, Clock(), "shop", "t", Workers(lambda: spark, in_process=0), current=True).current
+    assert done is not None
+    assert (done.copied_now, done.rows, done.of_slices) == (True, 60, 4)
+    assert len(jobs.getJobIdsForGroup()) > before
+    alone = known.add(open_home(tmp_path / "alone"), "prod", cluster.connection)
+    ingest(alone, Clock(), "shop", "t", Workers.alone(), current=True)
+    found, expected = (_kept(each, schema) for each in (cluster, alone))
+    assert by_key(schema, found[0]) == by_key(schema, expected[0]) == table.rows()
+    assert {row["cdc$slice"] for row in found[0]} == {0, 1, 2, 3}
+    # When what CQL does not tell was written is where each copy began: told as often as it is there.
+    assert sorted(map(_told, found[1])) == sorted(map(_told, expected[1]))
+    assert standin.proxy.refused == []
+
+
+def _kept(cluster: KnownCluster, schema: TableSchema) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    lake = Lake(cluster.open_home().lake)
+    return lake.read(current_table(schema)).to_pylist(), lake.read(cells_table(schema)).to_pylist()
+
+
+def _told(row: dict[str, Any]) -> str:
+    return repr(sorted((row | {"timestamp": None if row["inexact"] else row["timestamp"]}).items()))
 
 
 def options(cluster: KnownCluster) -> dict[str, str]:
