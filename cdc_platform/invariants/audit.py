@@ -6,7 +6,7 @@ rows; how rows are judged is in `rows`, `ranges` and `sharing`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -128,22 +128,29 @@ def audit_published(workers: Workers, lake: Lake, generation_id: str) -> list[Fi
     return _lines(PUBLISHED_INVARIANTS, [("", {PUBLISHED_EQUALS_DESCRIPTION: _compared(pairs, result)})])
 
 
-def audit_across(workers: Workers, lake: Lake, generation_id: str) -> list[Finding]:
+def audit_across(
+    workers: Workers,
+    lake: Lake,
+    generation_id: str,
+    in_order: Callable[[Sequence[HeldGeneration]], Collection[HeldGeneration]] = lambda _: (),
+) -> list[Finding]:
     """Look for streams of a generation that any other generation of the lake has.
+
+    `in_order` tells of which generations it was found already, of the files that stand for them, that each stream lies
+    in its range: of those only the ranges are read that could have a stream in common with this one.
 
     Two Spark jobs at most, two more where streams are outside their ranges.
 
     Raises:
         NotFound: the lake holds nothing of this generation.
     """
-    held = inventory.generations(lake)
+    held = inventory.standing(lake)
     mine = inventory.find(held, generation_id)
     if mine.rows is None:
         return _lines(ACROSS_INVARIANTS, [], "the generation has no rows")
     others = [each for each in held if each is not mine]
-    return _lines(
-        ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: sharing.across(workers, [mine], others)})]
-    )
+    shared = sharing.across(workers, [mine], others, in_order(others))
+    return _lines(ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared})])
 
 
 def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Finding]:

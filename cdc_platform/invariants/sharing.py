@@ -2,12 +2,13 @@
 
 Exact, at the price of a shuffle of stream IDs. Across generations the price is paid only for streams that another
 generation could have at all: an ID carries the number of its range and its token, so both generations must have a
-range of that number and the two must overlap. After most changes of the ring hardly any do.
+range of that number and the two must overlap. After most changes of the ring hardly any do. Of a generation of which it
+is known that each of its streams lies in its own range, only the ranges that are compared are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any
@@ -47,13 +48,19 @@ _COUNTED = pa.schema({"streams": pa.int64()})
 @dataclass(frozen=True, eq=False)
 class _Side:
     """A generation's part in the search. `contested` bool[n] are the ranges whose streams others may have, None when
-    all of them are looked at; `counted`: its streams are part of the population.
+    all of them are looked at; `counted`: its streams are part of the population; `in_order`: none is a stray.
     """
 
     number: int
     ranges: RangeEnds
     contested: Bools | None
     counted: bool
+    in_order: bool = False
+
+    @property
+    def only(self) -> Int64s | None:
+        """The range ends (ascending) without whose rows the search needs none; None where it needs all."""
+        return self.ranges.ends[self.contested] if self.in_order and self.contested is not None else None
 
 
 @dataclass(frozen=True)
@@ -76,11 +83,17 @@ def within(workers: Workers, holding: Holding) -> Tally:
     return Tally(STREAMS_UNIQUE, found.streams, found.violations, 0, sample)
 
 
-def across(workers: Workers, mine: Sequence[HeldGeneration], others: Sequence[HeldGeneration]) -> Tally:
+def across(
+    workers: Workers,
+    mine: Sequence[HeldGeneration],
+    others: Sequence[HeldGeneration],
+    in_order: Collection[HeldGeneration] = (),
+) -> Tally:
     """streams_unique_across_generations: the streams of `mine` that another generation, of `mine` or `others`, has.
 
     Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
-    them with. Two Spark jobs at most; two more where streams are outside their ranges.
+    them with. `in_order`: those of `others` of which it is known that each stream lies in its range. Two Spark jobs at
+    most; two more where streams are outside their ranges.
     """
     held = [each for each in [*mine, *others] if each.rows is not None]
     limit = sum(each.rows is not None for each in mine)
@@ -89,7 +102,8 @@ def across(workers: Workers, mine: Sequence[HeldGeneration], others: Sequence[He
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, 0, 0)
     if len(holdings) == 1:
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(workers, holdings[0]), 0)
-    found = _search(workers, _sides(holdings, limit), limit)
+    known = {each.rows for each in in_order if each in others and each.rows is not None}
+    found = _search(workers, _sides(holdings, limit, known), limit)
     if found.strays:
         # A stream that is not in its own range may be in any range of another generation.
         found = _search(workers, _sides(holdings, limit, everything=True), limit)
@@ -152,11 +166,13 @@ def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, 
     return violations, places[np.concatenate([first[where], last[where]])]
 
 
-def _sides(holdings: Sequence[Holding], limit: int, *, everything: bool = False) -> dict[Holding, _Side]:
+def _sides(
+    holdings: Sequence[Holding], limit: int, in_order: Collection[Holding] = (), *, everything: bool = False
+) -> dict[Holding, _Side]:
     ranges = [RangeEnds(distinct(holding.range_ends)) for holding in holdings]
     looked_at = [None] * len(ranges) if everything else contested([each.ends for each in ranges], limit)
     return {
-        holding: _Side(number, ranges[number], looked_at[number], number < limit)
+        holding: _Side(number, ranges[number], looked_at[number], number < limit, holding in in_order)
         for number, holding in enumerate(holdings)
     }
 
@@ -168,7 +184,8 @@ def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None)
         len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
     )
     parts = 1 + looked_at // _RANGES_A_TASK
-    shares = shared_out([(side, path) for holding, side in sides.items() for path in holding.files])
+    needed = [(side, holding) for holding, side in sides.items() if side.only is None or len(side.only)]
+    shares = shared_out([(side, path) for side, holding in needed for path in holding.files])
     emitted = TaskRows(len(shares), lambda share: chain.from_iterable(_emitted(*file, parts) for file in shares[share]))
     with translated("comparing streams"):
         found = _together(workers, emitted, parts, _comparer(limit)).to_pylist()
@@ -192,7 +209,8 @@ def _together(workers: Workers, emitted: TaskRows, parts: int, compare: Callable
 
 def _emitted(side: _Side, path: str, parts: int) -> Iterator[pa.RecordBatch]:
     """The IDs of a file's contested streams, cut into parts; runs on the executors."""
-    for batch in file_batches(path, ["range_end", "streams"]):
+    only = None if side.only is None else ("range_end", side.only)
+    for batch in file_batches(path, ["range_end", "streams"], only):
         yield _cut(side, batch, parts)
 
 

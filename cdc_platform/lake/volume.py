@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -148,12 +149,40 @@ def rows_of_files(paths: Sequence[str], columns: Sequence[str]) -> TaskRows:
     return TaskRows(len(files), lambda number: file_batches(files[number], names))
 
 
-def file_batches(path: str, columns: Sequence[str]) -> Batches:
-    """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is."""
+def file_batches(path: str, columns: Sequence[str], only: tuple[str, np.ndarray] | None = None) -> Batches:
+    """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is.
+
+    `only`: no rows but those with these values (int64, ascending) of a column. Nothing behind the last of them is read.
+    """
     with pq.ParquetFile(place_of(path).source()) as file:
         rows = rows_at_once(file, _BYTES_A_BATCH)
         # One thread: the other tasks of this machine have the other cores.
-        yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))
+        if only is None:
+            yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))
+            return
+        for group in range(file.num_row_groups):
+            wanted = _wanted(file, group, *only)
+            places, start = np.flatnonzero(wanted), 0
+            batches = file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)
+            while start <= places.max(initial=-1):
+                batch = _plain(next(batches))
+                chosen = wanted[start : start + batch.num_rows]
+                if chosen.any():
+                    yield batch.filter(pa.array(chosen))
+                start += batch.num_rows
+
+
+def _wanted(file: pq.ParquetFile, group: int, name: str, values: np.ndarray) -> np.ndarray:
+    """Of the rows of a row group, which have one of the values; where its statistics rule them out, nothing is read."""
+    about = file.metadata.row_group(group)
+    chunks = map(about.column, range(about.num_columns))
+    bounds = next((chunk.statistics for chunk in chunks if chunk.path_in_schema == name), None)
+    if bounds is not None and bounds.has_min_max:
+        values = values[np.searchsorted(values, bounds.min) : np.searchsorted(values, bounds.max, "right")]
+    if not len(values):
+        return np.zeros(about.num_rows, dtype=bool)
+    column = file.read_row_group(group, columns=[name], use_threads=False)[name]
+    return np.asarray(compute.is_in(column, pa.array(values)))
 
 
 def rows_at_once(file: pq.ParquetFile, size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from cdc_platform.invariants import (
     audit_published,
     audit_timestamps,
     judge,
+    sharing,
 )
 from cdc_platform.invariants.findings import (
     PUBLISHED_EQUALS_DESCRIPTION,
@@ -51,7 +52,7 @@ from cdc_platform.invariants.findings import (
     VNODE_COLOCATION,
 )
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lake.volume import Workers
+from cdc_platform.lake.volume import Batches, Workers, file_batches
 from cdc_platform.ring import Node, Ring
 
 if TYPE_CHECKING:
@@ -393,6 +394,32 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
     seeded.described(others, OTHER)
     assert violations(audit_across(workers, seeded.lake, ONE)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
     assert violations(audit_across(workers, seeded.lake, OTHER)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
+
+
+@pytest.mark.parametrize(("ends", "shared"), [(sorted(OWNERS), 2), (range(100, 106), 0)])
+def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
+    workers: Workers, seeded: SeededLake, monkeypatch: pytest.MonkeyPatch, ends: Sequence[int], shared: int
+) -> None:
+    """What is shared there is found as ever; of another ring, of which two ranges overlap those of the same numbers,
+    the first and the last, these are the two rows that are read.
+    """
+    read: list[int] = []
+
+    def counted(path: str, columns: Sequence[str], only: tuple[str, Any] | None = None) -> Batches:
+        for batch in file_batches(path, columns, only):
+            read.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(sharing, "file_batches", counted)
+    rows = generation_rows()
+    seeded.described(rows)
+    others = generation_rows(dict.fromkeys(ends, (2, 0)) if not shared else OWNERS, seed=2)
+    if shared:
+        others[1]["streams"][2:] = rows[1]["streams"][2:]
+    seeded.described(others, OTHER)
+    found = audit_across(workers, seeded.lake, ONE, list)
+    assert sum(violations(found).values()) == shared
+    assert sum(read) == len(rows) + (len(others) if shared else 2)
 
 
 def test_a_generation_that_nobody_knows_is_not_found(workers: Workers, seeded: SeededLake) -> None:

@@ -36,6 +36,19 @@ def test_a_file_comes_in_order_and_in_pieces(tmp_path: Path, rows: int, streams:
     assert all(batch.num_rows == 1 or batch.nbytes < 1 << 15 for batch in batches)
 
 
+@pytest.mark.parametrize("wanted", [[], [-5, 700], [0], [89, 90, 91], [250, 251, 499]])
+def test_rows_with_some_values_come_alone(tmp_path: Path, wanted: list[int]) -> None:
+    """The same rows as out of the whole file, with nothing of the pieces that hold none of them."""
+    path = tmp_path / "file.parquet"
+    table = written(path, 500, 8, 90)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(volume, "_BYTES_A_BATCH", 1 << 11)
+        batches = list(volume.file_batches(str(path), ["range_end", "streams"], ("range_end", np.array(wanted, int))))
+    held = [row for batch in batches for row in batch.to_pylist()]
+    assert held == [row for row in table.to_pylist() if row["range_end"] in wanted]
+    assert all(batch.num_rows for batch in batches)
+
+
 def test_parts_are_changed_where_they_are_made(tmp_path: Path) -> None:
     """Batch by batch or as a whole; asked for again they are the same."""
     for number in range(2):

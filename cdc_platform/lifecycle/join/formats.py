@@ -7,6 +7,7 @@ the place of the same table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from cdc_platform.clock import format_ms, ms_to_datetime
 from cdc_platform.invariants import (
@@ -33,7 +34,7 @@ from cdc_platform.lake.tables import (
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
 )
-from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, publish
+from cdc_platform.lifecycle.join import bootstrap, bootstrap_v1, publish, verdicts
 from cdc_platform.lifecycle.join.step import Audit, Joining, Step, Steps
 from cdc_platform.lifecycle.join.verdicts import Slices
 from cdc_platform.records import descriptions, ledger
@@ -74,7 +75,7 @@ def _description(joining: Joining) -> list[Finding]:
     before, after = bootstrap.rings(joining.lake, joining.generation_id)
     return [
         *audit_description(joining.workers, joining.lake, joining.generation_id, before, after),
-        *audit_across(joining.workers, joining.lake, joining.generation_id),
+        *audit_across(joining.workers, joining.lake, joining.generation_id, partial(verdicts.in_order, joining.lake)),
     ]
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.invariants.findings import STREAM_FORMAT, VNODE_COLOCATION
+from cdc_platform.invariants.inventory import HeldGeneration, Holding
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import VERDICTS, Table
+from cdc_platform.lake.tables import TOPOLOGY_DESCRIPTIONS, VERDICTS, Table
 
 Slices = Sequence[tuple[Table, Sequence[Filter]]]
 """Parts of tables, by filters on partition columns: the step's own first, then what it is compared with."""
@@ -44,11 +46,35 @@ def content_of(lake: Lake, slices: Slices) -> str:
     name. The same rows written again are other content; then a verdict is made again, which is cheaper than to read
     every stream for a hash.
     """
-    files = [[(table, Path(path).name) for path in lake.files(table, filters)] for table, filters in slices]
-    if not files or not files[0]:
+    return _content_of([(table, lake.files(table, filters)) for table, filters in slices])
+
+
+def _content_of(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
+    if not files or not files[0][1]:
         return ""
-    names = sorted(f"{table.full_name}/{name}" for some in files for table, name in some)
+    names = sorted(f"{table.full_name}/{Path(path).name}" for table, paths in files for path in paths)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+
+
+def in_order(lake: Lake, held: Sequence[HeldGeneration]) -> list[HeldGeneration]:
+    """Those of some generations of which a verdict says, of the very files that stand for them, that each stream lies
+    in its range, and its index is the range's.
+    """
+    columns = ["generation_id", "step", "content", "invariants"]
+    found = {
+        (row["generation_id"], row["step"]): row["content"]
+        for row in lake.read(VERDICTS, columns, [("passed", "=", True)]).to_pylist()
+        if {VNODE_COLOCATION, STREAM_FORMAT} <= set(row["invariants"])
+    }
+    described: dict[str, list[str]] = {}
+    for file in lake.data_files(TOPOLOGY_DESCRIPTIONS) if found else ():
+        described.setdefault(file.partition[0], []).append(file.path)
+
+    def judged(rows: Holding) -> bool:
+        beside = [] if rows.table is TOPOLOGY_DESCRIPTIONS else [(TOPOLOGY_DESCRIPTIONS, described.get(rows.key, []))]
+        return found.get((rows.key, rows.table.name)) == _content_of([(rows.table, rows.files), *beside])
+
+    return [each for each in held if each.rows is not None and judged(each.rows)]
 
 
 def keep(lake: Lake, clock: Clock, verdict: Verdict) -> None:

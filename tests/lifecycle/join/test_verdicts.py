@@ -12,6 +12,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, inserted
 from cdc_platform.clock import from_datetime, us_of
 from cdc_platform.errors import StateError
 from cdc_platform.invariants import Finding
+from cdc_platform.invariants.inventory import standing
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2, GENERATIONS, VERDICTS
 from cdc_platform.lake.volume import Workers
@@ -66,6 +67,21 @@ def test_other_rows_need_a_verdict_of_their_own(lake: Lake) -> None:
     with pytest.raises(StateError, match="cdc_generation_descriptions_v2 was not judged as it is now; run its checks"):
         introduce(lake, generation_id)
     assert lake.read(GENERATIONS).num_rows == 0
+
+
+def test_a_verdict_tells_of_a_generation_in_order_while_its_files_are_those_that_were_judged(lake: Lake) -> None:
+    """A row that somebody else has taken away, a verdict that says no, and the generation is to be read as a whole."""
+    generation_id = inserted(lake, 1)
+    [held] = standing(lake)
+    assert (held.id, verdicts.in_order(lake, [held])) == (generation_id, [held])
+    good = lake.read(VERDICTS, filters=[("step", "=", INSERTED.name)])
+    bad = good.set_column(good.schema.get_field_index("passed"), good.schema.field("passed"), [[False]])
+    lake.merge(VERDICTS, bad, update=True)
+    assert verdicts.in_order(lake, [held]) == []
+    lake.merge(VERDICTS, good, update=True)
+    end = lake.read(GENERATION_DESCRIPTIONS_V2).to_pylist()[0]["range_end"]
+    lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
+    assert verdicts.in_order(lake, standing(lake)) == []
 
 
 def test_a_home_without_verdicts_is_judged_now(lake: Lake) -> None:
