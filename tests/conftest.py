@@ -83,7 +83,7 @@ LONG = {
         "test_log_volume.py",
         "test_kept_values.py",
     ),
-    "server": ("test_readme.py", "test_connect.py", "test_every_kill_of_joins.py"),
+    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py"),
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
     "stores": (
         "test_cluster.py",
@@ -241,12 +241,21 @@ def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ConnectServer]:
-    """A warm Connect server, which spares each process the start of a JVM."""
+def server_process() -> Iterator[ConnectServer]:
+    """A Connect server of the tests, as yet not started."""
     from cdc_platform.lake.connect import ConnectServer
 
-    with ConnectServer(heavy=False) as server:
-        yield server
+    shared = ConnectServer(heavy=False)
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def server(server_process: ConnectServer) -> ConnectServer:
+    """That server, warm, which spares each process the start of a JVM."""
+    if server_process.pid is None:
+        server_process.start()
+    return server_process
 
 
 @pytest.fixture(scope="session")

@@ -52,9 +52,9 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     """A home in which one node has joined by `bootstrap --run`, and what that command answered."""
     folder = tmp_path_factory.mktemp("joined")
     (folder / "node.json").write_text(json.dumps(NODE))
-    result = process(folder / "home", *CLOCK, "bootstrap", str(folder / "node.json"), "--run", "--json")
-    assert (result.returncode, result.stderr) == (0, "")
-    return folder / "home", json.loads(result.stdout)
+    result = run("--home", folder / "home", *CLOCK, "bootstrap", folder / "node.json", "--run", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    return folder / "home", result.json
 
 
 def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> None:

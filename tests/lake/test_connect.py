@@ -12,85 +12,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.connect.session import SparkSession as RemoteSession
+from support.spark.core import core
 
-from cdc_platform.errors import EnvironmentProblem, InputError, StateError
-from cdc_platform.lake import frames
+from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.connect import ConnectServer, _members
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import spark_session
-from cdc_platform.lake.shape import Door, Misfit, spark_struct
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
-from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import Workers
-from cdc_platform.query.spark import answer
 from cdc_platform.supervisor import die_with_parent
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
-
-
-def core(spark: SparkSession, lake: Lake) -> None:
-    """What the platform does on Spark: write a slice computed in Python, merge, read back, ask by SQL, be refused."""
-    from pyspark.sql import functions as F
-
-    def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
-        import pyarrow as pa
-
-        for batch in batches:
-            ids = [[token.to_bytes(8, "big") * 2] * 2 for token in batch["range_end"].to_pylist()]
-            yield pa.record_batch(
-                [batch["time"], batch["range_end"], pa.array(ids)], names=["time", "range_end", "streams"]
-            )
-
-    table = STREAMS_DESCRIPTIONS_V2
-    ranges = spark.range(0, 5, 1, 2).select(F.lit(TIME).alias("time"), F.col("id").alias("range_end"))
-    rows = ranges.mapInArrow(streams, "time timestamp, range_end bigint, streams array<binary>")
-    version = frames.replace_slice(Workers(lambda: spark), lake, table, rows, {"time": TIME})
-    assert not frames.append(Workers(lambda: spark), lake, table, rows.limit(0))
-    assert lake.version(table) == version
-    assert frames.read(spark, lake, table).where(F.col("range_end") > 2).count() == 2
-    ends = frames.slice_rows(lake, table, {"time": TIME}, ["range_end"]).frame(spark, "range_end bigint")
-    assert sorted(row["range_end"] for row in ends.collect()) == list(range(5))
-    read = lake.read(table, filters=[("range_end", "=", 3)]).to_pylist()
-    assert read == [{"time": TIME, "range_end": 3, "streams": [(3).to_bytes(8, "big") * 2] * 2}]
-    with answer(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as found:
-        assert list(found.values()) == []
-    with answer(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
-        assert list(found.values()) == [(4, 5)]
-    wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
-    with pytest.raises(InputError, match="range_end may not be null"):
-        frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
-    due = spark_struct(table.schema)
-    assert Door("rows", due).misfits(rows) == []
-    wrong = rows.drop("range_end").withColumn("time", F.lit("noon"))
-    assert Door("rows", due).misfits(wrong) == [
-        Misfit("time", "string", "timestamp"),
-        Misfit("range_end", None, "bigint"),
-    ]
-    with pytest.raises(InputError, match="Syntax error"), translated("the query"):
-        spark.sql("SELEC 1").collect()
-    assert lake.read(table).num_rows == 5
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ConnectServer]:
-    """One server for this file."""
-    with ConnectServer(heavy=False) as server:
-        yield server
-
-
-def test_the_core_runs_embedded(spark: SparkSession, lake: Lake) -> None:
-    """The same function as on the server."""
-    core(spark, lake)
+AS_A_SCRIPT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
 def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
@@ -99,7 +34,7 @@ def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
     folder.mkdir()
     client = subprocess.run(
         [sys.executable, __file__, str(lake.root)],
-        env={**os.environ, **server.environment, "JAVA_HOME": "/nowhere"},
+        env={**AS_A_SCRIPT, **server.environment, "JAVA_HOME": "/nowhere"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -165,7 +100,11 @@ def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch
 def test_a_server_does_not_outlive_a_killed_parent() -> None:
     """The parent has no time to clean up when it is killed; the system does."""
     parent = subprocess.Popen(
-        [sys.executable, __file__, "--parent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__, "--parent"],
+        env=AS_A_SCRIPT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
@@ -179,9 +118,8 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
 @pytest.mark.long("the start of a JVM of its own")
 def test_who_breaks_off_the_start_may_end() -> None:
     """Ctrl-C while the first query runs: the server ends, and its client asks it nothing more before it ends too."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--broken-off"], capture_output=True, text=True, check=False, timeout=90
-    )
+    command = [sys.executable, __file__, "--broken-off"]
+    done = subprocess.run(command, env=AS_A_SCRIPT, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
     seconds = float(done.stdout.splitlines()[-1])
     assert time.time() - seconds < 30

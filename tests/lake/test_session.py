@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.spark.core import core
 
 from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import (
     BYTES_PER_BATCH,
     _by_name,
@@ -45,6 +47,11 @@ def test_there_is_one_session_a_process(spark: SparkSession) -> None:
 def test_settings_that_results_depend_on(spark: SparkSession, name: str, value: str) -> None:
     """Times are UTC, arithmetic does not wrap in silence, tables are Delta's."""
     assert spark.conf.get(name) == value
+
+
+def test_the_core_runs_embedded(spark: SparkSession, lake: Lake) -> None:
+    """The same function as on a Connect server."""
+    core(spark, lake)
 
 
 def test_python_workers_are_this_python(spark: SparkSession) -> None:

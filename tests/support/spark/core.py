@@ -1,0 +1,65 @@
+"""What the platform does on Spark, in a few rows: the same on an embedded session and on a Connect server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_platform.errors import InputError
+from cdc_platform.lake import frames
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.shape import Door, Misfit, spark_struct
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import Workers
+from cdc_platform.query.spark import answer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
+
+
+def core(spark: SparkSession, lake: Lake) -> None:
+    """Write a slice computed in Python, merge, read back, ask by SQL, be refused."""
+    from pyspark.sql import functions as F
+
+    def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+        import pyarrow as pa
+
+        for batch in batches:
+            ids = [[token.to_bytes(8, "big") * 2] * 2 for token in batch["range_end"].to_pylist()]
+            yield pa.record_batch(
+                [batch["time"], batch["range_end"], pa.array(ids)], names=["time", "range_end", "streams"]
+            )
+
+    table = STREAMS_DESCRIPTIONS_V2
+    ranges = spark.range(0, 5, 1, 2).select(F.lit(TIME).alias("time"), F.col("id").alias("range_end"))
+    rows = ranges.mapInArrow(streams, "time timestamp, range_end bigint, streams array<binary>")
+    version = frames.replace_slice(Workers(lambda: spark), lake, table, rows, {"time": TIME})
+    assert not frames.append(Workers(lambda: spark), lake, table, rows.limit(0))
+    assert lake.version(table) == version
+    assert frames.read(spark, lake, table).where(F.col("range_end") > 2).count() == 2
+    ends = frames.slice_rows(lake, table, {"time": TIME}, ["range_end"]).frame(spark, "range_end bigint")
+    assert sorted(row["range_end"] for row in ends.collect()) == list(range(5))
+    read = lake.read(table, filters=[("range_end", "=", 3)]).to_pylist()
+    assert read == [{"time": TIME, "range_end": 3, "streams": [(3).to_bytes(8, "big") * 2] * 2}]
+    with answer(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as found:
+        assert list(found.values()) == []
+    with answer(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
+        assert list(found.values()) == [(4, 5)]
+    wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
+    with pytest.raises(InputError, match="range_end may not be null"):
+        frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
+    due = spark_struct(table.schema)
+    assert Door("rows", due).misfits(rows) == []
+    wrong = rows.drop("range_end").withColumn("time", F.lit("noon"))
+    assert Door("rows", due).misfits(wrong) == [
+        Misfit("time", "string", "timestamp"),
+        Misfit("range_end", None, "bigint"),
+    ]
+    with pytest.raises(InputError, match="Syntax error"), translated("the query"):
+        spark.sql("SELEC 1").collect()
+    assert lake.read(table).num_rows == 5
