@@ -99,14 +99,22 @@ def _left(result: Result, file: Path, values: Path | None, strict: bool, is_kept
 
 
 def _notes(result: Result) -> list[str]:
-    """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380)."""
+    """What the log will not tell: nothing is written to it when a TTL passes (scylladb#7141, #8380).
+
+    Rows that go by a TTL column are deleted with log rows, whose times no script says.
+    """
     count = result.tally.expiring_rows
-    if not count:
-        return []
-    return [
+    cells = (
         f"{count} log rows have a cdc$ttl: what they wrote leaves the table when that has passed, and no log row tells "
         "of it; whoever rebuilds the table has to go by cdc$ttl"
+    )
+    rows = [
+        f"rows of {table.name} expire by its column {table.row_ttl}: ScyllaDB deletes them some time after that, with "
+        "log rows of cdc$operation -3 or -4, of which there are none here"
+        for table in result.tables
+        if table.row_ttl is not None
     ]
+    return [*([cells] if count else []), *rows]
 
 
 def _text_of(file: Path) -> str:

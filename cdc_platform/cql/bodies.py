@@ -18,10 +18,6 @@ from cdc_platform.errors import InputError
 MOST_NAMED = 12
 """Columns that an error names."""
 # ScyllaDB 2026.2's documents (cql/time-to-live, cql/cql-extensions) say that an expiry is logged, not as what or when.
-ROW_TTL = (
-    "a row TTL column is not done: ScyllaDB deletes its rows by itself, and logs that, at times that no script says;"
-    " leave TTL out, and those deletions are missing here"
-)
 
 
 @v_args(inline=True)
@@ -117,9 +113,9 @@ class Bodies(Transformer[Token, Any]):
         return parts
 
     def column_definition(
-        self, name: str, kind: s.TypeName, static: Token | None, _: None, primary: bool | None
+        self, name: str, kind: s.TypeName, static: Token | None, row_ttl: bool | None, primary: bool | None
     ) -> s.ColumnDefinition:
-        return s.ColumnDefinition(name, kind, static is not None, bool(primary))
+        return s.ColumnDefinition(name, kind, static is not None, bool(primary), bool(row_ttl))
 
     def primary_mark(self) -> bool:
         return True
@@ -145,11 +141,11 @@ class Bodies(Transformer[Token, Any]):
     def rename_columns(self, name: s.Name, renames: tuple[Any, ...]) -> s.RenameColumns:
         return s.RenameColumns(name, renames)
 
-    def row_ttl(self, _: Token) -> None:
-        raise InputError(ROW_TTL)
+    def row_ttl(self, _: Token) -> bool:
+        return True
 
-    def alter_row_ttl(self, *_: object) -> None:
-        raise InputError(ROW_TTL)
+    def alter_row_ttl(self, name: s.Name, _: Token, column: str | Token) -> s.AlterRowTtl:
+        return s.AlterRowTtl(name, None if isinstance(column, Token) else column)
 
     def alter_properties(self, name: s.Name, properties: tuple[s.TableProperty, ...]) -> s.AlterProperties:
         return s.AlterProperties(name, properties)

@@ -15,6 +15,7 @@ from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
 from cdc_platform.cql.names import refuse_name
+from cdc_platform.cql.row_ttl import altered, marked, without_lost
 from cdc_platform.cql.schema import LOG_SUFFIX, CdcOptions, Column, Kind, TableSchema, log_columns
 from cdc_platform.cql.table_options import cdc_options, default_ttl, option_map
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
@@ -157,7 +158,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
         return catalog.table(body.name)
     ttl = default_ttl(body.properties) or 0
     schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
-    return _put(catalog, schema)
+    return _put(catalog, marked(schema, body.columns))
 
 
 def _columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tuple[Column, ...]:
@@ -288,7 +289,7 @@ def _drop_columns(body: s.DropColumns, catalog: Catalog, now_us: Microseconds) -
             raise InputError(f"column {name} is in the primary key of {schema.full_name} and cannot be dropped")
     left = tuple(column for column in schema.columns if column.name not in body.columns)
     dropped = (*schema.dropped, *((name, now_us + _DROP_AHEAD_US) for name in body.columns))
-    return _put(catalog, replace(schema, columns=left, dropped=dropped))
+    return _put(catalog, without_lost(replace(schema, columns=left, dropped=dropped)))
 
 
 @_define.register
@@ -307,6 +308,11 @@ def _rename_columns(body: s.RenameColumns, catalog: Catalog, now_us: Microsecond
         raise InputError(f"ALTER TABLE RENAME of {schema.full_name} names a column twice")
     columns = tuple(replace(each, name=renames.get(each.name, each.name)) for each in schema.columns)
     return _put(catalog, replace(schema, columns=columns))
+
+
+@_define.register
+def _alter_row_ttl(body: s.AlterRowTtl, catalog: Catalog, now_us: Microseconds) -> TableSchema:
+    return _put(catalog, altered(catalog.table(body.name), body.column))
 
 
 @_define.register

@@ -149,7 +149,7 @@ class TableSchema:
 
     `dropped` holds the columns that were dropped: name and the time (µs) until which it cannot be used again.
     `default_ttl` (s) is that of writes that give none, 0 for none. `truncated_us` is when it was truncated last,
-    `log_since_us` when its log was made anew (µs); None: it never was.
+    `log_since_us` when its log was made anew (µs); None: it never was. `row_ttl` is the column by which rows expire.
     """
 
     keyspace: str
@@ -161,6 +161,7 @@ class TableSchema:
     default_ttl: int = 0
     truncated_us: Microseconds | None = None
     log_since_us: Microseconds | None = None
+    row_ttl: str | None = None
 
     @property
     def full_name(self) -> str:

@@ -104,6 +104,7 @@ class ColumnDefinition(NamedTuple):
     type: TypeName
     static: bool = False
     primary_key: bool = False
+    row_ttl: bool = False
 
 
 class PrimaryKey(NamedTuple):
@@ -207,6 +208,14 @@ class RenameColumns:
 
     name: Name
     renames: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class AlterRowTtl:
+    """ALTER TABLE TTL; without a column NULL."""
+
+    name: Name
+    column: str | None
 
 
 @dataclass(frozen=True)
@@ -370,6 +379,7 @@ Definition = (
     | AddColumns
     | DropColumns
     | RenameColumns
+    | AlterRowTtl
     | AlterProperties
     | Drop
 )

@@ -71,7 +71,9 @@ def _type_ddl(kind: UserType) -> str:
 
 
 def _table_ddl(schema: TableSchema) -> str:
-    columns = "".join(f"    {_column(column)},\n" for column in schema.columns)
+    columns = "".join(
+        f"    {_column(column)}{' TTL' * (column.name == schema.row_ttl)},\n" for column in schema.columns
+    )
     options = " AND ".join(_options(schema))
     return (
         f"CREATE TABLE {quoted(schema.keyspace)}.{quoted(schema.name)} (\n{columns}"

@@ -25,8 +25,10 @@ Row = dict[str, Value]
 
 
 class Operation(IntEnum):
-    """`cdc$operation`."""
+    """`cdc$operation`; those of the service delete rows that expired by a TTL column (test/cqlpy/test_ttl_row.py)."""
 
+    SERVICE_PARTITION_DELETE = -4
+    SERVICE_ROW_DELETE = -3
     PRE_IMAGE = 0
     UPDATE = 1
     INSERT = 2

@@ -322,24 +322,3 @@ def test_integers_and_decimals_have_any_size() -> None:
     assert number.value == 10**50_000 - 1
     assert isinstance(fraction, s.Constant)
     assert fraction.value.as_tuple().exponent == -50_078
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CREATE TABLE t (p int PRIMARY KEY, e timestamp TTL)",
-        "CREATE TABLE t (p int TTL PRIMARY KEY)",
-        "ALTER TABLE t TTL e",
-        "ALTER TABLE t TTL NULL",
-    ],
-)
-def test_a_row_ttl_is_refused_with_what_would_be_missing(text: str) -> None:
-    """At the place where it stands; a column may have the name all the same."""
-    with pytest.raises(
-        InputError, match=r"^line 1, column \d+: a row TTL column is not done: ScyllaDB deletes its rows"
-    ):
-        parse(text)
-    assert (
-        len(parse("CREATE TABLE t (ttl int PRIMARY KEY, TTL2 int); UPDATE t USING TTL 5 SET ttl = 1 WHERE ttl = 1"))
-        == 2
-    )

@@ -77,13 +77,15 @@ class TouchedTable:
     """A table that the script made or wrote to: its rows at the end, and the same rebuilt from its log.
 
     `replayed` is None where no log can tell: CDC is off, or the log holds keys alone. Both are made of the whole table
-    once they are asked for. `missing` is what the log lacks of its table's writes.
+    once they are asked for. `missing` is what the log lacks of its table's writes. `row_ttl` is the column by which
+    its rows expire.
     """
 
     name: str
     missing: list[Gap]
     shows: Callable[[], list[dict[str, object]]]
     tells: Callable[[], list[dict[str, object]]] | None
+    row_ttl: str | None = None
 
     @cached_property
     def base(self) -> list[dict[str, object]]:

@@ -272,7 +272,7 @@ class Script:
         schema = base.schema
         missing = gaps(schema, self._histories[name])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
-            return TouchedTable(name, missing, base.rows, None)
+            return TouchedTable(name, missing, base.rows, None, schema.row_ttl)
         told, written = self._told[name], self.written[name].until_now()
 
         def rebuilt() -> list[dict[str, object]]:
@@ -281,7 +281,7 @@ class Script:
                 table.apply(state)
             return table.rows()
 
-        return TouchedTable(name, missing, base.rows, rebuilt)
+        return TouchedTable(name, missing, base.rows, rebuilt, schema.row_ttl)
 
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:

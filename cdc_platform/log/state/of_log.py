@@ -23,6 +23,8 @@ from cdc_platform.log.state.merging import codes, together
 from cdc_platform.log.state.shape import STATE, Kind
 from cdc_platform.log.state.wire import composed, halves, uuid_bytes
 
+_PARTITION_DELETES = (Operation.PARTITION_DELETE, Operation.SERVICE_PARTITION_DELETE)
+_ROW_DELETES = (Operation.ROW_DELETE, Operation.SERVICE_ROW_DELETE)
 _UPSERTS = (Operation.UPDATE, Operation.INSERT)
 _STARTS = (Operation.RANGE_START_INCLUSIVE, Operation.RANGE_START_EXCLUSIVE)
 _ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
@@ -67,7 +69,8 @@ class _Log(LogColumns):
         self._operations = self.present("cdc$operation").astype(np.int64)
         if wrong := set(np.unique(self._operations).tolist()) - {*Operation}:
             raise InputError(
-                f"operation {min(wrong)} of a log row is out of bounds; operations that can be replayed are 0 to 9"
+                f"operation {min(wrong)} of a log row is out of bounds; operations that can be replayed are 0 to 9, -3"
+                " and -4"
             )
         texts = self.values("cdc$time")
         if texts is None or texts.null_count:
@@ -88,8 +91,8 @@ class _Log(LogColumns):
         self._clustering = self._clustering_keys(whole)
         inserted = np.flatnonzero((operations == Operation.INSERT) & whole)
         parts = [
-            self._tombstones(Kind.PARTITION_TOMBSTONE, np.flatnonzero(operations == Operation.PARTITION_DELETE)),
-            self._tombstones(Kind.ROW_TOMBSTONE, np.flatnonzero((operations == Operation.ROW_DELETE) & whole)),
+            self._tombstones(Kind.PARTITION_TOMBSTONE, np.flatnonzero(np.isin(operations, _PARTITION_DELETES))),
+            self._tombstones(Kind.ROW_TOMBSTONE, np.flatnonzero(np.isin(operations, _ROW_DELETES) & whole)),
             self._part(Kind.MARKER, inserted, ttl=self._ttls[inserted]),
             pa.Table.from_pylist(list(self._ranges()), schema=STATE),
         ]

@@ -13,12 +13,14 @@ from support.oracles.log_model import ModelPartition
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.live import Partition
-from cdc_platform.cql.mutation import CollectionChange, Mutation, merge
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.mutation import Cell, CollectionChange, Marker, Mutation, RowChange, merge
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import INT
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import log_mutations
 
 STREAM = bytes(16)
+KEYS = (Column("p", INT, "partition"), Column("c", INT, "clustering"))
 
 
 def _logged(mutations: Iterable[Mutation], identity: bytes) -> list[dict[str, Any]]:
@@ -116,3 +118,23 @@ def test_what_is_alive_equals_the_model(
                     assert (mine is None) == (theirs is None)
                 else:
                     assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    ("schema", "user", "service"),
+    [
+        (TableSchema("ks", "t", (*KEYS, Column("v", INT))), 3, -3),
+        (TableSchema("ks", "t", (KEYS[0], Column("v", INT))), 4, -4),
+    ],
+)
+def test_rows_that_the_service_deletes_are_gone(schema: TableSchema, user: int, service: int) -> None:
+    """Expired by a TTL column: operations -3 and -4 delete as 3 and 4 do (test/cqlpy/test_ttl_row.py)."""
+    key = (2,) if schema.clustering_key else ()
+    at, later = Microseconds(EPOCH_US), Microseconds(EPOCH_US + 9)
+    written = Mutation(schema, (1,), rows={key: RowChange(Marker(at), {"v": Cell(at, 3)})})
+    gone = Mutation(schema, (1,), row_tombstones={key: later}) if key else Mutation(schema, (1,), later)
+    rows = _logged([written], b"1") + _logged([gone], b"2")
+    assert [row["cdc$operation"] for row in rows] == [2, user]
+    rows[1]["cdc$operation"] = service
+    (state,) = replay(schema, rows).values()
+    assert Partition(state).selected() == []

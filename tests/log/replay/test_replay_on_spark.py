@@ -202,7 +202,9 @@ def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
         partition_keys(PLAIN, keys)
     row = _logged([[_insert(PLAIN, (1,), 1)]])[0]
     for change, message in {
-        ("cdc$operation", 11): "operation 11 of a log row is out of bounds; operations that can be replayed are 0 to 9",
+        ("cdc$operation", 11): (
+            "operation 11 of a log row is out of bounds; operations that can be replayed are 0 to 9, -3 and -4"
+        ),
         ("cdc$end_of_batch", None): f"the batch of {row['cdc$time']} in the log of ks.plain is not complete",
     }.items():
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):

@@ -209,6 +209,22 @@ def test_values_that_do_not_fit(rehearsed: Rehearse, values: str, why: str) -> N
     assert why in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [47, 48, 1536])
+def test_vectors_of_any_length_are_values_of_markers(rehearsed: Rehearse, size: int) -> None:
+    """Also those of 192 bytes (48 floats) and more: in the log, in the table, and in what the log rebuilds."""
+    value = [number / 4 for number in range(size)]
+    text = f"""CREATE TABLE ks.t (p int PRIMARY KEY, v vector<float, {size}>, l list<frozen<vector<float, {size}>>>)
+        WITH cdc = {{'enabled': true, 'postimage': true}}; INSERT INTO ks.t (p, v, l) VALUES (:p, :v, :more);"""
+    given = [{"p": 1, "v": value, "more": [value]}]
+    result = rehearsed(text, values=json.dumps([given]))
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    (table,) = result.tables
+    assert table.base == table.replayed == [{"p": 1, "l": [value], "v": value}]
+    assert [row["v"] for row in result.outcomes[1].rows if row["v"] is not None] == [value] * 2
+    short = rehearsed(text, values=json.dumps([[given[0] | {"v": value[1:]}]]))
+    assert short.outcomes[1].became == "wrong"
+
+
 def test_values_of_a_file(tmp_path: Path) -> None:
     """On the command line; what is kept says its values itself."""
     (tmp_path / "home").mkdir()

@@ -5,14 +5,21 @@ The names in brackets are those of its test/cql (2026): what stands there is wha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.files.cql_scripts import NOW_US, SINCE, Accepted, Rehearse
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import home_with_generations
 
+from cdc_platform.clock import Clock, parse_time_ms, parse_time_us
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.errors import WriteRefused
+from cdc_platform.lake.lake import Lake
 from cdc_platform.log.scripts.outcomes import Outcome
+from cdc_platform.log.scripts.script import rehearse
+from cdc_platform.settings import Settings
 
 CDC = "WITH cdc = {'enabled': true}"
 PLAIN = f"CREATE TABLE ks.t (a int PRIMARY KEY, b int) {CDC};"
@@ -280,3 +287,24 @@ def test_the_acceptance_rule_judges_what_is_applied(rehearsed: Rehearse) -> None
     assert isinstance(applied.error, WriteRefused)
     assert not_applied.became == "not applied"
     assert [each.became for each in rehearsed(script, at=SINCE).outcomes[1:]] == ["done", "not applied"]
+
+
+def test_a_retried_entry_meets_the_acceptance_rule(tmp_path: Path) -> None:
+    """Its mutation has the time of its ballot: learned within its generation it is logged, behind a switch refused.
+
+    It is what a write without IF is at that time (service/storage_proxy.cc, learn_decision; cdc/metadata.cc).
+    """
+    proposed = parse_time_us("2020-11-26T12:00:00Z")
+    switched = parse_time_ms("2020-11-26T12:01:00Z")
+    home = home_with_generations(tmp_path, {ID: parse_time_ms(SINCE), OTHER_ID: switched})
+    entry = f"{ROWS} UPDATE ks.t USING TIMESTAMP {proposed} SET v = 9 WHERE p = 1 AND c = 1;"
+
+    def learned(at: str) -> Outcome:
+        result = rehearse(entry, Lake(home / "lake"), Clock(parse_time_us(at)), Settings())
+        assert [table.replayed == table.base for table in result.tables] == [True]
+        return result.outcomes[-1]
+
+    assert learned("2020-11-26T12:00:30Z").became == "done"
+    late = learned("2020-11-26T12:02:00Z")
+    assert isinstance(late.error, WriteRefused)
+    assert late.rows == []

@@ -203,14 +203,15 @@ class _Drawing:
     using: bool
     known: tuple[tuple, ...] = ()
     """Clustering keys that rows of the partition were written with before."""
+    sure: bool = False
+    """Whether one of those is taken, if there is one."""
 
     def conditional(self) -> Written:
         """One that asks whether its row exists, at the clock's time."""
-        kinds = (
-            ["insert", "columns", "update", "row"] if self.schema.clustering_key else ["insert", "columns", "update"]
-        )
+        kinds = ["insert", "insert", "columns", "update", *(["row"] if self.schema.clustering_key else [])]
         while True:
-            written = self._drawn(kinds)
+            kind = self.draw(st.sampled_from(kinds))
+            written = replace(self, sure=kind == "insert")._drawn([kind])
             keys = {key for each in written.mutations for key in (*each.rows, *each.row_tombstones)}
             if len(keys) == 1:
                 break
@@ -241,8 +242,8 @@ class _Drawing:
         return f" USING {' AND '.join(parts)}" if parts else ""
 
     def _row_key(self) -> tuple:
-        """Half of the time one that is known already, so that conditions meet rows that are there."""
-        if self.known and self.draw(st.booleans()):
+        """Often one that is known already, so that conditions meet rows that are there."""
+        if self.known and (self.sure or self.draw(st.booleans())):
             return self.draw(st.sampled_from(self.known))
         return self._key(self.schema.clustering_key)
 
