@@ -53,6 +53,7 @@ LONG = {
         "test_ingest.py",
         "test_faults_of_ingest.py",
         "test_scans_ahead.py",
+        "test_bad_servers.py",
         "test_current.py",
         "test_ingested_values.py",
         "test_exporting_into.py",
@@ -93,6 +94,7 @@ LONG = {
         "test_leases.py",
         "test_requests.py",
         "test_stored_places.py",
+        "test_homes_of_clusters.py",
     ),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.

@@ -5,10 +5,8 @@ A table of what is wrong with the request, and one of what is wrong with the clu
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from support.standin.certificates import Certificates, make_certificates
 from support.standin.cluster import NODES, PASSWORD, USER, StandIn, nodes
 from support.standin.proxy import UNAVAILABLE, Proxy
 from support.standin.server import free_ports
+from support.standin.silent import listening
 from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN
 
@@ -235,7 +234,7 @@ def test_a_broken_cluster_is_one_line(
 )
 def test_a_server_that_is_none_is_one_line(answer: bytes, says: str, tmp_path: Path) -> None:
     """What answers something else, or nothing, is told of by what it did."""
-    with _listening(answer) as port:
+    with listening(answer) as port:
         _assert_refused(Connection(contacts=(f"127.0.0.1:{port}",), connect_timeout=5), says, tmp_path)
 
 
@@ -286,20 +285,3 @@ def _assert_refused(connection: Connection, says: str, folder: Path) -> None:
 def _certificates(folder: Path) -> Certificates:
     (folder / "certificates").mkdir()
     return make_certificates(folder / "certificates")
-
-
-@contextlib.contextmanager
-def _listening(answer: bytes) -> Iterator[int]:
-    """A server that answers the first bytes of everybody with these and closes."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    with connection:
-                        connection.recv(64)
-                        connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]

@@ -20,7 +20,7 @@ from support.standin.brought import (
     lake_of,
     rows_in,
 )
-from support.standin.cluster import StandIn, description
+from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, keys_of
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.world import time_uuid
@@ -97,12 +97,14 @@ def _ttl(seconds: int, standin: StandIn, log: LiveLog) -> None:
 def _a_column_comes(standin: StandIn, log: LiveLog) -> None:
     standin.world.run("ALTER TABLE shop.t ADD w int")
     standin.world.run(f'ALTER TABLE {LOG} ADD (w int, "cdc$deleted_w" boolean)')
+    standin.world.made(log.schema, FIRST_MS)
     standin.world.schema_changed()
 
 
 def _a_column_goes(standin: StandIn, log: LiveLog) -> None:
     standin.world.run("ALTER TABLE shop.t DROP v")
     standin.world.run(f'ALTER TABLE {LOG} DROP (v, "cdc$deleted_v")')
+    standin.world.made(log.schema, FIRST_MS)
     standin.world.schema_changed()
 
 

@@ -141,9 +141,8 @@ class World:
             self._change(
                 "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
             )
-        for table in self._logged:
-            for name in (f"{table}_scylla_cdc_log", table):
-                self._change(f"DROP TABLE IF EXISTS {name}")
+        for name in self._logged:
+            self._change(f"DROP TABLE IF EXISTS {name}")
         self._logged.clear()
 
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
@@ -154,18 +153,21 @@ class World:
         keys = ", ".join(quoted(each.name) for each in schema.partition_key)
         keys = ", ".join([f"({keys})", *(quoted(each.name) for each in schema.clustering_key)])
         log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
-        self._logged.append(schema.full_name)
+        name, log_name = f"{quoted(schema.keyspace)}.{quoted(schema.name)}", _log_of(schema)
+        self._logged += [log_name, name]
         orders = [f"{quoted(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
         order = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
-        self._change(f"CREATE TABLE {schema.full_name} ({base}, PRIMARY KEY ({keys})){order}")
+        self._change(f"CREATE TABLE {name} ({base}, PRIMARY KEY ({keys})){order}")
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
-        self._change(f"CREATE TABLE {schema.keyspace}.{schema.log_name} ({log}, PRIMARY KEY ({key}))")
-        self._change(
-            "INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES (%s, %s, %s)",
-            (schema.keyspace, schema.log_name, time_uuid(created_ms)),
-        )
+        self._change(f"CREATE TABLE {log_name} ({log}, PRIMARY KEY ({key}))")
+        self.made(schema, created_ms)
         self.cdc_options(schema.keyspace, schema.name, ttl=str(schema.cdc.ttl))
         self.schema_changed()
+
+    def made(self, schema: TableSchema, created_ms: Milliseconds) -> None:
+        """Let a log be made at a time, as its ID has it; Cassandra writes its own again with each ALTER."""
+        row = {"keyspace_name": schema.keyspace, "table_name": schema.log_name, "id": time_uuid(created_ms)}
+        self.put("system_schema.tables", **row)
 
     def log_rows(self, schema: TableSchema, rows: pa.Table) -> None:
         """Put rows in the columns of the log's Delta table into a log; blobs and numbers alone beside the head."""
@@ -173,7 +175,7 @@ class World:
         names = [each.name for each in log_columns(schema)]
         marks = ", ".join("?" for _ in names)
         listed = ", ".join(map(quoted, names))
-        made = self._session.prepare(f"INSERT INTO {schema.keyspace}.{schema.log_name} ({listed}) VALUES ({marks})")
+        made = self._session.prepare(f"INSERT INTO {_log_of(schema)} ({listed}) VALUES ({marks})")
         values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
         execute_concurrent_with_args(self._session, made, [[row[name] for name in names] for row in values])
 
@@ -183,7 +185,7 @@ class World:
         names = [each.name for each in log_columns(schema)]
         marks = ", ".join("?" for _ in names)
         made = self._session.prepare(
-            f"INSERT INTO {schema.keyspace}.{schema.log_name} ({', '.join(map(quoted, names))}) VALUES ({marks})"
+            f"INSERT INTO {_log_of(schema)} ({', '.join(map(quoted, names))}) VALUES ({marks})"
         )
         execute_concurrent_with_args(self._session, made, [[row.get(name) for name in names] for row in rows])
 
@@ -344,6 +346,11 @@ class World:
 def time_uuid(ms: Milliseconds, number: int = 1) -> uuid.UUID:
     """The timeuuid of a moment, always the same."""
     return uuid_from_time(ms / 1000, node=number, clock_seq=number)
+
+
+def _log_of(schema: TableSchema) -> str:
+    """The log as CQL names it."""
+    return f"{quoted(schema.keyspace)}.{quoted(schema.log_name)}"
 
 
 def _partition_key(columns: str) -> list[str]:

@@ -1,0 +1,25 @@
+"""Servers that are no CQL servers: they answer the first bytes of everybody with the same, and close."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def listening(answer: bytes) -> Iterator[int]:
+    """A server that answers the first bytes of everybody with these and closes; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(64)
+                        connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
