@@ -1,7 +1,8 @@
 """The clusters that are known by name: how each is reached, and which one it was when it was last looked at.
 
-Each has a home of its own in `<home>/clusters/NAME`; beside its tables lie `cluster.json`, which tells how it is
-reached, and `identity.json`, by which a cluster that was restored or rebuilt under the same name is recognised.
+Each has a home of its own in `<home>/clusters/NAME`; beside its tables lies `identity.json`, by which a cluster that
+was restored or rebuilt under the same name is recognised. `cluster.json` tells how it is reached. It lies there too,
+but of a home in a store in this machine's part of it, since other machines have other ways.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from cdc_platform import drafts
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.cluster.connection import Connection, checked
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
-from cdc_platform.home import Home, open_home
+from cdc_platform.home import Home, open_home, state_folder
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.turns import turn
+from cdc_platform.places import Place, Stored, place_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
-_AHEAD = "logs-ahead.json"
+_AHEAD, _NEXT = "logs-ahead.json", "renewed.json"
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
@@ -41,6 +43,14 @@ class Identity(BaseModel):
     newest_ms: Milliseconds | None = None
 
 
+class _Next(BaseModel):
+    """Which folder beside a home in a store has the cluster that goes by its name now."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str
+
+
 class _LogsAhead(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,16 +59,25 @@ class _LogsAhead(BaseModel):
 
 @dataclass(frozen=True)
 class KnownCluster:
-    """A cluster by its name. `home` is the path of its own home, `identity` None until it was looked at."""
+    """A cluster by its name. `home` is the folder of its own home; of one in a store (`address`) this machine's part.
+
+    `identity` is None until it was looked at.
+    """
 
     name: str
     home: Path
     connection: Connection
     identity: Identity | None
+    address: str | None = None
+
+    @property
+    def at(self) -> str:
+        """What its home is called by: a path or an address."""
+        return self.address or str(self.home)
 
     def open_home(self) -> Home:
         """Its home, made where it is not there yet."""
-        return open_home(self.home)
+        return open_home(self.at)
 
 
 def add(home: Home, name: str, connection: Connection) -> KnownCluster:
@@ -84,7 +103,10 @@ def add(home: Home, name: str, connection: Connection) -> KnownCluster:
                 )
             return known
         open_home(folder)
-        _write(folder / _CONNECTION, connection)
+        address = _address(home, name)
+        if address is not None:
+            open_home(address)
+        _write(place_of(folder / _CONNECTION), connection)
         return find(home, name)
 
 
@@ -98,14 +120,16 @@ def find(home: Home, name: str) -> KnownCluster:
     if _NAME.fullmatch(name):
         _complete(home, name)
     folder = home.path / _FOLDER / name
-    connection = _read(folder / _CONNECTION, Connection) if _NAME.fullmatch(name) else None
+    connection = _read(place_of(folder / _CONNECTION), Connection) if _NAME.fullmatch(name) else None
     if connection is None:
         names = ", ".join(each.name for each in clusters(home)) or "none is"
         raise NotFound(
             f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
             " --contact HOST:PORT"
         )
-    return KnownCluster(name, folder, connection, _read(folder / _IDENTITY, Identity))
+    address = _address(home, name)
+    place = place_of(address or folder)
+    return KnownCluster(name, state_folder(place), connection, _read(place / _IDENTITY, Identity), address)
 
 
 def clusters(home: Home) -> list[KnownCluster]:
@@ -124,14 +148,15 @@ def remove(home: Home, name: str) -> KnownCluster:
     """
     with _turn(home):
         known = find(home, name)
-        (known.home / _CONNECTION).unlink()
+        (home.path / _FOLDER / name / _CONNECTION).unlink()
         return known
 
 
-def renew(home: Home, name: str, clock: Clock) -> Path | None:
+def renew(home: Home, name: str, clock: Clock) -> str | None:
     """Say that another cluster goes by this name now: what was observed of the one before is moved aside.
 
-    Answers where it went, None where nothing was observed.
+    In a store it stays, and another place is for the new one. Answers where the one before is, None where nothing was
+    observed.
 
     Raises:
         NotFound: there is none of this name.
@@ -141,20 +166,35 @@ def renew(home: Home, name: str, clock: Clock) -> Path | None:
         if known.identity is None:
             return None
         stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
+        if known.address is not None:
+            fresh = f"{name}.since-{stamp}"
+            open_home(f"{home.address}/{_FOLDER}/{fresh}")
+            _write(place_of(known.address) / _NEXT, _Next(folder=fresh))
+            return known.address
         aside = known.home.with_name(f"{name}.until-{stamp}")
         # The new home is ready before the old one goes: a process that dies in between leaves what `_complete` ends.
-        _write(open_home(_renewed(home, name)).path / _CONNECTION, known.connection)
+        _write(place_of(open_home(_renewed(home, name)).path / _CONNECTION), known.connection)
         known.home.rename(aside)
         _complete(home, name)
         # What lies aside is a home still, and no longer a cluster that is known by name.
         (aside / _CONNECTION).unlink()
-        return aside
+        return str(aside)
 
 
 def seen_of(home: Home) -> tuple[UUID, ...]:
     """The hosts of the cluster that this home itself is of; none where it is no observed cluster's home."""
-    seen = _read(home.path / _IDENTITY, Identity)
+    seen = _read(place_of(home.name) / _IDENTITY, Identity)
     return () if seen is None else seen.host_ids
+
+
+def _address(home: Home, name: str) -> str | None:
+    """Where a cluster's home in a store is; None where it is a folder, as it was of all homes once."""
+    if home.address is None or (home.path / _FOLDER / name / "lake").exists():
+        return None
+    folder = name
+    while (after := _read(place_of(f"{home.address}/{_FOLDER}/{folder}/{_NEXT}"), _Next)) is not None:
+        folder = after.folder
+    return f"{home.address}/{_FOLDER}/{folder}"
 
 
 def _renewed(home: Home, name: str) -> Path:
@@ -208,27 +248,34 @@ def remember(known: KnownCluster, seen: Identity) -> None:
     """Keep which cluster it is. Times never go back."""
     before = None if known.identity is None else known.identity.newest_ms
     newest = max((ms for ms in (before, seen.newest_ms) if ms is not None), default=None)
-    _write(known.home / _IDENTITY, seen.model_copy(update={"newest_ms": newest}))
+    _write(place_of(known.at) / _IDENTITY, seen.model_copy(update={"newest_ms": newest}))
 
 
 def logs_ahead(known: KnownCluster) -> dict[str, Milliseconds]:
     """The logs (`keyspace.table`) that were newer than this machine's clock said as they were seen: when made (ms)."""
-    kept = _read(known.home / _AHEAD, _LogsAhead)
+    kept = _read(place_of(known.at) / _AHEAD, _LogsAhead)
     return {} if kept is None else dict(kept.made_ms)
 
 
 def keep_log_ahead(known: KnownCluster, table: str, made_ms: Milliseconds) -> None:
     """Keep when a log was made by the cluster's clock, which is later than this machine's: it is the same one later."""
-    _write(known.home / _AHEAD, _LogsAhead(made_ms={**logs_ahead(known), table: made_ms}))
+    _write(place_of(known.at) / _AHEAD, _LogsAhead(made_ms={**logs_ahead(known), table: made_ms}))
 
 
-def _write(path: Path, value: BaseModel) -> None:
-    drafts.write(path, json.dumps(value.model_dump(mode="json"), indent=2) + "\n")
+def _write(place: Place, value: BaseModel) -> None:
+    text = json.dumps(value.model_dump(mode="json"), indent=2) + "\n"
+    if not isinstance(place, Stored):
+        drafts.write(Path(str(place)), text)
+        return
+    while True:
+        seen = place.seen()
+        if (place.create(text.encode()) if seen is None else place.replace(text.encode(), seen.mark)) is not None:
+            return
 
 
-def _read(path: Path, kind: type[_Kind]) -> _Kind | None:
+def _read(path: Place, kind: type[_Kind]) -> _Kind | None:
     try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+        return kind.model_validate_json(path.read())
     except FileNotFoundError:
         return None
     except OSError as error:

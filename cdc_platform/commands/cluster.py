@@ -53,7 +53,7 @@ def cluster(ctx: click.Context, session: Session, as_json: bool) -> None:
             "yes" if each.connection.tls else "no",
             None if each.identity is None else each.identity.cluster_name,
             None if each.identity is None else time_of(each.identity.newest_ms),
-            each.home,
+            each.at,
         )
         for each in found
     ]
@@ -108,7 +108,7 @@ def add(session: Session, name: str, as_json: bool, no_tls_host_names: bool, **o
         first = error.errors()[0]
         raise InputError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from None
     added = known.add(session.open_home(create=True), name, connection)
-    facts = {"name": added.name, "home": added.home, **connection.model_dump(exclude_none=True)}
+    facts = {"name": added.name, "home": added.at, **connection.model_dump(exclude_none=True)}
     left = [following("cluster", "test", name)]
     write_result(_document(added), lambda: write_facts(facts.items()), left, as_json=as_json)
 
@@ -154,9 +154,9 @@ def remove(session: Session, name: str, as_json: bool) -> None:
 
     removed = known.remove(session.open_home(), name)
     if as_json:
-        write_json({"removed": removed.name, "home": str(removed.home)})
+        write_json({"removed": removed.name, "home": removed.at})
     else:
-        write_facts([("removed", removed.name), ("what was observed stays in", removed.home)])
+        write_facts([("removed", removed.name), ("what was observed stays in", removed.at)])
 
 
 @cluster.command()
@@ -173,7 +173,7 @@ def renew(session: Session, name: str, as_json: bool) -> None:
     from cdc_platform.cluster import known
 
     aside = known.renew(session.open_home(), name, session.clock)
-    told = {"renewed": name, "aside": None if aside is None else str(aside)}
+    told = {"renewed": name, "aside": aside}
     facts = [("renewed", name), ("what was observed before", aside)]
     write_result(told, lambda: write_facts(facts), [_look(name)], as_json=as_json)
 
@@ -193,7 +193,7 @@ def _document(found: KnownCluster) -> dict[str, object]:
     identity = found.identity
     return {
         "name": found.name,
-        "home": str(found.home),
+        "home": found.at,
         "connection": found.connection.model_dump(mode="json"),
         "cluster_name": None if identity is None else identity.cluster_name,
         "host_ids": [] if identity is None else [str(host) for host in identity.host_ids],

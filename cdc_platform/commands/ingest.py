@@ -68,6 +68,7 @@ def ingest(
     from cdc_platform.cluster import known
     from cdc_platform.cluster.ingest.ingesting import ingest as bring
     from cdc_platform.cluster.ingest.pace import Pace
+    from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.session import workers
     from cdc_platform.log.gaps import told
 
@@ -85,7 +86,7 @@ def ingest(
         current=current,
         copy_again=copy_again,
     )
-    for line in told(_lake(cluster.home), [done.table]):
+    for line in told(Lake(cluster.open_home().lake), [done.table]):
         warn(line, code="log-gap")
     if as_json:
         write_json(_document(done))
@@ -94,13 +95,6 @@ def ingest(
     if done.windows:
         write_table("Windows", columns, [_row(window) for window in done.windows])
     write_facts(_facts(done).items())
-
-
-def _lake(home: Any) -> Any:
-    from cdc_platform.home import open_home
-    from cdc_platform.lake.lake import Lake
-
-    return Lake(open_home(home).lake)
 
 
 def _us(seconds: float) -> Microseconds:

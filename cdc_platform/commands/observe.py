@@ -43,7 +43,7 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
     for line in seen.incomplete:
         warn(f"left out: {line}", code="left-out")
     left = [following("observe", name, why="until two reads answer alike")] if seen.incomplete else []
-    left.append(following("status", home=cluster.home))
+    left.append(following("status", home=cluster.at))
 
     def show() -> None:
         show_import(seen.imported)
@@ -52,7 +52,7 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
                 ("cluster", seen.cluster_name),
                 ("version", seen.version),
                 *(("table", line) for line in seen.tables_changed),
-                ("home", cluster.home),
+                ("home", cluster.at),
             ]
         )
 
