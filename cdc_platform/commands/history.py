@@ -1,4 +1,4 @@
-"""`cdc-platform history`: who wrote what of a generation, in which commit and run; or what one run has written."""
+"""`cdc-platform history`: who wrote what of a generation, or to the log of a base table; or what a run has written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, NotFound
 
 if TYPE_CHECKING:
+    from cdc_platform.lake.commits import Commit
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.tables import Table
     from cdc_platform.timeline.keys import Keys
 
 _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
@@ -22,28 +24,33 @@ _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
 @click.command()
 @click.argument("generation", required=False)
 @click.option("--run", metavar="RUN_ID", help="What this run of Dagster has committed, in every table.")
+@click.option("--table", metavar="KS.T", help="The log of this base table, and the table itself where it is kept.")
 @json_option
 @pass_session
-def history(session: Session, generation: str | None, run: str | None, as_json: bool) -> None:
+def history(session: Session, generation: str | None, run: str | None, table: str | None, as_json: bool) -> None:
     """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
 
     GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
-    withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. What is told
-    goes back as far as Delta keeps its log and its files.
+    withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. --table KS.T
+    tells the commits to the table's log, and to what `ingest --current` keeps of it, with the slices of the ring that
+    each has changed. What is told goes back as far as Delta keeps its log and its files.
 
     \b
     Example:
       cdc-platform history latest
       cdc-platform history 12_10.0.0.4_5f0c3c5e
       cdc-platform history --run 2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11 --json
+      cdc-platform history --table shop.orders
     """
-    if (generation is None) == (run is None):
-        raise click.UsageError("name either a GENERATION or --run RUN_ID")
+    if sum(each is not None for each in (generation, run, table)) != 1:
+        raise click.UsageError("name one of: a GENERATION, --run RUN_ID, --table KS.T")
     lake = session.lake()
     if run is not None:
         from cdc_platform.report.writes import order
 
         title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=order)
+    elif table is not None:
+        title, told = f"Commits to {table}", _of_table(lake, table)
     else:
         title, told = _of_generation(session, lake, generation or "")
     if as_json:
@@ -78,13 +85,42 @@ def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
         NotFound: no table has any.
     """
     from cdc_platform.lake.tables import TABLES
-    from cdc_platform.report.writes import told_of
 
     found = False
     for table in TABLES.values():
         for commit in lake.envelopes(table):
             if commit.envelope is not None and commit.envelope.speaker.run == run:
                 found = True
-                yield told_of(table, commit, None, 0) | {"slices": sorted(filter(None, commit.envelope.digests))}
+                yield _with_slices(table, commit)
     if not found:
         raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
+
+
+def _of_table(lake: Lake, name: str) -> list[dict[str, Any]]:
+    """The commits to the log of a base table and to the table itself, a line each, oldest first.
+
+    Raises:
+        InputError: the name is none.
+        NotFound: neither is here.
+    """
+    from cdc_platform.cluster.current.kept import current_table
+    from cdc_platform.log.ddl import schema_of
+    from cdc_platform.log.log_table import log_table
+    from cdc_platform.report.writes import order
+
+    keyspace, _, table = name.partition(".")
+    if not (keyspace and table):
+        raise InputError(f"{name!r} names no table; write it as keyspace.table")
+    schema = schema_of(lake, keyspace, table)
+    tables = (log_table(schema), current_table(schema))
+    told = [_with_slices(each, commit) for each in tables for commit in lake.envelopes(each)]
+    if not told:
+        raise NotFound(f"{name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest")
+    return sorted(told, key=order)
+
+
+def _with_slices(table: Table, commit: Commit) -> dict[str, Any]:
+    from cdc_platform.report.writes import told_of
+
+    digests = () if commit.envelope is None else commit.envelope.digests
+    return told_of(table, commit, None, 0) | {"slices": sorted(filter(None, digests))}

@@ -24,7 +24,7 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.current import keeping, scanning
-from cdc_platform.cluster.current.kept import current_table
+from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
@@ -34,6 +34,8 @@ from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_end
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.state.shape import Kind
 from cdc_platform.log.stored_names import INEXACT
 
 pytestmark = pytest.mark.cassandra
@@ -42,12 +44,13 @@ HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
 SECOND_US = 1_000_000
 DAY_US = 86_400 * SECOND_US
 TABLE_ID = uuid.UUID(int=7)
+AT_ONCE = Pace(Microseconds(0))
 
 
-def bring(cluster: KnownCluster, workers: Workers, **options: Any) -> Ingested:
+def bring(cluster: KnownCluster, workers: Workers, pace: Pace = AT_ONCE, **options: Any) -> Ingested:
     """Ingest as the next process would, up to now."""
     again = known.find(open_home(cluster.home.parent.parent), cluster.name)
-    return ingest(again, Clock(), "shop", "t", workers, pace=Pace(Microseconds(0)), **options)
+    return ingest(again, Clock(), "shop", "t", workers, pace=pace, **options)
 
 
 def in_lake(cluster: KnownCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
@@ -229,6 +232,40 @@ def test_a_change_costs_the_slices_that_it_falls_into(
     assert in_lake(cluster, table)[0] == table.rows()
 
 
+def test_tombstones_go_when_no_older_write_can_come(cluster: KnownCluster, workers: Workers, table: LiveTable) -> None:
+    """Only what was read a second time is sure: a late write older than a deletion that is younger stays deleted."""
+    twice = Pace(Microseconds(0), Microseconds(1), Microseconds(1))
+
+    def tombstones() -> int:
+        rows = Lake(cluster.open_home().lake).read(cells_table(table.schema), ["kind"])
+        return sum(kind == Kind.PARTITION_TOMBSTONE for kind in rows["kind"].to_pylist())
+
+    def insert(k: int) -> None:
+        row = {"cdc$operation": 2, "k": k, "v": k}
+        now(table, f"INSERT INTO shop.t (p, k, v) VALUES (1, {k}, {k}) USING", {"p": 1}, row)
+
+    insert(1)
+    now(table, "DELETE FROM shop.t USING WHERE p = 1", {"p": 1}, {"cdc$operation": 4})
+    bring(cluster, workers, twice, current=True)
+    insert(2)
+    bring(cluster, workers, twice)
+    assert tombstones() == 1
+    late = Clock().now_us()
+    time.sleep(0.01)
+    now(table, "DELETE FROM shop.t USING WHERE p = 1", {"p": 1}, {"cdc$operation": 4})
+    insert(3)
+    bring(cluster, workers, AT_ONCE)
+    table.world.run(f"INSERT INTO shop.t (p, k, v) VALUES (1, 4, 4) USING TIMESTAMP {late}")
+    table.log({"p": 1}, late, [{"cdc$operation": 2, "k": 4, "v": 4}])
+    found = bring(cluster, workers, twice)
+    assert (found.late, tombstones()) == (1, 1)
+    assert in_lake(cluster, table)[0] == table.rows() == {(1, 3): {"p": 1, "k": 3, "v": 3, "l": None, "m": None}}
+    insert(5)
+    bring(cluster, workers, twice)
+    assert tombstones() == 0
+    assert in_lake(cluster, table)[0] == table.rows()
+
+
 def keep_id(world: World) -> None:
     """Give the altered log the ID back that says when it was made; the stand-in's server writes its own."""
     made = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
@@ -286,7 +323,7 @@ def test_whoever_is_killed_is_followed_by_one_that_ends_it(
 
 
 def test_the_command_tells_how_the_table_stands(cluster: KnownCluster, table: LiveTable) -> None:
-    """Rows, and which of them are inexact, in the answer, in JSON and in `status`."""
+    """Rows, and which of them are inexact, in the answer, in JSON and in `status`; its commits in `history`."""
     old(table, "INSERT INTO shop.t (p, k) VALUES (1, 1) USING")
     home = cluster.home.parent.parent
     answer = run("--home", home, "ingest", "prod", "shop.t", "--current", "--confidence", "0")
@@ -299,3 +336,11 @@ def test_the_command_tells_how_the_table_stands(cluster: KnownCluster, table: Li
     status = json.loads(answer.stdout)
     (kept,) = [each["kept"] for each in status["tables"] if each["table"] == "shop.t"]
     assert (kept["rows"], kept["inexact_rows"]) == (1, 1)
+    told = run("--home", cluster.home, "history", "--table", "shop.t", "--json").json
+    lake = Lake(cluster.open_home().lake)
+    for name in (log_table(table.schema), current_table(table.schema)):
+        mine = [row["version"] for row in told if row["table"] == name.full_name]
+        assert mine == [commit.version for commit in reversed(lake.envelopes(name))]
+    assert [row["slices"] for row in told if row["table"] == "shop.t"][-1] == []
+    assert {row["by"] for row in told} == {"command line ingest"}
+    assert run("--home", cluster.home, "history", "--table", "shop.u").exit_code == 2

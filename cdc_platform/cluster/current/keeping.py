@@ -21,6 +21,7 @@ from cdc_platform.cluster.current.again import read_again, touched
 from cdc_platform.cluster.current.kept import Kept, cells_table, current_table, for_readers, kept, with_slices
 from cdc_platform.cluster.current.scanning import Scanning, of_slices
 from cdc_platform.cluster.current.seen import Orders
+from cdc_platform.cluster.ingest.again import AGAIN
 from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import ConflictError, StateError
@@ -34,6 +35,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
+from cdc_platform.log.state.purging import purged
 from cdc_platform.log.state.selecting import Shown, shown
 from cdc_platform.log.state.shape import STATE
 from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
@@ -156,6 +158,7 @@ class Keeper:
         changes = with_slices(self._of_log(logs, now.since_us), now.slices)
         as_of = max(as_of_us, now.as_of_us or as_of_us)
         marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF: as_of}
+        marks[tables.SURE] = self._lake.transaction(log_table(self._schema), AGAIN) or 0
         if now.log is None:
             chosen = list(range(now.slices))
             marks[MARKED] = sum(self._bring_state(group, changes, now, as_of) for group in self._groups(chosen))
@@ -261,6 +264,8 @@ class Keeper:
             found = shown(schema, state, as_of)
             self._again += len(places)
         if places or changes.num_rows:
+            # By what was sure before these changes: who is killed here is followed by one that merges them again.
+            state = purged(schema, state, now.sure_us, as_of)
             self._replace(self._cells, with_slices(state, now.slices), group, version)
             failpoints.reached(failpoints.AFTER_CURRENT_STATE)
         return found

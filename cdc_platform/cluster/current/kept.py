@@ -25,8 +25,8 @@ from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, stored
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
 COPIED, SINCE, SLICES, OF = "current:copied", "current:since", "current:slices", "current:of"
 """Of the state: when the copy began (µs), from when on the log counts (µs), slices of the ring, and of which table."""
-COPY, COVERED = "current:copy", "current:log"
-"""Of the readers' table: of which copy it is, and up to which version of the log."""
+COPY, COVERED, SURE = "current:copy", "current:log", "current:sure"
+"""Of the readers' table: of which copy it is, up to which version of the log, and up to when (µs) that is whole."""
 
 
 def current_table(schema: TableSchema) -> Table:
@@ -66,7 +66,10 @@ def cells_table(schema: TableSchema) -> Table:
 
 @dataclass(frozen=True)
 class Kept:
-    """How a kept table stands. Times in µs; `log` and `as_of_us` are None until it was brought up once."""
+    """How a kept table stands. Times in µs; `log` and `as_of_us` are None until it was brought up once.
+
+    Of what was written up to `sure_us` no row comes any more: all that the log got of it by a second reading is merged.
+    """
 
     copied_us: Microseconds
     since_us: Microseconds
@@ -74,6 +77,7 @@ class Kept:
     log: int | None
     as_of_us: Microseconds | None
     inexact: int
+    sure_us: Microseconds
 
 
 def kept(lake: Lake, schema: TableSchema) -> Kept | None:
@@ -87,9 +91,9 @@ def kept(lake: Lake, schema: TableSchema) -> Kept | None:
     assert slices is not None
     ours = lake.transaction(current, COPY) == copied
     log, as_of = (lake.transaction(current, name) if ours else None for name in (COVERED, AS_OF))
-    marked = lake.transaction(current, MARKED) or 0
-    times = Microseconds(copied), Microseconds(since)
-    return Kept(*times, slices, log, None if as_of is None else Microseconds(as_of), marked if ours else 0)
+    marked, sure = ((lake.transaction(current, name) or 0) if ours else 0 for name in (MARKED, SURE))
+    as_of_us = None if as_of is None else Microseconds(as_of)
+    return Kept(Microseconds(copied), Microseconds(since), slices, log, as_of_us, marked, Microseconds(sure))
 
 
 def is_kept(lake: Lake, schema: TableSchema) -> bool:

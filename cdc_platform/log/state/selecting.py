@@ -69,6 +69,14 @@ def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = No
     return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state))
 
 
+def deleted_at(schema: TableSchema, state: pa.Table) -> np.ndarray:
+    """When what each row of a merged state is of was deleted by partition, range or row (int64, µs).
+
+    `ranges.NEVER` where it was not.
+    """
+    return _Seen(schema, state.combine_chunks(), None).deleted()
+
+
 def _rows(schema: TableSchema, seen: _Seen) -> pa.Table:
     fields = selected_schema(schema)
     arrays = [seen.key(place) for place in range(len(schema.partition_key))]
@@ -105,6 +113,7 @@ class _Seen:
         self._partitions = rank[np.asarray(keys.indices, dtype=np.int64)]
         self._keys = keys.dictionary.take(pa.array(order))
         self._find_rows(state)
+        self._deleted = self._deletions(state)
         self._alive = self._living(state, now_us)
         self._find_shown()
 
@@ -132,6 +141,16 @@ class _Seen:
 
     def _living(self, state: pa.Table, now_us: Microseconds | None) -> np.ndarray:
         """Which cells and markers (bool) a SELECT finds."""
+        kinds = self._kinds
+        alive = (kinds == Kind.CELL) | (kinds == Kind.MARKER)
+        alive &= ~np.asarray(state["dead"]) & (self._timestamps > self._deleted)
+        if now_us is not None:
+            expires = np.asarray(state["expires"])
+            alive &= (expires == 0) | (expires > now_us)
+        return alive & self._known()
+
+    def _deletions(self, state: pa.Table) -> np.ndarray:
+        """The time (int64, µs) at which what each row of the state is of was deleted; `NEVER` where it was not."""
         kinds, times = self._kinds, self._timestamps
         of_partition = np.full(len(self._keys), NEVER)
         gone = kinds == Kind.PARTITION_TOMBSTONE
@@ -144,11 +163,7 @@ class _Seen:
         deleted = of_partition[self._partitions]
         in_row = self._rows >= 0
         deleted[in_row] = np.maximum(deleted[in_row], of_row[self._rows[in_row]])
-        alive = ((kinds == Kind.CELL) | (kinds == Kind.MARKER)) & ~np.asarray(state["dead"]) & (times > deleted)
-        if now_us is not None:
-            expires = np.asarray(state["expires"])
-            alive &= (expires == 0) | (expires > now_us)
-        return alive & self._known()
+        return deleted
 
     def _known(self) -> np.ndarray:
         """Which rows (bool) of the state are no cells, or cells of columns that the table has, and as it has them."""
@@ -178,6 +193,10 @@ class _Seen:
         self._shown_partitions = partitions[order]
         self._shown_rows = np.concatenate([rows, np.full(np.count_nonzero(alone), -1)])[order]
         self._shown = pa.array(self._shown_rows, mask=self._shown_rows < 0)
+
+    def deleted(self) -> np.ndarray:
+        """As `deleted_at`."""
+        return self._deleted
 
     def keys(self) -> tuple[pa.Array, pa.Array]:
         """The keys of the shown rows as bytes: of the partition, and of the row."""

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.histories.log_histories import EPOCH_US, histories
 
@@ -21,8 +21,9 @@ from cdc_platform.log.rows import log_mutations
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import state_of_log
 from cdc_platform.log.state.of_mutations import mutations_of, state_of
+from cdc_platform.log.state.purging import purged
 from cdc_platform.log.state.selecting import selected
-from cdc_platform.log.state.shape import empty
+from cdc_platform.log.state.shape import Kind, empty
 
 History = tuple[TableSchema, list[list[Mutation]]]
 SEED = st.integers(0, 2**32).map(random.Random)
@@ -104,6 +105,29 @@ def test_a_state_shows_what_select_finds(history: History, now_us: Microseconds 
     base = BaseTable(schema, partitions(mutations))
     expected = (base if now_us is None else base.without_expired(now_us)).rows()
     assert by_partition(schema, found) == by_partition(schema, expected)
+
+
+@settings(max_examples=50)
+@given(histories(), SEED, NOW)
+def test_what_is_purged_is_missed_by_nobody(
+    history: History, chance: random.Random, now_us: Microseconds | None
+) -> None:
+    """Whatever comes later, late writes too, if it is younger than what is sure; and of that no tombstone stays."""
+    schema, now = history[0], now_us or Microseconds(EPOCH_US)
+    states = [state_of([each]) for each in writes(history)]
+    times = sorted(time for state in states for time in state["timestamp"].to_pylist())
+    sure = Microseconds(chance.choice(times or [EPOCH_US]))
+    first, later = [], []
+    for state in states:
+        late = min(state["timestamp"].to_pylist(), default=sure) > sure and chance.random() < 0.5
+        (later if late else first).append(state)
+    kept = purged(schema, merged(schema, first), sure, now)
+    old = [row for row in kept.to_pylist() if row["timestamp"] <= sure]
+    assert not [row for row in old if row["dead"] or row["kind"] not in (Kind.MARKER, Kind.CELL)]
+    assert selected(schema, kept, now).equals(selected(schema, merged(schema, first), now))
+    whole = merged(schema, states)
+    chance.shuffle(later)
+    assert selected(schema, merged(schema, [*later, kept]), now).equals(selected(schema, whole, now))
 
 
 def test_one_key_in_two_forms_is_one_row() -> None:
