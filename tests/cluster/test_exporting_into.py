@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cassandra import InvalidRequest
+from cassandra.cluster import NoHostAvailable
 from support.command_line import run
 from support.homes.exported import OF_TABLETS, TABLE, eventful
 from support.standin.cluster import PASSWORD, USER, StandIn, nodes
@@ -20,7 +26,6 @@ from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.cluster import known
 from cdc_platform.cluster.exporting import MARK, export_into
 from cdc_platform.cluster.known import Identity, KnownCluster
-from cdc_platform.cluster.writing import Writer
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import Home, open_home
 from cdc_platform.lake.lake import Lake
@@ -83,28 +88,40 @@ def _assert_in_order(read: list[ReadChange], begun: list[Milliseconds]) -> None:
         assert max(ms for ms in begun if ms <= written_ms) == each.generation_ms
 
 
-def test_killed_and_started_again_it_is_whole_and_read_once(
-    standin: StandIn, target: KnownCluster, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads in order."""
-    put = Writer.put
-    for table in (f"{PREFIX}_distributed.cdc_streams_descriptions_v2", f"{TABLE}_scylla_cdc_log"):
+def _kill_within(standin: StandIn, home: Home, table: str) -> None:
+    """Export in a process of its own, which is killed by SIGKILL as soon as the server has rows of a table."""
+    command = [sys.executable, "-m", "cdc_platform", "--home", str(home.path), "export", "--cluster", "rehearsal"]
+    with subprocess.Popen([*command, "--prefix", PREFIX, "--rate", "40"], stdout=subprocess.DEVNULL) as process:
+        try:
+            until = time.monotonic() + 90
+            while not (rows := _there_yet(standin, table)) and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.02)
+        finally:
+            process.kill()
+    assert rows, table
+    assert process.returncode == -signal.SIGKILL
 
-        def some(self: Writer, name: str, columns: Any, rows: Any, table: str = table) -> int:
-            if name != table:
-                return put(self, name, columns, rows)
-            put(self, name, columns, list(rows)[:3])
-            raise KeyboardInterrupt
 
-        monkeypatch.setattr(Writer, "put", some)
-        with pytest.raises(KeyboardInterrupt):
-            export(target, home)
+def _there_yet(standin: StandIn, table: str) -> list[Any]:
+    try:
+        return standin.world.rows(f"SELECT * FROM {table}")
+    except (InvalidRequest, NoHostAvailable):
+        # It is not there, or is being made.
+        return []
+
+
+def test_killed_and_started_again_it_is_whole_and_read_once(standin: StandIn, target: KnownCluster, home: Home) -> None:
+    """Killed within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads in order."""
+    streams = f"{PREFIX}_distributed.cdc_streams_descriptions_v2"
+    for table in (streams, f"{TABLE}_scylla_cdc_log"):
+        _kill_within(standin, home, table)
         assert there(standin, f"{PREFIX}_distributed.cdc_generation_timestamps") == []
-    monkeypatch.setattr(Writer, "put", put)
+    part = there(standin, f"{TABLE}_scylla_cdc_log")
     done = export(target, home)
     assert set(done.keyspaces.values()) == {"marked"}
     first = {each.full_name: there(standin, each.full_name) for each in done.tables}
     assert {name: len(rows) for name, rows in first.items()} == {each.full_name: each.rows for each in done.tables}
+    assert 0 < len(part) < len(first[f"{TABLE}_scylla_cdc_log"])
     export(target, home)
     assert {name: there(standin, name) for name in first} == first
     _assert_read(standin, home)
