@@ -25,7 +25,7 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
 from cdc_platform.ring import MINIMUM
-from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, distinct
+from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, UInt64s, distinct
 
 # What one task compares: with 64 streams a range a million of them, 16 MB.
 _RANGES_A_TASK = 1 << 14
@@ -59,8 +59,13 @@ class _Side:
 
     @property
     def only(self) -> Int64s | None:
-        """The range ends (ascending) without whose rows the search needs none; None where it needs all."""
-        return self.ranges.ends[self.contested] if self.in_order and self.contested is not None else None
+        """The range ends (ascending) of the rows that are looked for in files; None where all are read.
+
+        That is so as well where most are contested, as on a ring that has not changed: to choose would take longer.
+        """
+        if not self.in_order or self.contested is None or 2 * self.contested.sum() > len(self.contested):
+            return None
+        return self.ranges.ends[self.contested]
 
 
 @dataclass(frozen=True)
@@ -146,10 +151,8 @@ def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, 
     first such stream; empty where there is none.
     """
     words = ordered_words(ids)
-    # Nearly all streams differ in their random bits: what is left after one fast sort is compared in full.
-    order = np.argsort(words[:, 1])
-    alike = words[order[1:], 1] == words[order[:-1], 1]
-    places = order[np.append(alike, False) | np.insert(alike, 0, False)] if len(ids) else order
+    # Nearly all streams differ in their random bits, which are the first: what is left is compared in full.
+    places = _alike(words[:, 1])
     words, owners = words[places], generations[places]
     order = np.lexsort((owners, words[:, 1], words[:, 0]))
     words, owners, places = words[order], owners[order], places[order]
@@ -164,6 +167,19 @@ def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, 
         violations = int(wrong.sum())
     where = np.flatnonzero(wrong)[:1]
     return violations, places[np.concatenate([first[where], last[where]])]
+
+
+def _alike(words: UInt64s) -> Int64s:
+    """The places of words that have their first bits in common with another one: all that are equal, and few others.
+
+    The last bits make room for the place of each, so that one sort of numbers, without one of places beside it, tells
+    both: it takes a fifth of the time.
+    """
+    room = np.uint64(max(len(words).bit_length(), 1))
+    placed = np.sort((words >> room << room) | np.arange(len(words), dtype=np.uint64))
+    alike = placed[1:] >> room == placed[:-1] >> room
+    met = placed[np.append(alike, False) | np.insert(alike, 0, False)] if len(words) else placed
+    return (met & ((np.uint64(1) << room) - np.uint64(1))).astype(np.int64)
 
 
 def _sides(
@@ -226,7 +242,7 @@ def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
     if side.contested is not None:
         stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
         strays, chosen = int((stray & whole).sum()), whole & side.contested[ranks]
-    part = (fields.randoms[chosen] % np.uint64(parts)).astype(np.int64)
+    part = (fields.randoms[chosen] % np.uint64(parts)).astype(np.uint16 if parts <= 1 << 16 else np.int64)
     ids = streams[chosen][np.argsort(part, kind="stable")] if parts > 1 else streams[chosen]
     bounds = np.append(0, np.cumsum(np.bincount(part, minlength=parts))).tolist()
     cut = [ids[lo:hi].tobytes() for lo, hi in pairwise(bounds)]
