@@ -18,6 +18,7 @@ from cdc_platform.dagster_home import dagster_home
 from cdc_platform.definitions import defs
 from cdc_platform.home import open_home
 
+AN_END = pytest.mark.grid("ends of `up`", 2)
 _LISTENING = "0A"
 _LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
@@ -79,6 +80,7 @@ def test_a_taken_port_is_refused(serving: Serving, tmp_path: Path) -> None:
     assert said.strip() == f"error: port {port} of 127.0.0.1 is taken; name another with --port, or 0 for any [input]"
 
 
+@AN_END
 @pytest.mark.spark
 def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
     """Ctrl-C is no failure, and no process is left."""
@@ -89,6 +91,7 @@ def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
     assert serving.processes() == {}
 
 
+@AN_END
 @pytest.mark.spark
 def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
     """When the daemon is killed the rest ends too, and one line says what died and where its log is."""
@@ -104,6 +107,7 @@ def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
     assert serving.processes() == {}
 
 
+@AN_END
 @pytest.mark.spark
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_killed_it_leaves_nothing_behind(serving: Serving) -> None:
