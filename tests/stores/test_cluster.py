@@ -22,9 +22,15 @@ import pytest
 from support.command_line import run
 from support.nodes import node_text
 from support.read_logs import home_with_log, schema
+from support.standin.cluster import FIRST_MS, PASSWORD, USER, description
+from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.world import OBSERVER, time_uuid
 
-from cdc_platform.clock import parse_time_us
-from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.clock import parse_time_us, us_of
+from cdc_platform.cluster import known
+from cdc_platform.cluster.glance import glance, remember
+from cdc_platform.cluster.session import connected
+from cdc_platform.home import STATE_VARIABLE, open_home
 from cdc_platform.home import VARIABLE as HOME_VARIABLE
 from cdc_platform.lake import worker_archive
 from cdc_platform.lake.lake import Lake
@@ -42,12 +48,14 @@ from cdc_platform.timeline import StreamSources
 
 if TYPE_CHECKING:
     from support.spark.standalone import Standalone, Worker
+    from support.standin.cluster import StandIn
     from support.store.s3 import S3
 
 pytestmark = pytest.mark.spark
 CLOCK = "2026-01-01T00:00:00Z"
 AT = "2026-01-31T14:00:00Z"
 START_US = parse_time_us("2026-01-31T12:20:00Z")
+LIVE = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
 _SECONDS = 120
 A_DEATH = pytest.mark.grid("deaths of workers", 1)
 _TESTS = Path(__file__).resolve().parents[1]
@@ -112,7 +120,8 @@ def cluster(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patched:
         for name, value in (s3_process.environment() | {STATE_VARIABLE: str(driver / "state")}).items():
             patched.setenv(name, value)
-        standalone = Standalone(driver, [driver], s3_process.environment())
+        login = dict(zip((USER, PASSWORD), OBSERVER, strict=True))
+        standalone = Standalone(driver, [driver], s3_process.environment() | login)
         try:
             for name, value in (standalone.environment | {LOG_VARIABLE: str(driver / "connect.log")}).items():
                 patched.setenv(name, value)
@@ -217,6 +226,36 @@ def test_a_worker_dies_in_an_append_to_a_log(cluster: Cluster, logged: str) -> N
     expected = log_batch(schema(lake), writes(lake), StreamSources(lake).generations.finder())
     assert rows(lake.read(table)) == rows(pa.Table.from_batches([expected]))
     assert lake.version(table) == before + 1
+
+
+@A_DEATH
+@pytest.mark.cassandra
+def test_a_worker_dies_in_an_ingest(cluster: Cluster, standin: StandIn, s3_process: S3, tmp_path: Path) -> None:
+    """While it asks a live cluster for rows of a log: each of them is in the lake once, by one commit a window."""
+    address = f"{s3_process.bucket()}/live"
+    generations = {FIRST_MS: description(time_uuid(FIRST_MS))}
+    log = LiveLog(standin.world, defined(LIVE), generations).make()
+    begun = us_of(FIRST_MS)
+    log.write([begun + place for place in range(20)])
+    known.add(open_home(tmp_path), "prod", standin.connection())
+    ingest = ("ingest", "prod", "shop.u", "--json", "--by", "ranges")
+    first = run("--home", tmp_path, "--clock", "2026-09-21T14:14:20Z", *ingest)
+    assert first.exit_code == 0, first
+    assert run("home", "copy", tmp_path / "clusters" / "prod", f"{address}/clusters/prod").exit_code == 0
+    there = known.add(open_home(address), "prod", standin.connection(page_rows=2))
+    with connected("prod", there.connection) as live:
+        remember(there, glance(live))  # so that what the tasks do is to ask for rows
+    log.write([begun + 60_000_000 + place for place in range(200)])
+    lake = Lake(there.open_home().lake)
+    before = lake.version(log_table(log.schema)) or 0
+    standin.proxy.faults.slow_seconds = 0.1
+    command = ("-m", "cdc_platform", "--home", address, "--clock", "2026-09-21T14:24:20Z", *ingest)
+    told = json.loads(cluster.loses_a_worker(*command))
+    assert (told["rows"], [window["chosen"]["by"] for window in told["windows"]]) == (200, ["ranges"])
+    assert keys_of(lake.read(log_table(log.schema))) == log.written_keys()
+    # One for the column of values that no native one holds, which tasks cannot know of before they write.
+    assert lake.version(log_table(log.schema)) == before + 1 + 1
+    assert standin.proxy.refused == []
 
 
 def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: str, s3_process: S3) -> None:
