@@ -109,9 +109,10 @@ class Look:
 
 def look(folder: str, version: int, newest: int) -> Look:
     """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
-    at, last, after = (entry(folder, number) for number in (version, newest, newest + 1))
+    last, after = entry(folder, newest), entry(folder, newest + 1)
+    at = last if version == newest else entry(folder, version)
     if at.here is not None:
-        seen = {each.name: there for each in (at, last, after) if (there := each.seen()) is not None}
+        seen = {each.name: there for each in {at, last, after} if (there := each.seen()) is not None}
     else:
         # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
         seen = dict(at.folder.files(after=at.name.removesuffix(".json")))

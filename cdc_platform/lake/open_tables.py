@@ -97,7 +97,7 @@ def _shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows in the columns that their table has now: a file from before one was added has none of it."""
     there = rows.schema.names
     columns = [rows[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in schema]
-    return pa.table(columns, names=schema.names).cast(schema)
+    return _typed(pa.table(columns, names=schema.names), schema)
 
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
@@ -107,7 +107,15 @@ def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = (
         few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
     if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
         return _queried(opened, schema, filters)
-    return passing(few, filters).select(schema.names).cast(schema)
+    return _typed(passing(few, filters).select(schema.names), schema)
+
+
+def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows in the types of a schema, which most have already; to cast a column to its own is a query of Arrow's."""
+    same = rows.schema.types == schema.types
+    if not same or any(rows[each.name].null_count for each in schema if not each.nullable):
+        return rows.cast(schema)
+    return pa.Table.from_arrays(rows.columns, schema=schema)
 
 
 def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
