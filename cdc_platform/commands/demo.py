@@ -238,7 +238,7 @@ def _dagster(home: Home) -> Iterator[DagsterInstance]:
     from cdc_platform.dagster_home import dagster_home
     from cdc_platform.serving import databases
 
-    databases.keep_open(connections=True)
+    databases.keep_open()
     with DagsterInstance.from_ref(InstanceRef.from_dir(str(dagster_home(home)))) as instance:
         yield instance
 

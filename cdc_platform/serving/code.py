@@ -21,7 +21,7 @@ PRELOADED = "cdc_platform.serving.preloaded"
 bind()
 if __name__ == "__mp_main__":
     end_with_parent()
-    databases.keep_open(connections=True)
+    databases.keep_open()
 
 
 def serve() -> None:

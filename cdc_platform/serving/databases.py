@@ -1,53 +1,63 @@
 """What Dagster's parts keep of its SQLite databases from one look to the next: engines, and scripts of migrations.
 
-Dagster makes them anew for each statement and each tick of a sensor, which is most of what an idle platform does.
+Dagster makes them anew for each statement and each tick of a sensor, which is most of what an idle platform does, and
+a fifth of the CPU of runs of small joins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 _MOST_ENGINES = 64
 """Each run has a database of its own."""
+_KEPT_CONNECTIONS = 2
+"""To a database; who needs more at once gets them, and they are closed after use."""
 
 
-def keep_open(*, connections: bool = False) -> None:
-    """Keep, in this process, what does not change while it runs.
+def keep_open() -> None:
+    """Keep, in this process, what does not change while it runs, and connections to what its daemons ask all the time.
 
-    With `connections` one to each database as well, for a process that ends with its work: whoever closes the last
-    one of a database writes its journal back, which without is done at each statement. A process that stays must not:
-    databases are removed while it runs.
+    Those of runs' events are made for each use, as before: Dagster disposes of their engines itself.
     """
-    _keep_engines(connections)
+    _keep_engines()
     _keep_migrations()
 
 
-def _keep_engines(connections: bool) -> None:
-    """One engine to a database, with the statements that it has compiled."""
+def _keep_engines() -> None:
+    """One engine to a database, with the statements that it has compiled.
+
+    Those of ticks and runs keep their connections too: whoever closes the last one of a database has its log written
+    into it, and every tick of a sensor asks a dozen times.
+    """
     from dagster._core.storage.event_log.sqlite import sqlite_event_log
     from dagster._core.storage.runs.sqlite import sqlite_run_storage
     from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
     from sqlalchemy import Engine, create_engine
-    from sqlalchemy.pool import NullPool, QueuePool
+    from sqlalchemy.pool import NullPool, Pool, QueuePool
 
     @lru_cache(maxsize=_MOST_ENGINES)
-    def known(address: str, options: tuple[tuple[str, Any], ...]) -> Engine:
-        if not connections:
-            return create_engine(address, poolclass=NullPool, connect_args=dict(options))
-        # Whichever thread comes next may have the one that is kept; others at the same time are closed after use.
-        shared = {**dict(options), "check_same_thread": False}
-        return create_engine(address, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args=shared)
+    def known(address: str, pool: type[Pool], options: tuple[tuple[str, Any], ...]) -> Engine:
+        few = {"pool_size": _KEPT_CONNECTIONS, "max_overflow": -1} if pool is QueuePool else {}
+        return create_engine(address, poolclass=pool, connect_args=dict(options), **few)
 
-    def kept(address: str, *, poolclass: object = None, **options: Any) -> Engine:
-        plain = options.keys() <= {"connect_args"} and poolclass is NullPool
-        if not plain:
-            return create_engine(address, poolclass=poolclass, **options)
-        return known(address, tuple(sorted(options.get("connect_args", {}).items())))
+    def keeping(pool: type[Pool]) -> Callable[..., Engine]:
+        def kept(address: str, *, poolclass: object = None, **options: Any) -> Engine:
+            plain = options.keys() <= {"connect_args"} and poolclass is NullPool
+            if not plain:
+                return create_engine(address, poolclass=poolclass, **options)
+            return known(address, pool, tuple(sorted(options.get("connect_args", {}).items())))
 
-    modules: tuple[Any, ...] = (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage)
-    for module in modules:
-        module.create_engine = kept
+        return kept
+
+    pools: dict[type[Pool], tuple[Any, ...]] = {
+        NullPool: (sqlite_event_log,),
+        QueuePool: (sqlite_run_storage, sqlite_schedule_storage),
+    }
+    for pool, modules in pools.items():
+        for module in modules:
+            module.create_engine = keeping(pool)
 
 
 def _keep_migrations() -> None:
