@@ -80,7 +80,9 @@ class BaseTable:
     def partition(self, key: Key) -> Partition:
         """A partition as it is, empty if nothing was written to it."""
         state = self._state(self.schema.partition_bytes(key))
-        return Partition(Mutation(self.schema, key) if state is None else replace(state, schema=self.schema))
+        if state is None:
+            return Partition(Mutation(self.schema, key))
+        return Partition(state if state.schema is self.schema else replace(state, schema=self.schema))
 
     def apply(self, mutation: Mutation) -> None:
         """Let a write take effect."""

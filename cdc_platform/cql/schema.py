@@ -65,6 +65,11 @@ class CdcOptions:
     delta: Delta = "full"
     ttl: int = DEFAULT_TTL
 
+    @property
+    def has_images(self) -> bool:
+        """Whether the log shows rows as they were before a write, or are after it."""
+        return self.preimage != "false" or self.postimage
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> CdcOptions:
         """The options of a CQL map; keys and values in any case, options that are left out have their default.

@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 _KEY = "cdc$partition_key"
 
 
-def has_images(schema: TableSchema) -> bool:
-    """Whether the log of a table shows rows as they were, or as they became."""
-    return schema.cdc.preimage != "false" or schema.cdc.postimage
-
-
 def states_before(lake: Lake, schema: TableSchema) -> Before:
     """What partitions of a table have come to, as its log in the lake tells it now.
 

@@ -42,6 +42,8 @@ def rows_table(schema: TableSchema, rows: Sequence[Row], *, exact: bool = False)
 
 
 def _arrow_values(kind: CqlType, values: list[Value | None]) -> list[Any]:
+    if isinstance(kind, Scalar) and kind.name not in (*OF_TEXT, "date", "timestamp"):
+        return values
     return [None if value is None else arrow_value(kind, value) for value in values]
 
 

@@ -66,8 +66,7 @@ def log_mutations(
     `cdc$time` is a hash of table, partition key, rows and `identity`, which tells apart writes that are else the same.
     """
     schema = mutation.schema
-    imaged = schema.cdc.preimage != "false" or schema.cdc.postimage
-    images = Images(mutation, state, now_us) if imaged else None
+    images = Images(mutation, state, now_us) if schema.cdc.has_images else None
     return [_log_mutation(mutation, changes, images, identity) for changes in split(mutation)]
 
 
@@ -216,8 +215,7 @@ def _identity(schema: TableSchema, partition_key: Key, rows: Iterable[Row]) -> I
     yield schema.partition_bytes(partition_key)
     columns = schema.logged
     for row in rows:
-        for column in columns:
-            value = row[column.name]
+        for (name, kind, *_), value in zip(columns, row.values(), strict=True):
             if value is not None:
-                yield column.name.encode()
-                yield column.type.to_bytes(value)
+                yield name.encode()
+                yield kind.to_bytes(value)

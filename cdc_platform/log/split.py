@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import ONE_US, Microseconds
@@ -56,7 +56,7 @@ def should_split(mutation: Mutation, ranges: list[RangeTombstone]) -> bool:
     behind it; live elements of a collection are a reason as soon as a row before them, or their own, has a marker,
     since only a whole overwrite can be an INSERT (cdc/split.cc, should_split_visitor).
     """
-    if len(set(_times(mutation, ranges))) > 1:
+    if len(_times(mutation, ranges)) > 1:
         return True
     clustered = bool(mutation.rows or mutation.row_tombstones)
     kinds = (mutation.static, clustered, ranges, mutation.partition_tombstone is not None)
@@ -88,24 +88,28 @@ def _adds_elements(columns: ColumnChanges) -> bool:
     return any(not cell.dead for change in collections for cell in change.elements.values())
 
 
-def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> Iterator[tuple[Microseconds, int]]:
+def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> set[tuple[Microseconds, int]]:
     """The (timestamp, TTL) of everything in a mutation."""
-    for columns in (mutation.static, *(row.cells for row in mutation.rows.values())):
-        yield from (time for change in columns.values() for time in _times_of(change))
-    yield from ((row.marker.timestamp, row.marker.ttl) for row in mutation.rows.values() if row.marker is not None)
-    yield from ((timestamp, 0) for timestamp in mutation.row_tombstones.values())
-    yield from ((tombstone.timestamp, 0) for tombstone in ranges)
+    times = {(timestamp, 0) for timestamp in mutation.row_tombstones.values()}
+    times.update((tombstone.timestamp, 0) for tombstone in ranges)
     if mutation.partition_tombstone is not None:
-        yield mutation.partition_tombstone, 0
+        times.add((mutation.partition_tombstone, 0))
+    _add_times(times, mutation.static)
+    for row in mutation.rows.values():
+        if row.marker is not None:
+            times.add((row.marker.timestamp, row.marker.ttl))
+        _add_times(times, row.cells)
+    return times
 
 
-def _times_of(change: ColumnChange) -> Iterator[tuple[Microseconds, int]]:
-    if isinstance(change, Cell):
-        yield _time_of(change)
-        return
-    if change.tombstone is not None:
-        yield change.tombstone + ONE_US, 0
-    yield from map(_time_of, change.elements.values())
+def _add_times(times: set[tuple[Microseconds, int]], columns: ColumnChanges) -> None:
+    for change in columns.values():
+        if isinstance(change, Cell):
+            times.add(_time_of(change))
+            continue
+        if change.tombstone is not None:
+            times.add((change.tombstone + ONE_US, 0))
+        times.update(map(_time_of, change.elements.values()))
 
 
 def _time_of(cell: Cell) -> tuple[Microseconds, int]:
@@ -114,10 +118,10 @@ def _time_of(cell: Cell) -> tuple[Microseconds, int]:
 
 def _whole(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
     """The changes of a mutation of one timestamp and TTL."""
-    time = next(_times(mutation, ranges), None)
-    if time is None:
+    times = _times(mutation, ranges)
+    if not times:
         return []
-    timestamp, ttl = time
+    ((timestamp, ttl),) = times
     upserts = [Upsert(None, ttl, False, mutation.static)] if mutation.static else []
     upserts += [
         Upsert(key, ttl, mutation.rows[key].marker is not None, mutation.rows[key].cells)

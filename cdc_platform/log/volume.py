@@ -18,7 +18,7 @@ from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import Door, spark_struct
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
-from cdc_platform.log.imaged_volume import has_images, imaged_rows
+from cdc_platform.log.imaged_volume import imaged_rows
 from cdc_platform.log.log_table import WRITTEN_AT, log_table, range_columns, writes_schema
 from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.timeline import StreamsOf, StreamSources
@@ -49,7 +49,7 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
         raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
     rows = _aligned(stored(schema), writes)
     streams_of = table_streams(lake, schema)
-    if has_images(schema):
+    if schema.cdc.has_images:
         return imaged_rows(lake, schema, rows, streams_of)
     schema = stored(schema)
 
@@ -65,7 +65,7 @@ def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: 
 
     The writes are parted, not their log rows: Spark looks at what it parts twice, and writes are the less work.
     """
-    if has_images(schema):
+    if schema.cdc.has_images:
         return by_time(log_rows(lake, schema, writes), files)
     return _in_order(log_rows(lake, schema, writes.repartitionByRange(files, "timestamp")))
 

@@ -57,8 +57,8 @@ class VnodeStreams:
     _descriptions: dict[int, TopologyDescription | None] = field(default_factory=dict)
     _streams: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """By generation and token; those that were asked for last."""
-    _accepted: dict[Microseconds, tuple[Microseconds, Microseconds]] = field(default_factory=dict)
-    """By the time of a coordinator, two times of one generation at which it takes writes."""
+    _accepted: dict[Microseconds, tuple[Microseconds, Microseconds, int]] = field(default_factory=dict)
+    """By the time of a coordinator, two times of one generation at which it takes writes, and that one's row."""
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -77,8 +77,7 @@ class VnodeStreams:
 
     def stream_of(self, write_ts_us: Microseconds, token: int, now_us: Microseconds) -> bytes:
         """See `StreamSource`."""
-        self._assert_accepted(write_ts_us, now_us)
-        row = self.timeline.index_at(write_ts_us)
+        row = self._accepted_row(write_ts_us, now_us)
         known = row, token
         if known not in self._streams:
             if len(self._streams) >= _STREAMS_A_SOURCE:
@@ -89,17 +88,17 @@ class VnodeStreams:
             )
         return self._streams[known]
 
-    def _assert_accepted(self, write_ts_us: Microseconds, now_us: Microseconds) -> None:
-        """Hold that a write is accepted; what is accepted at two times of one generation is so between them."""
-        low, high = self._accepted.get(now_us, (write_ts_us + 1, write_ts_us))
+    def _accepted_row(self, write_ts_us: Microseconds, now_us: Microseconds) -> int:
+        """The row of the generation of a write that is accepted; what is so at two times of one is so between them."""
+        low, high, known = self._accepted.get(now_us, (write_ts_us + 1, write_ts_us, -1))
         if low <= write_ts_us <= high:
-            return
+            return known
         assert_accepted(self.decide(write_ts_us, now_us))
         # Those that follow are a little later each.
-        ahead = Microseconds(write_ts_us + SECOND_US)
-        same = self.timeline.index_at(ahead) == self.timeline.index_at(write_ts_us)
-        if same and self.decide(ahead, now_us).verdict is Verdict.OK:
-            self._accepted[now_us] = write_ts_us, ahead
+        ahead, row = Microseconds(write_ts_us + SECOND_US), self.timeline.index_at(write_ts_us)
+        if self.timeline.index_at(ahead) == row and self.decide(ahead, now_us).verdict is Verdict.OK:
+            self._accepted[now_us] = write_ts_us, ahead, row
+        return row
 
     def explain(
         self, token: int, at_us: Microseconds, now_us: Microseconds, policy: Policy | None = None

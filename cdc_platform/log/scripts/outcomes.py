@@ -112,9 +112,11 @@ class Tally:
     def add(self, outcome: Outcome) -> None:
         """Count the next statement."""
         self.statements += 1
-        self.expiring_rows += sum(row.get("cdc$ttl") is not None for _, row in outcome.logged)
-        self.first.setdefault(outcome.became, (self.statements, outcome))
-        self._counts.setdefault(outcome.became, Counter())[outcome.statement.kind] += 1
+        became = outcome.became
+        self.expiring_rows += sum([row.get("cdc$ttl") is not None for _, row in outcome.logged])
+        if became not in self.first:
+            self.first[became], self._counts[became] = (self.statements, outcome), Counter()
+        self._counts[became][outcome.statement.kind] += 1
 
     @property
     def summary(self) -> dict[Became, dict[str, int]]:
