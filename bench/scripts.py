@@ -17,7 +17,7 @@ from cdc_platform.log.scripts.keeping import keep
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
 
-_STATEMENTS = 100_000
+_STATEMENTS = int(os.environ.get("CDC_PLATFORM_BENCH_STATEMENTS", "100000"))
 _QUICK_STATEMENTS = 1_000
 _TABLE = """CREATE TYPE ks.u (a int, b text);
 CREATE TABLE ks.t (p int, c int, s int static, a int, b text, d double, m map<int, text>, e set<int>, l list<int>,
