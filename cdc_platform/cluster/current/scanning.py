@@ -22,6 +22,8 @@ from cdc_platform.log.state.merging import merged
 ROWS_A_SLICE = 50_000
 MOST_SLICES = 4_096
 _SAMPLE_ROWS = 2_000
+_REQUESTS_A_SLICE = 12
+"""So that most are answered with one page: the next are under way while what came becomes rows."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Scanning(Asking):
 
     def cells(self, slices: int) -> TaskRows:
         """The state of what is seen in each slice, merged, a part a slice."""
-        parts = ranges(slices)
+        each = _REQUESTS_A_SLICE if slices > 1 else 1
+        parts, key = ranges(slices * each), token(self.schema)
 
         def batches(number: int) -> Batches:
-            low, high = parts[number]
-            key = token(self.schema)
-            for pages in self.answers([f"{key} > {low} AND {key} <= {high}"]):
+            mine = parts[number * each : (number + 1) * each]
+            for pages in self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine]):
                 state = merged(self.schema, [seen(self.schema, pages, self.orders)])
                 if state.num_rows:
                     yield from with_slices(state, slices).to_batches()

@@ -223,7 +223,10 @@ class _Rows:
 
 def _numbers(cells: Cells, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Integers of the protocol (int64), 0 for null, and where there is one (bool)."""
-    there = np.fromiter((cell is not None for cell in cells), bool, len(cells))
-    blank = bytes(np.dtype(kind).itemsize)
-    values = np.frombuffer(b"".join(blank if cell is None else cell for cell in cells), kind)
-    return there, values.astype(np.int64)
+    missing = cells.count(None)
+    values = np.zeros(len(cells), np.int64)
+    if missing == len(cells):
+        return np.zeros(len(cells), bool), values
+    there = np.array([cell is not None for cell in cells]) if missing else np.ones(len(cells), bool)
+    values[there] = np.frombuffer(b"".join(cell for cell in cells if cell is not None), kind)
+    return there, values
