@@ -45,7 +45,10 @@ ROWS: dict[str, str] = {
     "rewrite": "bench.rewrite:rewriting",
     "rehearse": "bench.rehearsal:rehearsing",
     "live-ingest": "bench.live:ingesting",
+    "live-first-copy": "bench.live:first_copy",
     "live-quiet": "bench.live:quiet",
+    "live-lag": "bench.live:lag",
+    "kept-current": "bench.current:keeping_current",
 }
 """By name, in the order in which they run."""
 

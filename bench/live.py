@@ -1,6 +1,7 @@
-"""The rows about a live cluster: ingest against a plain reader, what a quiet window costs, keeping a table current.
+"""The rows about a live cluster: ingest and first copy against plain readers, quiet windows, and how far it is behind.
 
-The cluster is the tests' stand-in, a real CQL server behind a proxy; both sides of a row are asked through it.
+The cluster is the tests' stand-in, a real CQL server behind a proxy. What is measured runs in processes of its own,
+which ask through the proxy, both sides of a row; the proxy is here.
 """
 
 from __future__ import annotations
@@ -8,84 +9,157 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import numpy as np
+
+from bench import asking
 from bench.cluster import ring_of
 from bench.measure import Result, paired
 from bench.session import Bench
-from cdc_platform.clock import HOUR_US, MINUTE_US, SECOND_US, Clock, Microseconds, ms_of, us_of
+from cdc_platform.clock import HOUR_US, MINUTE_MS, MINUTE_US, SECOND_US, Clock, Microseconds, Milliseconds, ms_of, us_of
+from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.generations import RingLayout, generate
 from cdc_platform.home import open_home
-from cdc_platform.lake.volume import Workers
 
 if TYPE_CHECKING:
     from support.standin.cluster import StandIn
     from support.standin.live_log import LiveLog
 
-    from cdc_platform.cluster.ingest.ingesting import Ingested
-    from cdc_platform.cluster.known import KnownCluster
-
-_ROWS, _QUICK_ROWS = 50_000, 2_000
-_AT_ONCE, _PAGE_ROWS = 4, 5_000
+ROWS_VARIABLE = "CDC_PLATFORM_BENCH_LIVE_ROWS"
+_LOGGED_ROWS = 1_000_000
+_QUICK_ROWS, _WRITTEN_AT_ONCE = 2_000, 50_000
+_COPIED_ROWS = 200_000
+_SHARE, _FOLLOWED_SECONDS, _AGO_MS = 0.25, 30.0, MINUTE_MS * 10
 _DDL = "CREATE TABLE shop.bench (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+_FLOOR = "a process with the driver's rows of the same requests, dropped"
 
 
 def ingesting(bench: Bench) -> list[Result]:
     """A backlog of one window in one process, against a process that asks the same and drops the rows."""
-    with _standin(bench) as standin:
-        count = _ROWS if bench.sizes.repeats > 1 else _QUICK_ROWS
+    count = _count(bench, _LOGGED_ROWS)
+    with _standin(bench) as standin, _process() as mine, _process() as theirs:
         log, begun = _log(standin)
-        log.write([begun + SECOND_US + place * HOUR_US // (2 * count) for place in range(count)])
-        now = Microseconds(begun + HOUR_US)
-        cluster: list[KnownCluster] = []
-        conditions: list[str] = []
+        times = [begun + SECOND_US + place * HOUR_US // (2 * count) for place in range(count)]
+        for first in range(0, count, _WRITTEN_AT_ONCE):
+            log.write(times[first : first + _WRITTEN_AT_ONCE])
+        now, homes = Microseconds(begun + HOUR_US), [_home(bench, standin)]
 
         def prepare() -> None:
-            cluster[:] = [_known(bench, standin)]
-            _ingest(cluster[0], Microseconds(begun + MINUTE_US // 2))
+            homes[:] = [_home(bench, standin)]
+            mine.submit(asking.bring, homes[0], Microseconds(begun + MINUTE_US // 120)).result()
 
         def subject() -> None:
-            done = _ingest(cluster[0], now)
+            done, _ = mine.submit(asking.bring, homes[0], now).result()
             assert done.rows == count, done.rows
 
         prepare()
         standin.proxy.statements.clear()
-        _ingest(cluster[0], now)
-        asked = [text for _, text in standin.proxy.statements if "shop.bench_scylla_cdc_log" in text]
-        conditions = [text.replace(" BYPASS CACHE", "") for text in asked]
-        with _driver(standin) as session:
-            pairs = paired(
-                subject, lambda: _drop(session, conditions), repeats=min(3, bench.sizes.repeats), prepare=prepare
-            )
-    at = f"{count:,} log rows in {len(conditions)} requests, one process"
-    floor = "the driver's rows of the same requests, dropped"
-    return [Result("live-ingest", at, pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, 1.5)]
+        subject()
+        asked = _asked(standin, "shop.bench_scylla_cdc_log")
+
+        def floor() -> None:
+            rows = _dropped(theirs, standin, asked)
+            assert rows == count, rows
+
+        pairs = paired(subject, floor, repeats=min(3, bench.sizes.repeats), warm_ups=0, prepare=prepare)
+    at = f"{count:,} log rows in {len(asked)} requests, one process"
+    return [Result("live-ingest", at, pairs.seconds, _FLOOR, pairs.floor_seconds, pairs.ratio, 1.5)]
+
+
+def first_copy(bench: Bench) -> list[Result]:
+    """The first copy of a table that is kept, and what readers see of it, in one process."""
+    count = _count(bench, _COPIED_ROWS)
+    with _standin(bench) as standin, _process() as mine, _process() as theirs:
+        log, begun = _log(standin)
+        log.world.values("shop.bench", ("p", "k", "v"), ((place // 10, place % 10, place) for place in range(count)))
+        home, now = _home(bench, standin), Microseconds(begun + HOUR_US)
+
+        def subject() -> None:
+            done, _ = mine.submit(asking.bring, home, now, copy_again=True).result()
+            assert done.current is not None
+            assert done.current.copied_now
+            assert done.current.rows == count, done.current
+
+        subject()
+        standin.proxy.statements.clear()
+        subject()
+        asked = _asked(standin, "FROM shop.bench WHERE token")
+        asked = [text for text in asked if "LIMIT" not in text]
+
+        def floor() -> None:
+            rows = _dropped(theirs, standin, asked)
+            assert rows == count, rows
+
+        pairs = paired(subject, floor, repeats=min(3, bench.sizes.repeats))
+    at = f"{count:,} rows in {len(asked)} requests, one process"
+    return [Result("live-first-copy", at, pairs.seconds, _FLOOR, pairs.floor_seconds, pairs.ratio, 1.5)]
 
 
 def quiet(bench: Bench) -> list[Result]:
     """A window without changes over a whole cluster's streams: its requests, and what a quiet minute costs."""
-    with _standin(bench) as standin:
+    with _standin(bench) as standin, _process() as mine:
         log, first = _log(standin)
         log.write([first + 1])
         begun = ms_of(Microseconds(first + MINUTE_US))
         made = generate(RingLayout.of(ring_of(bench.sizes.cluster)), UUID(int=1, version=1))
         standin.world.published(begun, made)
-        cluster, at = _known(bench, standin), us_of(begun) + MINUTE_US
-        _ingest(cluster, Microseconds(at))
+        home, at = _home(bench, standin), us_of(begun) + MINUTE_US
+        mine.submit(asking.bring, home, Microseconds(at)).result()
         standin.proxy.statements.clear()
-        clock, cpu = time.perf_counter(), time.process_time()
-        done = _ingest(cluster, Microseconds(at + MINUTE_US))
-        took, burnt = time.perf_counter() - clock, time.process_time() - cpu
+        clock = time.perf_counter()
+        done, burnt = mine.submit(asking.bring, home, Microseconds(at + MINUTE_US)).result()
+        took = time.perf_counter() - clock
         asked = len(standin.proxy.statements)
     (window,) = done.windows
     details: dict[str, Any] = {"queries": asked, "cpu_seconds": burnt, "requests": window.requests}
     words = f"a quiet minute over {len(made.streams):,} streams: {asked} queries in all, {burnt:.2f} s of CPU"
     return [Result("live-quiet", words, took, "requests of its window", 0.0, window.requests, 200, details=details)]
+
+
+def lag(bench: Bench) -> list[Result]:
+    """How far an ingest each second is behind, its window and confidence taken off, while a writer writes."""
+    seconds = _FOLLOWED_SECONDS if bench.sizes.repeats > 1 else 3.0
+    with _standin(bench) as standin, _process() as mine, _process() as theirs:
+        log, _ = _log(standin, Milliseconds(Clock().now_ms() - _AGO_MS))
+        home, pace = _home(bench, standin), Pace(Microseconds(SECOND_US))
+        mine.submit(asking.bring, home, None, pace).result()
+        stream = next(iter(log.generations.values())).streams_of(np.zeros(1, np.int64))[0].tobytes()
+        writing = theirs.submit(asking.write, standin.server.port, seconds, _SHARE, stream)
+        found = mine.submit(asking.follow, home, seconds, pace, 1.0).result()
+        sent, share = writing.result()
+    rows, worst = sum(rows for rows, _ in found), max(behind for _, behind in found)
+    at = f"{sent / seconds:,.0f} rows a second, by a writer that takes {share:.2f} of a core; {len(found)} ingests"
+    details = {"rows": rows, "sent": sent, "behind": [behind for _, behind in found]}
+    return [Result("live-lag", at, seconds, "seconds behind, at worst", 0.0, worst, 5, details=details)]
+
+
+def _count(bench: Bench, default: int) -> int:
+    return int(os.environ.get(ROWS_VARIABLE, default)) if bench.sizes.repeats > 1 else _QUICK_ROWS
+
+
+@contextmanager
+def _process() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
+def _dropped(pool: ProcessPoolExecutor, standin: StandIn, statements: list[str]) -> int:
+    from support.standin.world import OBSERVER
+
+    return pool.submit(asking.drop, standin.proxy.port, OBSERVER, statements).result()
+
+
+def _asked(standin: StandIn, words: str) -> list[str]:
+    """The statements with some words in them, each once: a further page is asked for by the same."""
+    found = [text for _, text in standin.proxy.statements if words in text]
+    return list(dict.fromkeys(text.replace(" BYPASS CACHE", "") for text in found))
 
 
 @contextmanager
@@ -106,64 +180,23 @@ def _standin(bench: Bench) -> Iterator[StandIn]:
         standin.stop()
 
 
-def _log(standin: StandIn) -> tuple[LiveLog, Microseconds]:
+def _log(standin: StandIn, first: Milliseconds | None = None) -> tuple[LiveLog, Microseconds]:
     """The log of an empty table in the stand-in's first generation, and when that begins (µs)."""
     from support.standin.cluster import FIRST_MS, description
     from support.standin.live_log import LiveLog, defined
     from support.standin.world import time_uuid
 
-    log = LiveLog(standin.world, defined(_DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
-    return log, us_of(FIRST_MS)
+    begun = FIRST_MS if first is None else first
+    made = description(time_uuid(begun))
+    if first is not None:
+        standin.world.generation(begun, time_uuid(begun), made)
+    return LiveLog(standin.world, defined(_DDL), {begun: made}).make(), us_of(begun)
 
 
-def _known(bench: Bench, standin: StandIn) -> KnownCluster:
+def _home(bench: Bench, standin: StandIn) -> str:
+    """A new home that knows the stand-in."""
     from cdc_platform.cluster import known
 
-    return known.add(open_home(bench.folder / f"home-{time.monotonic_ns()}"), "bench", standin.connection())
-
-
-def _ingest(cluster: KnownCluster, now_us: Microseconds) -> Ingested:
-    from cdc_platform.cluster import known
-    from cdc_platform.cluster.ingest.ingesting import ingest
-
-    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
-    return ingest(again, Clock(now_us), "shop", "bench", Workers(_no_spark), tell=lambda line: None)
-
-
-def _no_spark() -> Any:
-    raise AssertionError("a row of this size is one process's work")
-
-
-@contextmanager
-def _driver(standin: StandIn) -> Iterator[Any]:
-    from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
-    from cassandra.policies import RoundRobinPolicy
-    from support.standin.world import OBSERVER
-
-    driver = Cluster(
-        ["127.0.0.1"],
-        port=standin.proxy.port,
-        protocol_version=4,
-        auth_provider=PlainTextAuthProvider(*OBSERVER),
-        execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)},
-        schema_metadata_enabled=False,
-        token_metadata_enabled=False,
-    )
-    try:
-        session = driver.connect()
-        session.default_fetch_size = _PAGE_ROWS
-        yield session
-    finally:
-        driver.shutdown()
-
-
-def _drop(session: Any, statements: list[str]) -> None:
-    """Ask all, as many at once as an ingest does, and let go of the rows."""
-    waiting: deque[Any] = deque()
-    for text in statements:
-        if len(waiting) == _AT_ONCE:
-            deque(waiting.popleft().result(), maxlen=0)
-        waiting.append(session.execute_async(text))
-    while waiting:
-        deque(waiting.popleft().result(), maxlen=0)
+    folder = bench.folder / f"home-{time.monotonic_ns()}"
+    known.add(open_home(folder), asking.NAME, standin.connection())
+    return str(folder)

@@ -33,6 +33,7 @@ COUNTS = {
     "rehearsal.used": "bytes",
     "rehearsal._ALLOWED_BYTES": "bytes",
     "scripts._QUICK_STATEMENTS": "statements of a benchmark",
+    "live._LOGGED_ROWS": "rows of a benchmark",
     "log._FULL": "writes of a benchmark",
     "session.growth": "generations of a benchmark",
 }

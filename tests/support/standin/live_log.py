@@ -72,9 +72,10 @@ class LiveLog:
     def _streams(self, keys: pa.Array, timestamps: pa.Array) -> pa.Array:
         times = sorted(self.generations)
         tokens, out = tokens_of_column(keys), np.zeros((len(keys), 16), np.uint8)
-        for row, when in enumerate(timestamps.to_pylist()):
-            begun = max(time for time in times if us_of(time) <= when)
-            out[row] = self.generations[begun].streams_of(tokens[row : row + 1])[0]
+        begun = np.searchsorted([us_of(time) for time in times], np.asarray(timestamps), side="right") - 1
+        for place in np.unique(begun).tolist():
+            assert place >= 0
+            out[begun == place] = self.generations[times[place]].streams_of(tokens[begun == place])
         return stream_ids(out)
 
 

@@ -171,23 +171,21 @@ class World:
 
     def log_rows(self, schema: TableSchema, rows: pa.Table) -> None:
         """Put rows in the columns of the log's Delta table into a log; blobs and numbers alone beside the head."""
-        self.changed = True
         names = [each.name for each in log_columns(schema)]
-        marks = ", ".join("?" for _ in names)
-        listed = ", ".join(map(quoted, names))
-        made = self._session.prepare(f"INSERT INTO {_log_of(schema)} ({listed}) VALUES ({marks})")
         values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
-        execute_concurrent_with_args(self._session, made, [[row[name] for name in names] for row in values])
+        self.log_values(schema, values)
 
     def log_values(self, schema: TableSchema, rows: Sequence[Mapping[str, object]]) -> None:
         """Put rows into a log as the driver takes them, by the log's columns; what a row lacks is null."""
-        self.changed = True
         names = [each.name for each in log_columns(schema)]
-        marks = ", ".join("?" for _ in names)
-        made = self._session.prepare(
-            f"INSERT INTO {_log_of(schema)} ({', '.join(map(quoted, names))}) VALUES ({marks})"
-        )
-        execute_concurrent_with_args(self._session, made, [[row.get(name) for name in names] for row in rows])
+        self.values(_log_of(schema), names, ([row.get(name) for name in names] for row in rows))
+
+    def values(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Put rows in, by these columns."""
+        self.changed = True
+        listed, marks = ", ".join(map(quoted, names)), ", ".join("?" for _ in names)
+        made = self._session.prepare(f"INSERT INTO {table} ({listed}) VALUES ({marks})")
+        execute_concurrent_with_args(self._session, made, rows)
 
     def schema_changed(self) -> None:
         """Let every node say that it has another schema, as after any DDL."""

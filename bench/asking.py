@@ -1,0 +1,101 @@
+"""What the processes do that are measured at a live cluster: each on its own, and the proxy is in none of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cdc_platform.clock import SECOND_US, Clock, Microseconds
+from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
+from cdc_platform.cluster.ingest.pace import Pace
+from cdc_platform.home import open_home
+from cdc_platform.lake.volume import Workers
+
+KEYSPACE, TABLE, NAME = "shop", "bench", "bench"
+_AT_ONCE, _PAGE_ROWS = 4, 5_000
+
+
+def bring(home: str, now_us: Microseconds | None, pace: Pace | None = None, **options: Any) -> tuple[Ingested, float]:
+    """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
+    cluster, before = known.find(open_home(Path(home)), NAME), time.process_time()
+    clock = Clock() if now_us is None else Clock(now_us)
+    workers = Workers(_no_spark)
+    done = ingest(cluster, clock, KEYSPACE, TABLE, workers, pace=pace, tell=lambda line: None, **options)
+    return done, time.process_time() - before
+
+
+def _no_spark() -> Any:
+    raise AssertionError("a row of this size is one process's work")
+
+
+def drop(port: int, user: tuple[str, str], statements: Sequence[str]) -> int:
+    """Ask all by the driver's default rows, as many at once as an ingest does, and let go of them; how many came."""
+    session, waiting, rows = _session(port, user), deque[Any](), 0
+    for text in statements:
+        if len(waiting) == _AT_ONCE:
+            rows += sum(1 for _ in waiting.popleft().result())
+        waiting.append(session.execute_async(text))
+    while waiting:
+        rows += sum(1 for _ in waiting.popleft().result())
+    return rows
+
+
+@cache
+def _session(port: int, user: tuple[str, str]) -> Any:
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+    from cassandra.policies import RoundRobinPolicy
+
+    driver = Cluster(
+        ["127.0.0.1"],
+        port=port,
+        protocol_version=4,
+        auth_provider=PlainTextAuthProvider(*user),
+        execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)},
+        schema_metadata_enabled=False,
+        token_metadata_enabled=False,
+    )
+    session = driver.connect()
+    session.default_fetch_size = _PAGE_ROWS
+    return session
+
+
+def follow(home: str, seconds: float, pace: Pace, every_seconds: float) -> list[tuple[int, float]]:
+    """Ingest again and again: of each time its rows, and how many seconds it was behind beyond the confidence."""
+    found, until = list[tuple[int, float]](), time.monotonic() + seconds
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        done, _ = bring(home, None, pace)
+        behind = Clock().now_us() - done.position_us - pace.confidence_us
+        found.append((done.rows, behind / SECOND_US))
+        time.sleep(max(0.0, every_seconds - (time.monotonic() - begun)))
+    return found
+
+
+def write(port: int, seconds: float, share: float, stream: bytes) -> tuple[int, float]:
+    """Write rows of a log as fast as takes a share of a core; how many, and the share that it was."""
+    from cassandra.util import uuid_from_time
+
+    session, sent = _session(port, ("cassandra", "cassandra")), 0
+    names = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$end_of_batch", "cdc$operation", p, k, v'
+    text = f"INSERT INTO {KEYSPACE}.{TABLE}_scylla_cdc_log ({names}) VALUES (?, ?, 0, true, 2, ?, 0, 0)"
+    prepared, waiting = session.prepare(text), deque[Any]()
+    begun, cpu = time.monotonic(), time.process_time()
+    while (passed := time.monotonic() - begun) < seconds:
+        if time.process_time() - cpu > share * passed:
+            time.sleep(0.005)
+            continue
+        while len(waiting) >= 64:
+            waiting.popleft().result()
+        at = Clock().now_us() / SECOND_US
+        waiting.append(session.execute_async(prepared, (stream, uuid_from_time(at, os.getpid(), sent % 16_384), sent)))
+        sent += 1
+    while waiting:
+        waiting.popleft().result()
+    return sent, (time.process_time() - cpu) / (time.monotonic() - begun)

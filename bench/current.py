@@ -1,0 +1,172 @@
+"""The rows about a table that is kept: changes of one part of it and of all of it, against rewriting both its tables.
+
+No server is needed: what a log tells is told by CQL in full, so that nothing is read again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.measure import Result, paired
+from bench.session import Bench
+from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
+from cdc_platform.cluster.current import kept
+from cdc_platform.cluster.current.keeping import Brought, Keeper
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import INT, TEXT
+from cdc_platform.lake import frames
+from cdc_platform.lake.arrow import fixed_width
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Batches, TaskRows, Workers
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.log_table import log_table, writes_schema
+from cdc_platform.log.state.shape import STATE, Kind
+from cdc_platform.log.state.wire import composed
+
+ROWS_VARIABLE = "CDC_PLATFORM_BENCH_KEPT_ROWS"
+_ROWS, _QUICK_ROWS = 5_000_000, 20_000
+_ROWS_A_PARTITION, _SLICES, _TOGETHER = 10, 100, 7
+_COPIED_US = Microseconds(1_790_000_000_000_000)
+_SCHEMA = TableSchema(
+    "bench",
+    "kept",
+    (Column("p", INT, "partition"), Column("k", INT, "clustering"), Column("a", INT), Column("b", TEXT)),
+    CdcOptions(enabled=True),
+)
+
+
+def keeping_current(bench: Bench) -> list[Result]:
+    """One row of a hundred changed: all in one of a hundred parts of the ring, and anywhere."""
+    full = int(os.environ.get(ROWS_VARIABLE, _ROWS))
+    count = full if bench.sizes.repeats > 1 else _QUICK_ROWS
+    with bench.scratch() as folder:
+        table = _Kept(folder / "lake", count)
+        table.bring(Microseconds(_COPIED_US + 1))
+        together = table.measured(table.inside, min(3, bench.sizes.repeats))
+        spread = table.measured(table.anywhere, min(3, bench.sizes.repeats))
+    at = f"{count:,} rows, 1 % changed"
+    floor = "rewriting both of its tables as they are"
+    return [
+        Result("kept-one-part", f"{at} in 1 % of the ring", together.seconds, floor, together.floor_seconds,
+               together.ratio, 0.1),
+        Result("kept-anywhere", f"{at} anywhere", spread.seconds, floor, spread.floor_seconds, spread.ratio, 1.2),
+    ]  # fmt: skip
+
+
+class _Kept:
+    """A table of `count` rows as a copy leaves it, each with a marker and two cells, and its log."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._lake, self._count, self._round = Lake(folder), count, 0
+        self._dice = np.random.default_rng(7)
+        keys = np.arange(count // _ROWS_A_PARTITION, dtype=np.int32)
+        slices = kept.slices_of(_bytes_of(keys), _SLICES)
+        self._of_slices = [keys[slices == number] for number in range(_SLICES)]
+        cells = kept.cells_table(_SCHEMA)
+        self._lake.ensure(cells)
+        made = TaskRows(_SLICES, lambda number: iter(_state(self._of_slices[number], number).to_batches()))
+        marks = {kept.COPIED: _COPIED_US, kept.SINCE: _COPIED_US, kept.SLICES: _SLICES, kept.OF: kept.identity(_SCHEMA)}
+        frames.replace_all(Workers.alone(), self._lake, cells, made, ("current:commits", 1), marks)
+        self._lake.ensure(log_table(_SCHEMA))
+
+    def inside(self) -> np.ndarray:
+        """The partition and row of as many rows as a hundredth of all, in one part of the ring."""
+        keys = self._of_slices[self._round % _SLICES]
+        rows = np.arange(len(keys) * _ROWS_A_PARTITION)
+        return np.stack([keys[rows // _ROWS_A_PARTITION], rows % _ROWS_A_PARTITION])
+
+    def anywhere(self) -> np.ndarray:
+        """As `inside`, of all parts."""
+        rows = self._dice.choice(self._count, self._count // 100, replace=False)
+        return np.stack([rows // _ROWS_A_PARTITION, rows % _ROWS_A_PARTITION])
+
+    def measured(self, drawn: Callable[[], np.ndarray], repeats: int) -> Any:
+        """Bringing the table up to changes of such rows, against rewriting it."""
+
+        def subject() -> None:
+            done = self.bring(Microseconds(_COPIED_US + us_of_seconds(self._round)))
+            assert done.rows == self._count, done
+
+        return paired(subject, self._rewrite, repeats=repeats, prepare=lambda: self._change(drawn()))
+
+    def bring(self, as_of_us: Microseconds) -> Brought:
+        """Bring the table up to its log."""
+        unasked: Any = None
+        keeper = Keeper(unasked, self._lake, Clock(as_of_us), _SCHEMA, Workers.alone(), print)
+        return keeper.bring_up(as_of_us, _COPIED_US, us_of_seconds(DAY_SECONDS), anew=False)
+
+    def _change(self, rows: np.ndarray) -> None:
+        """Log an update of each row."""
+        self._round += 1
+        count, at = rows.shape[1], _COPIED_US + us_of_seconds(self._round - 1)
+        typed = {
+            "operation": np.full(count, 1, np.int8),
+            "timestamp": at + 1 + np.arange(count) % 997,
+            "p": rows[0].astype(np.int32),
+            "k": rows[1].astype(np.int32),
+            "a": np.full(count, self._round, np.int32),
+        }
+        wanted = writes_schema(_SCHEMA)
+        arrays = [
+            pa.array(typed[each.name], each.type) if each.name in typed else pa.nulls(count, each.type)
+            for each in wanted
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+        found = log_batch(_SCHEMA, batch, lambda keys, _: pa.array([bytes(16)] * len(keys), pa.binary()))
+        log = log_table(_SCHEMA)
+        self._lake.append_once(log, pa.Table.from_batches([found]), {"bench": self._round}, self._round - 1 or None)
+
+    def _rewrite(self) -> None:
+        """Put what both tables have in its own place, as much at a time as a merge has."""
+        lake = self._lake
+        groups = [list(range(first, min(first + _TOGETHER, _SLICES))) for first in range(0, _SLICES, _TOGETHER)]
+        for table in (kept.cells_table(_SCHEMA), kept.current_table(_SCHEMA)):
+
+            def batches(number: int, table: Any = table) -> Batches:
+                yield from lake.read(table, filters=[(kept.SLICE, "in", groups[number])]).combine_chunks().to_batches()
+
+            frames.replace_all(Workers.alone(), lake, table, TaskRows(len(groups), batches))
+
+
+def _state(keys: np.ndarray, number: int) -> pa.Table:
+    """A marker and two cells of each row of some partitions, as the state's table has them."""
+    rows = np.repeat(keys, _ROWS_A_PARTITION)
+    clusterings = np.tile(np.arange(_ROWS_A_PARTITION, dtype=np.int32), len(keys))
+    partition, count = _bytes_of(rows), len(rows)
+    composed_keys = composed([_bytes_of(clusterings)], count)
+    parts: list[pa.Table] = []
+    for kind, column, values in (
+        (Kind.MARKER, None, pa.nulls(count, pa.binary())),
+        (Kind.CELL, "a", _bytes_of(rows)),
+        (Kind.CELL, "b", pa.array([b"value of row %d" % each for each in range(count)], pa.binary())),
+    ):
+        none = pa.array(np.zeros(count, np.int64))
+        found = {
+            "partition": partition,
+            "clustering": composed_keys,
+            "kind": pa.array(np.full(count, kind, np.int8)),
+            "column": pa.nulls(count, pa.string()) if column is None else pa.repeat(column, count),
+            "path": pa.nulls(count, pa.binary()),
+            "timestamp": pa.array(np.full(count, _COPIED_US - 1)),
+            "ttl": none,
+            "expires": none,
+            "dead": pa.array(np.zeros(count, bool)),
+            "value": values,
+            "inexact": pa.array(np.zeros(count, bool)),
+        }
+        parts.append(pa.table(found, schema=STATE))
+    whole = pa.concat_tables(parts)
+    return whole.append_column(
+        pa.field(kept.SLICE, pa.int32(), nullable=False), pa.repeat(np.int32(number), len(whole))
+    )
+
+
+def _bytes_of(values: np.ndarray) -> pa.Array:
+    """Integers as CQL's bytes."""
+    return fixed_width(values.astype(">i4"))
