@@ -6,6 +6,7 @@ Written past the proxy, by a superuser, as ScyllaDB itself would write them.
 from __future__ import annotations
 
 import struct
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,7 @@ class World:
         self._session = self._cluster.connect()
         self._logged: list[str] = []
         self._held: list[tuple[str, Sequence[object]]] | None = None
+        self._holder = 0
         self._tables = _TABLES | {
             f"node{node}.{table}": columns
             for node in range(nodes)
@@ -104,7 +106,8 @@ class World:
 
     def _change(self, statement: str, values: Sequence[object] | None = None) -> None:
         self.changed = True
-        if self._held is None:
+        # A demo's writer is a thread of its own: its rows go at once, and none waits for the changes of another.
+        if self._held is None or self._holder != threading.get_ident():
             self._session.execute(statement, values)
         else:
             self._held.append((statement, values or ()))
@@ -115,7 +118,7 @@ class World:
         if self._held is not None:
             yield
             return
-        self._held = []
+        self._held, self._holder = [], threading.get_ident()
         try:
             yield
             execute_concurrent(self._session, self._held, concurrency=64)
