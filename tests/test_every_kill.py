@@ -36,6 +36,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import consumers, inbox
 
@@ -122,6 +123,16 @@ def tablets_of(home: Path) -> None:
     exports(home, streams=tablet_streams_csv(rows), timestamps=tablet_timestamps_csv([TIME_MS, LATER_MS]))
 
 
+def damaged(home: Path) -> None:
+    """A generation whose files are there in no table but that of the published streams."""
+    node(home)
+    done(home, "bootstrap", str(home.parent / "node.json"), "--run")
+    for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
+        for file in (home / "lake" / table.keyspace / table.name).rglob("*.parquet"):
+            if "_delta_log" not in file.parts:
+                file.unlink()
+
+
 def upgraded(home: Path) -> None:
     """An upgraded cluster whose streams are in the old table."""
     old_cluster(Lake(open_home(home).lake), times(3))
@@ -193,6 +204,7 @@ CASES = {
         (*IMPORT, "--node", str(NODES[0].host_id)),
     ),
     "import: tablets": Case(tablets_of, IMPORT),
+    "repair --from-description": Case(damaged, ("repair", "--from-description")),
     "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2)),
     "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),

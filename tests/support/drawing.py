@@ -27,8 +27,9 @@ class Drawing:
         """How the same is drawn again."""
         return f"CDC_PLATFORM_SEED={SEED}{' CDC_PLATFORM_SHUFFLE=1' * SHUFFLE}"
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave of each grid as many tests as its mark says, and shuffle them if that is asked for."""
+        """Leave as many tests of a grid, of those that are asked for, as its mark says; shuffle them if that is."""
         left = set() if KILLS == "all" else _left_out(items)
         if left:
             config.hook.pytest_deselected(items=list(left))
