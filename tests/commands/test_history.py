@@ -78,7 +78,7 @@ def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
         (["nonsense"], "generations begin with"),
         (["2026-01-31T12:00:00.001Z"], "is known"),
         (["--run", "nobody"], "no table has a commit of run nobody"),
-        ([], "name either"),
+        ([], "name one of: a GENERATION"),
     ],
 )
 def test_what_nobody_knows_is_refused(home: Path, asked: list[str], says: str) -> None:
