@@ -6,6 +6,7 @@ The edges (command line, Dagster) turn these into one line and an exit code; any
 from __future__ import annotations
 
 import errno
+import re
 
 _LONGEST = 4000
 """The characters of a message; a longer one, which has a name or value of that length, keeps its begin and its end."""
@@ -114,6 +115,11 @@ class NotLetIn(Unavailable):
 def no_space(place: object, what: str = "") -> Unavailable:
     """What is said of a full disk, wherever it shows: `place` is on it, `what` was being done."""
     return Unavailable(f"{what}: no space left on {place}; free some and run again".removeprefix(": "))
+
+
+def is_full_store(said: str) -> bool:
+    """Whether an object store says that it takes nothing more: it has no room, or the bucket's quota is reached."""
+    return re.search(r"\b507 Insufficient Storage|StorageFull|QuotaExceeded", said) is not None
 
 
 def is_full(error: OSError) -> bool:

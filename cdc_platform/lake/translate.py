@@ -20,6 +20,7 @@ from cdc_platform.errors import (
     StoreFailure,
     Unavailable,
     is_full,
+    is_full_store,
     no_space,
 )
 
@@ -131,6 +132,8 @@ def _of_deltalake(error: DeltaError, what: str) -> PlatformError:
 
 def _of_store(text: str, what: str) -> PlatformError:
     """What the store says of its files: that they cannot be had now, or what is wrong with them."""
+    if is_full_store(text):
+        return no_space("the store", what)
     if _FULL.search(text):
         return no_space(_place(text), what)
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")

@@ -18,7 +18,15 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from cdc_platform.errors import EnvironmentProblem, InputError, NotLetIn, PlatformError, Unavailable
+from cdc_platform.errors import (
+    EnvironmentProblem,
+    InputError,
+    NotLetIn,
+    PlatformError,
+    Unavailable,
+    is_full_store,
+    no_space,
+)
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
@@ -37,6 +45,7 @@ _WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
 _AT_ONCE_BYTES = 4 << 20
 _KEPT_BYTES = 8 << 20
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
+_SKEWED = "RequestTimeTooSkewed"
 _NOT_LET_IN = re.compile(r"status code: 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId", flags=re.IGNORECASE)
 
 
@@ -289,6 +298,12 @@ def options(name: str) -> dict[str, str] | None:
 def _told(place: Stored, error: Exception) -> Unavailable:
     """A store's answer in one line: what it was asked is in it, what it was asked with is not."""
     text = str(error).split("Debug source")[0]
+    if is_full_store(text):
+        return no_space(place.root)
+    if _SKEWED in text:
+        return NotLetIn(
+            f"{place.root} says that this machine's clock is wrong ({_SKEWED}); set it by NTP, and run it again"
+        )
     status = _STATUS.search(text)
     said = status[1].strip() if status else " ".join(text.split())[:200]
     kind = NotLetIn if _NOT_LET_IN.search(text) else Unavailable

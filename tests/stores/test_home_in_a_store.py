@@ -40,9 +40,10 @@ DELETE FROM shop.orders WHERE customer = 'ada' AND number = 1;
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a node and of a script."""
+    """The files of two nodes and of a script."""
     folder = tmp_path_factory.mktemp("inputs")
-    (folder / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    for number in (1, 2):
+        (folder / f"node{number}.json").write_text(node_text(number, 4, 2), encoding="utf-8")
     (folder / "orders.cql").write_text(_SCRIPT, encoding="utf-8")
     return folder
 
@@ -144,6 +145,7 @@ def put(home: Home, name: str, text: str, tmp_path: Path) -> None:
     ("door", "home", "due"),
     [
         ("expired", "s3://b-expired/h", "does not answer as a store does (403 Forbidden)"),
+        ("skewed", "s3://b-skewed/h", "this machine's clock is wrong (RequestTimeTooSkewed); set it by NTP"),
         ("readonly", None, "does not answer as a store does (403 Forbidden)"),
         ("plain", "s3://no-such-bucket/h", "404"),
         ("plain", "ftp://host/h", "ftp:// is no store that is known"),
@@ -160,6 +162,22 @@ def test_what_cannot_be_a_home_is_told_in_one_line(
     assert due in done.stderr
     assert SECRET not in done.stderr
     assert "word@" not in done.stderr
+
+
+def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
+    """Looking goes on; with room again the same join ends, and every byte of the home is right."""
+    address = f"{s3.bucket()}/h"
+    assert run("--home", address, "bootstrap", inputs / "node1.json", "--run").exit_code == 0
+    join = ("--home", address, "bootstrap", inputs / "node2.json", "--run")
+    s3.has_room(0)
+    try:
+        stopped, looked = run(*join), run("--home", address, "generations")
+    finally:
+        s3.has_room(None)
+    assert (stopped.exit_code, stopped.stderr.count("\n"), looked.exit_code) == (2, 1, 0), stopped
+    assert f"no space left on {address.removesuffix('/h')}; free some and run again" in stopped.stderr
+    assert run(*join).exit_code == 0
+    assert run("--home", address, "check", "--deep").exit_code == 0
 
 
 def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
+ROOM = "/room-for-writes"
 SECRET = "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 
@@ -60,6 +61,12 @@ class S3:
         """How many requests of each verb the store has had; those that list are told apart."""
         with urllib.request.urlopen(f"{self._url('plain')}{COUNTS}", timeout=30) as answer:
             return json.loads(answer.read())
+
+    def has_room(self, writes: int | None) -> None:
+        """Let the store be full after so many writes more, behind every door; None lets it take all again."""
+        asked = urllib.request.Request(f"{self._url('plain')}{ROOM}", json.dumps(writes).encode(), method="PUT")
+        with urllib.request.urlopen(asked, timeout=30):
+            return
 
     def _url(self, door: str) -> str:
         return f"http://127.0.0.1:{self._ports[door]}"

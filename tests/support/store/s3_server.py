@@ -3,8 +3,9 @@
 One store behind several doors, a port each. `plain` answers. `faulty` does something odd with a tenth of the requests:
 says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
 `careless` takes no notice of conditions, as stores do that have none. `readonly` refuses what would change anything,
-`expired` everything, as with credentials that ran out. Started as `python -m support.store.s3_server SEED`; it prints
-the ports as JSON and ends with its standard input.
+`expired` everything, as with credentials that ran out, `skewed` too, as of requests whose time is not the store's.
+Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for. Started as
+`python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from support.store.s3 import COUNTS
+from support.store.s3 import COUNTS, ROOM
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -36,17 +37,31 @@ class Store:
         # moto looks whether an object is there, and puts it, in two steps.
         self._writing = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self._room: int | None = None
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == COUNTS:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.counts).encode()]
         method = environ["REQUEST_METHOD"]
+        if environ["PATH_INFO"] == ROOM:
+            self._room = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            start("200 OK", [("Content-Length", "0")])
+            return []
+        if method in ("PUT", "POST") and self._is_full():
+            return _no(environ, start, "XMinioStorageFull", "507 Insufficient Storage")
         self.counts[f"LIST {method}" if "list-type" in environ["QUERY_STRING"] else method] += 1
         if method in ("PUT", "POST", "DELETE"):
             with self._writing:
                 return list(self._application(environ, start))
         return list(self._application(environ, start))
+
+    def _is_full(self) -> bool:
+        with self._writing:
+            if self._room:
+                self._room -= 1
+                return False
+            return self._room == 0
 
 
 class Faulty:
@@ -94,19 +109,26 @@ def readonly(store: Store) -> _Application:
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return store(environ, start)
-        return _forbidden(environ, start, "AccessDenied")
+        return _no(environ, start, "AccessDenied")
 
     return answer
 
 
 def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What a store says to credentials that ran out."""
-    return _forbidden(environ, start, "ExpiredToken")
+    return _no(environ, start, "ExpiredToken")
 
 
-def _forbidden(environ: dict[str, Any], start: Callable[..., Any], code: str) -> Iterable[bytes]:
+def skewed(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """What S3 says to a request that was signed by a clock which is more than a quarter of an hour off."""
+    return _no(environ, start, "RequestTimeTooSkewed")
+
+
+def _no(
+    environ: dict[str, Any], start: Callable[..., Any], code: str, status: str = "403 Forbidden"
+) -> Iterable[bytes]:
     environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    start("403 Forbidden", [("Content-Type", "application/xml")])
+    start(status, [("Content-Type", "application/xml")])
     return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()]
 
 
@@ -143,6 +165,7 @@ def main() -> None:
         "careless": careless(store),
         "readonly": readonly(store),
         "expired": expired,
+        "skewed": skewed,
     }
     ports = {}
     for name, door in doors.items():
