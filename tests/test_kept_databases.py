@@ -31,9 +31,7 @@ assert len(read) == len(set(read)) > 0, read
 
 
 def test_engines_and_scripts_are_kept(tmp_path: Path) -> None:
-    """Instances one after the other see what the ones before wrote; no folder of scripts is read twice, and no look at
-    ticks makes a connection of its own.
-    """
+    """Instances see what those before them wrote; scripts are read once, and looks at ticks share their connections."""
     ran = subprocess.run(
         [sys.executable, "-c", _ASK, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )

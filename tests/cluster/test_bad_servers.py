@@ -27,6 +27,8 @@ from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.home import open_home
 from cdc_platform.log.log_table import log_table
 
+A_SERVER = pytest.mark.grid("broken servers", 16)
+
 COMMANDS = {
     "ingest": (("ingest", "prod", "shop.t"), 2),
     "cluster test": (("cluster", "test", "prod", "--json"), 1),
@@ -54,6 +56,7 @@ NOBODIES = [
 ]
 
 
+@A_SERVER
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("nobody", NOBODIES, ids=lambda nobody: nobody.name)
 def test_where_no_cql_server_is(nobody: Nobody, command: str, tmp_path: Path) -> None:
@@ -157,6 +160,7 @@ FAULTS = [
 ]
 
 
+@A_SERVER
 @pytest.mark.cassandra
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_an_ingest_of_a_broken_cluster_is_one_line(
@@ -195,6 +199,7 @@ MISSING = {
 """What is said where a table alone is missing; None where the others are enough."""
 
 
+@A_SERVER
 @pytest.mark.cassandra
 @pytest.mark.parametrize("table", MISSING)
 def test_a_table_that_is_missing_is_done_without_or_named(table: str, standin: StandIn, cluster: KnownCluster) -> None:

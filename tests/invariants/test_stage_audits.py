@@ -400,9 +400,7 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
 def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
     workers: Workers, seeded: SeededLake, monkeypatch: pytest.MonkeyPatch, ends: Sequence[int], shared: int
 ) -> None:
-    """What is shared there is found as ever; of another ring, of which two ranges overlap those of the same numbers,
-    the first and the last, these are the two rows that are read.
-    """
+    """What is shared is found as ever; of a ring with two ranges of the same numbers these two rows are read."""
     read: list[int] = []
 
     def counted(path: str, columns: Sequence[str], only: tuple[str, Any] | None = None) -> Batches:

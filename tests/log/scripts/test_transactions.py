@@ -290,10 +290,8 @@ def test_the_acceptance_rule_judges_what_is_applied(rehearsed: Rehearse) -> None
 
 
 def test_a_retried_entry_meets_the_acceptance_rule(tmp_path: Path) -> None:
-    """Its mutation has the time of its ballot: learned within its generation it is logged, behind a switch refused.
-
-    It is what a write without IF is at that time (service/storage_proxy.cc, learn_decision; cdc/metadata.cc).
-    """
+    """Its mutation has the time of its ballot: learned within its generation it is logged, behind a switch refused."""
+    # It is what a write without IF is at that time (service/storage_proxy.cc, learn_decision; cdc/metadata.cc).
     proposed = parse_time_us("2020-11-26T12:00:00Z")
     switched = parse_time_ms("2020-11-26T12:01:00Z")
     home = home_with_generations(tmp_path, {ID: parse_time_ms(SINCE), OTHER_ID: switched})
