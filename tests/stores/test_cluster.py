@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from support.standin.cluster import StandIn
     from support.store.s3 import S3
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 CLOCK = "2026-01-01T00:00:00Z"
 AT = "2026-01-31T14:00:00Z"
 START_US = parse_time_us("2026-01-31T12:20:00Z")
