@@ -23,9 +23,10 @@ from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.cluster.connection import Connection, checked
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.home import Home, open_home, state_folder
+from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.turns import turn
-from cdc_platform.places import Place, Stored, place_of
+from cdc_platform.places import Place, place_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
@@ -264,13 +265,10 @@ def keep_log_ahead(known: KnownCluster, table: str, made_ms: Milliseconds) -> No
 
 def _write(place: Place, value: BaseModel) -> None:
     text = json.dumps(value.model_dump(mode="json"), indent=2) + "\n"
-    if not isinstance(place, Stored):
-        drafts.write(Path(str(place)), text)
-        return
-    while True:
-        seen = place.seen()
-        if (place.create(text.encode()) if seen is None else place.replace(text.encode(), seen.mark)) is not None:
-            return
+    if place.here is not None:
+        drafts.write(place.here, text)
+    else:
+        put(place, text.encode())
 
 
 def _read(path: Place, kind: type[_Kind]) -> _Kind | None:

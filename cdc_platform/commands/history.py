@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import Milliseconds
+from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.commands.output import json_option, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, NotFound
@@ -24,10 +25,17 @@ _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
 @click.command()
 @click.argument("generation", required=False)
 @click.option("--run", metavar="RUN_ID", help="What this run of Dagster has committed, in every table.")
-@click.option("--table", metavar="KS.T", help="The log of this base table, and the table itself where it is kept.")
+@click.option(
+    "--table",
+    type=TABLE_NAME,
+    metavar="KS.T",
+    help="The log of this base table, and the table itself where it is kept.",
+)
 @json_option
 @pass_session
-def history(session: Session, generation: str | None, run: str | None, table: str | None, as_json: bool) -> None:
+def history(
+    session: Session, generation: str | None, run: str | None, table: tuple[str, str] | None, as_json: bool
+) -> None:
     """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
 
     GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
@@ -50,7 +58,7 @@ def history(session: Session, generation: str | None, run: str | None, table: st
 
         title, told = f"Commits of run {run}", sorted(_of_run(lake, run), key=order)
     elif table is not None:
-        title, told = f"Commits to {table}", _of_table(lake, table)
+        title, told = f"Commits to {'.'.join(table)}", _of_table(lake, *table)
     else:
         title, told = _of_generation(session, lake, generation or "")
     if as_json:
@@ -96,11 +104,10 @@ def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:
         raise NotFound(f"no table has a commit of run {run}; runs and their IDs are in the Dagster UI: cdc-platform up")
 
 
-def _of_table(lake: Lake, name: str) -> list[dict[str, Any]]:
+def _of_table(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
     """The commits to the log of a base table and to the table itself, a line each, oldest first.
 
     Raises:
-        InputError: the name is none.
         NotFound: neither is here.
     """
     from cdc_platform.cluster.current.kept import current_table
@@ -108,14 +115,13 @@ def _of_table(lake: Lake, name: str) -> list[dict[str, Any]]:
     from cdc_platform.log.log_table import log_table
     from cdc_platform.report.writes import order
 
-    keyspace, _, table = name.partition(".")
-    if not (keyspace and table):
-        raise InputError(f"{name!r} names no table; write it as keyspace.table")
-    schema = schema_of(lake, keyspace, table)
+    schema = schema_of(lake, keyspace, name)
     tables = (log_table(schema), current_table(schema))
     told = [_with_slices(each, commit) for each in tables for commit in lake.envelopes(each)]
     if not told:
-        raise NotFound(f"{name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest")
+        raise NotFound(
+            f"{schema.full_name} has no log here and is not kept; a live cluster's comes by: cdc-platform ingest"
+        )
     return sorted(told, key=order)
 
 

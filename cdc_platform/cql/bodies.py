@@ -17,7 +17,6 @@ from cdc_platform.errors import InputError
 
 MOST_NAMED = 12
 """Columns that an error names."""
-# ScyllaDB 2026.2's documents (cql/time-to-live, cql/cql-extensions) say that an expiry is logged, not as what or when.
 
 
 @v_args(inline=True)

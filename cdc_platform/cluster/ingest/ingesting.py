@@ -34,7 +34,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.volume import Workers
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell, tell_in_log
 from cdc_platform.log.reading.reader import FROM_CLUSTER, registered
@@ -46,8 +46,6 @@ from cdc_platform.timeline import StreamSource
 
 TASKS_HERE = 8
 """Tasks of requests that are done sooner in the process that asks than Spark starts."""
-_LEARNS = 3
-_ORDER = [(name, "ascending") for name in (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")]
 
 
 @dataclass(frozen=True)

@@ -29,15 +29,15 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.following import TooManyRows
 from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.reader import ROWS_AT_ONCE
+from cdc_platform.log.reading.reader import ROWS_AT_ONCE, in_order
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import Window, next_window
 from cdc_platform.log.stored_names import EXACT
+from cdc_platform.ring.tokens import UInt8s
 from cdc_platform.timeline import StreamSource
 
 _LEARNS = 3
 _WINDOWS_AHEAD = 100
-_ORDER = [(name, "ascending") for name in (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Came:
 
 
 class WindowRows:
-    """Asks for windows of one table's log, one after the other. `requests` counts the pages that came."""
+    """Asks for windows of one table's log, one after the other."""
 
     def __init__(
         self,
@@ -92,8 +92,7 @@ class WindowRows:
 
     def plan(self, source: StreamSource, window: Window, horizon_us: Microseconds | None = None) -> Plan:
         """How a window is asked for; with a horizon (µs) together with what comes up to then, where that is cheaper."""
-        period = next(each for each in source.periods() if each.begin_us == window.set_us)
-        streams = by_token(period.streams().streams)
+        streams = by_token(_streams_of(source, window))
         self._streams[window.set_us] = len(streams)
         held, since, now = self._held()
         coming = () if horizon_us is None else islice(self._coming(source, window, horizon_us), _WINDOWS_AHEAD)
@@ -117,8 +116,8 @@ class WindowRows:
         rows = ahead.of(window)
         if ahead.until_us == window.until_us:
             self._ahead = None
-        if not ahead.told:
-            ahead.told, ahead.number = True, window.number
+        if ahead.number is None:
+            ahead.number = window.number
             return Came(rows, ahead.plan.chosen, ahead.plan.other, ahead.requests)
         held, since, now = self._held()
         estimates = served(
@@ -145,8 +144,7 @@ class WindowRows:
 
     def _count(self, source: StreamSource, window: Window) -> int:
         if window.set_us not in self._streams:
-            period = next(each for each in source.periods() if each.begin_us == window.set_us)
-            self._streams[window.set_us] = len(period.streams().streams)
+            self._streams[window.set_us] = len(_streams_of(source, window))
         return self._streams[window.set_us]
 
     def _held(self) -> tuple[int | None, Microseconds, Microseconds]:
@@ -186,7 +184,7 @@ class WindowRows:
             raise OtherColumns(f"{', '.join(unreadable)} of {self.schema.full_name} have values of another type")
         for name, several in unreadable.items():
             self._tell(f"{several} values of {self.schema.full_name}.{name} are none of its type, and come as null")
-        found.rows = pa.concat_tables(_alike(found.parts)).sort_by(_ORDER) if found.parts else empty_rows(self.schema)
+        found.rows = in_order(pa.concat_tables(_alike(found.parts))) if found.parts else empty_rows(self.schema)
         found.parts.clear()
         if made.chosen.way == STREAMS:
             self._learn_length(found)
@@ -202,15 +200,17 @@ class WindowRows:
 
 @dataclass
 class _Ahead:
-    """Rows later than `after_us` up to `until_us` (µs), all that the log has; `number` of the window they came with."""
+    """Rows later than `after_us` up to `until_us` (µs), all that the log has.
+
+    `number` is that of the window they came with, None until that was told of.
+    """
 
     plan: Plan
     until_us: Microseconds
     parts: list[pa.Table] = field(default_factory=list)
     rows: pa.Table = field(default_factory=lambda: pa.table({}))
     requests: int = 0
-    number: int = 0
-    told: bool = False
+    number: int | None = None
 
     @property
     def after_us(self) -> Microseconds:
@@ -256,6 +256,11 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
             f"the cluster has no table {keyspace}.{table} with a CDC log whose definition is understood ({error}); "
             "look at what there is with: cdc-platform cluster test"
         ) from None
+
+
+def _streams_of(source: StreamSource, window: Window) -> UInt8s:
+    """The streams (uint8[k, 16]) of a window's set."""
+    return next(each for each in source.periods() if each.begin_us == window.set_us).streams().streams
 
 
 def _times(rows: pa.Table) -> np.ndarray:

@@ -118,6 +118,11 @@ def read_between(lake: Lake, schema: TableSchema, after_us: Microseconds, until_
     log = log_table(schema, exact=EXACT in stored)
     names = [name for name in log.schema.names if name in stored]
     rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
+    return in_order(rows)
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Rows of a log, sorted by time, stream and place in the batch."""
     return rows.sort_by([(name, "ascending") for name in _ORDER])
 
 
