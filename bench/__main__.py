@@ -32,6 +32,7 @@ ROWS: dict[str, str] = {
     "look-ups": "bench.look_ups:look_ups",
     "many-generations": "bench.many:many_generations",
     "idle-up": "bench.idle:idle_up",
+    "asleep": "bench.idle:asleep",
     "look-ups-stored": "bench.stored:look_ups",
     "requests": "bench.stored:requests",
     "base-writes": "bench.base_writes:base_writes",

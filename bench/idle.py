@@ -1,7 +1,11 @@
-"""The rows about a platform that nobody looks at: what `up` takes of a core and of memory while nothing happens."""
+"""The rows about a platform that nobody looks at: what `up` takes of a core and of memory while nothing happens.
+
+And what it takes when Spark has gone to sleep, and how long who wants it then waits.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,20 +14,30 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 from bench.measure import Result, children
 from bench.session import Bench
+from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile
 
 _SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
 """How long an `up` that answers is left alone first: it imports the process that runs are forked from."""
+_SLEEP_SECONDS = 5
 _GIB = 1 << 30
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ASKS = """
+import time
+start = time.perf_counter()
+from cdc_platform.lake.session import spark_session
+assert spark_session().range(1000).count() == 1000
+print(time.perf_counter() - start, flush=True)
+"""
 
 
 def idle_up(bench: Bench) -> list[Result]:
     """CPU of the process tree of `up`, Spark warm and no join waiting, in percent of a core; and its memory (PSS)."""
     settles, looks = (_SETTLES_SECONDS, _LOOKS_SECONDS) if bench.sizes.repeats > 1 else (2, 2)
-    with bench.scratch() as folder, _up(folder / "home") as pid:
+    with bench.scratch() as folder, _up(folder / "home") as (pid, _):
         time.sleep(settles)
         before, start = _cpu_seconds(_tree(pid)), time.perf_counter()
         time.sleep(looks)
@@ -41,17 +55,60 @@ def idle_up(bench: Bench) -> list[Result]:
     ]
 
 
+def asleep(bench: Bench) -> list[Result]:
+    """Memory of `up` while Spark sleeps; and a process that wants it then, against one with a session of its own."""
+    repeats, settles = bench.sizes.repeats, _SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
+    woken, embedded, memory = [], [], []
+    with bench.scratch() as folder, _up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * 1000}\n") as (pid, told):
+        file = ServerFile(Path(told["spark_file"]))
+        time.sleep(settles)
+        for _ in range(repeats):
+            _await_sleep(file)
+            memory.append(sum(_pss_bytes(each) for each in _tree(pid)) / _GIB)
+            embedded.append(_asked({}))
+            woken.append(_asked({SERVER_VARIABLE: str(file.path)}))
+    waits, starts = median(woken), median(embedded)
+    floor = "the same with a session of its own"
+    details = {"woken_seconds": woken, "embedded_seconds": embedded, "gib": memory}
+    return [
+        Result(
+            "asleep-memory", "`up`, Spark asleep, PSS", waits, "GiB", 0.0, median(memory), 600 / 1024, False, details
+        ),
+        Result("waking", "a process asks Spark that sleeps", waits, floor, starts, waits / starts, 2.5, False, details),
+    ]
+
+
+def _await_sleep(file: ServerFile) -> None:
+    while True:
+        try:
+            file.read()
+        except ConnectionRefusedError:
+            time.sleep(_SLEEP_SECONDS)  # its processes end
+            return
+        time.sleep(0.2)
+
+
+def _asked(variables: dict[str, str]) -> float:
+    """Seconds from the first import to an answer of Spark, in a process of its own."""
+    command = [sys.executable, "-c", _ASKS]
+    return float(subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, check=True).stdout)
+
+
 @contextmanager
-def _up(home: Path) -> Iterator[int]:
-    """The PID of an `up` that answers; ended by what Ctrl-C sends."""
+def _up(home: Path, settings: str = "") -> Iterator[tuple[int, dict[str, str]]]:
+    """The PID of an `up` that answers, and what it tells; ended by what Ctrl-C sends."""
+    home.mkdir(mode=0o700)
+    (home / "settings.toml").write_text(settings, encoding="utf-8")
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "up", "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            told = next((line for line in process.stdout if line.startswith("}")), None)
+            lines: list[str] = []
+            while not lines or lines[-1].startswith(("{", " ")):
+                lines.append(process.stdout.readline())
             logs = {log.name: log.read_text(encoding="utf-8")[-2_000:] for log in home.glob("logs/*.log")}
-            assert told is not None, f"up has ended before it answered: {logs}"
-            yield process.pid
+            assert lines[-1].startswith("}"), f"up has ended before it answered: {logs}"
+            yield process.pid, json.loads("".join(lines))
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()

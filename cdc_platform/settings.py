@@ -67,6 +67,8 @@ class Settings:
     """How long participants of a switch may take to answer; below the lease, or an abort comes too late for some."""
     switch_margin_ms: Milliseconds = _bounded(SECOND_MS * 5, ge=0, le=HOUR_MS)
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
+    spark_sleep_ms: Milliseconds = _bounded(MINUTE_MS * 15, ge=0, le=DAY_MS * 30)
+    """How long Spark in `up` waits for a client before it is ended, until one comes; 0: it never sleeps."""
     user_header: str = _bounded("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
 

@@ -73,14 +73,16 @@ class Service:
     keeps_open: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Adopted:
     name: str
     log: Path
     server: Server
     start: Callable[[], object]
     told: Callable[[str], object] | None
+    needed: Callable[[], bool]
     revived_at: list[float] = field(default_factory=list)
+    asleep: bool = False
 
 
 class Supervisor:
@@ -126,15 +128,17 @@ class Supervisor:
         start: Callable[[], object],
         *,
         told: Callable[[str], object] | None = None,
+        needed: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start a server that waits for itself, and end it with the others. A signal breaks the wait off.
 
-        `told` makes it one that is started again when it has ended by itself, and hears about it.
+        `told` makes it one that is started again when it has ended by itself, and hears about it. One that is not
+        `needed`, which is asked twice a second, sleeps: it is ended, and started again when it is.
 
         Raises:
             EndAsked: a signal asked for the end meanwhile.
         """
-        self._adopted.append(_Adopted(name, log, server, start, told))
+        self._adopted.append(_Adopted(name, log, server, start, told, needed))
         self._start_adopted(start)
 
     def await_answers(self, seconds: float) -> None:
@@ -163,8 +167,12 @@ class Supervisor:
         while not self._ending.wait(_LOOK_SECONDS):
             self._raise_for_the_dead()
             for adopted in self._adopted:
-                if adopted.server.pid is None:
-                    self._revive(adopted)
+                if adopted.needed():
+                    self._keep_running(adopted)
+                elif not adopted.asleep:
+                    adopted.server.stop()
+                    adopted.asleep = True
+                    self._tell(adopted, f"{adopted.name} sleeps until somebody wants it")
 
     def stop(self) -> None:
         """End every service with all of its children: TERM first, KILL for what is left after some seconds."""
@@ -193,28 +201,37 @@ class Supervisor:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 raise ServiceDied(f"{service.name} {how}; its log is {service.log}")
         for adopted in self._adopted:
-            if adopted.server.pid is None and adopted.told is None:
+            if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
 
-    def _revive(self, adopted: _Adopted) -> None:
-        """Start a server again that has ended by itself; where it ends before it answers, the next look does it again.
+    def _keep_running(self, adopted: _Adopted) -> None:
+        """Wake a server that sleeps, and start one again that has ended by itself, at the next look too if it fails.
 
         Raises:
             EndAsked: a signal asked for the end meanwhile.
             ServiceDied: it ends again and again.
         """
-        now = time.monotonic()
-        adopted.revived_at[:] = [then for then in adopted.revived_at if now - then < REVIVAL_SECONDS]
-        if len(adopted.revived_at) >= REVIVALS:
-            raise ServiceDied(f"{adopted.name} ends again and again; its log is {adopted.log}")
-        adopted.revived_at.append(now)
-        if adopted.told is not None:
-            adopted.told(f"{adopted.name} has ended and is started again; its log is {adopted.log}")
+        if adopted.asleep:
+            adopted.asleep = False
+            self._tell(adopted, f"{adopted.name} is wanted and wakes")
+        elif adopted.server.pid is None:
+            now = time.monotonic()
+            adopted.revived_at[:] = [then for then in adopted.revived_at if now - then < REVIVAL_SECONDS]
+            if len(adopted.revived_at) >= REVIVALS:
+                raise ServiceDied(f"{adopted.name} ends again and again; its log is {adopted.log}")
+            adopted.revived_at.append(now)
+            self._tell(adopted, f"{adopted.name} has ended and is started again; its log is {adopted.log}")
+        else:
+            return
         try:
             self._start_adopted(adopted.start)
         except PlatformError as error:
-            if adopted.told is not None:
-                adopted.told(str(error))
+            self._tell(adopted, str(error))
+
+    @staticmethod
+    def _tell(adopted: _Adopted, text: str) -> None:
+        if adopted.told is not None:
+            adopted.told(text)
 
     def _start_adopted(self, start: Callable[[], object]) -> None:
         self._may_interrupt = True

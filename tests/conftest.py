@@ -44,7 +44,14 @@ settings.load_profile("quick")
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, so that no worker is left with one of them at the end.
 LONG = {
-    "up": ("test_browser.py", "test_foreign_pages.py", "test_intruders.py", "test_deaths.py", "test_up.py"),
+    "up": (
+        "test_browser.py",
+        "test_foreign_pages.py",
+        "test_intruders.py",
+        "test_deaths.py",
+        "test_up.py",
+        "test_sleeping.py",
+    ),
     "cassandra": (
         "test_observing.py",
         "test_reach.py",

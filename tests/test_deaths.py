@@ -15,33 +15,36 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.drawing import KILLS, SEED
 from support.homes.v1_tables import nodes, old_cluster, published, times
+from support.waiting import await_true
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
 
 from cdc_platform.clock import Clock, Milliseconds
+from cdc_platform.lake.server_file import REMOTE_VARIABLE
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
 from cdc_platform.records import inbox
 from cdc_platform.sources.bootstrap_file import JoinRequest
 
 TIMES = 50 if KILLS == "all" else int(KILLS or 1)
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"
-_FORKED = "multiprocessing.forkserver"
-"""In the command line of the process that runs are forked from, and so of each of them."""
+_TRACKER = "multiprocessing.resource_tracker"
+_BELOW = {"forks": "code", "run": "forks"}
+"""Parts that are known by their parents."""
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
     "spark": "SparkConnectServer",
     "code": "cdc_platform.serving.code",
     "ui": "cdc_platform.serving.ui",
     "daemon": "cdc_platform.serving.daemon",
-    "forks": _FORKED,
-    "run": _FORKED,
+    "forks": "",
+    "run": "",
     "workers": "cdc_platform.lake.worker_daemon",
 }
 ENDS = ("up", "code", "ui", "daemon")
@@ -68,24 +71,17 @@ def ask(serving: Serving, query: str) -> Any:
         return json.load(answer)["data"]
 
 
-def await_true(found: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until something is found."""
-    deadline = time.monotonic() + seconds
-    while not (answer := found()):
-        assert time.monotonic() < deadline, f"{what} took more than {seconds} s"
-        time.sleep(0.3)
-    return answer
-
-
 def processes_of(serving: Serving, part: str) -> list[int]:
     """The processes that are a part of it by now."""
     if part == "up":
         return [serving.pid]
     every = serving.processes()
+    if part in _BELOW:
+        above = set(processes_of(serving, _BELOW[part]))
+        return [pid for pid, command in every.items() if parent(pid) in above and _TRACKER not in command]
     found = [pid for pid, command in every.items() if PARTS[part] in command]
-    if PARTS[part] != _FORKED:
-        return found
-    return [pid for pid in found if (_FORKED in every.get(parent(pid) or 0, "")) == (part == "run")]
+    # The process that runs are forked from is a fork of the code server, and has its command line.
+    return [pid for pid in found if parent(pid) not in found] if part == "code" else found
 
 
 def strays(serving: Serving) -> dict[int, str]:
@@ -148,7 +144,7 @@ def test_whoever_dies_every_join_ends_once(serving: Serving) -> None:
         await_true(lambda: not inbox.waiting(serving.lake), 600, f"the joins after {victim} was killed")
         await_true(lambda: not strays(serving), 30, "the end of processes without a parent")
     # Joins need no Spark here: the next one may still be starting, and only then says where it is.
-    await_true(lambda: Path(serving.start()["spark_file"]).is_file(), 180, "the start of another Spark")
+    await_true(lambda: REMOTE_VARIABLE in serving.spark, 180, "the start of another Spark")
     judged = check(serving)
     assert judged.returncode == 0, judged.stdout[-3000:] + judged.stderr
     ledger = serving.lake.read(GENERATIONS).to_pylist()

@@ -225,3 +225,32 @@ def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypa
     with pytest.raises(ServiceDied, match="the server ends again and again; its log is"):
         adopt()
     assert server.starts == 3
+
+
+class Lasting(Mortal):
+    """A server that goes on until it is ended; the second start asks for the end of the test."""
+
+    def start(self) -> None:
+        """Start it."""
+        self.starts += 1
+        self._process = subprocess.Popen([sys.executable, "-c", _ALONE])
+        if self.starts == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_server_that_is_not_needed_sleeps(tmp_path: Path) -> None:
+    """It is ended, stays so while nobody needs it, and is started once when somebody does; that is no death."""
+    server, told, seen = Lasting(0), [], []
+    answers = iter([True, False, False, False, True])
+
+    def needed() -> bool:
+        seen.append(server.pid is not None)
+        return next(answers)
+
+    with until_the_end() as supervisor:
+        supervisor.start(service(tmp_path, _ALONE))
+        supervisor.adopt("the server", tmp_path / "log", server, server.start, told=told.append, needed=needed)
+        supervisor.await_end()
+    assert seen == [True, True, False, False, False]
+    assert told == ["the server sleeps until somebody wants it", "the server is wanted and wakes"]
+    assert server.pid is None

@@ -13,10 +13,10 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 from support.worlds.serving import Serving
 
-from cdc_platform.commands.up import make_ready
 from cdc_platform.dagster_home import dagster_home
 from cdc_platform.definitions import defs
 from cdc_platform.home import open_home
+from cdc_platform.serving.ready import make_ready
 
 AN_END = pytest.mark.grid("ends of `up`", 2)
 _LISTENING = "0A"

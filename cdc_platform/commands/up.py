@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -38,8 +40,9 @@ def up(session: Session, port: int | None, public_url: str | None, read_only: bo
     """Start a warm Spark Connect server, the Dagster UI and its daemon; Ctrl-C ends all three.
 
     Prints a link to the UI when all of them answer; the link has a token in it, and without that nobody is let in.
-    Spark is started again if it dies; if one of the others dies all end, with exit code 1. Everything listens on
-    127.0.0.1 only, and serves only you: docs/trust.md.
+    Spark is started again if it dies, and sleeps when nobody has wanted it for a quarter of an hour (spark_sleep_ms
+    in settings.toml) until somebody does; if one of the others dies all end, with exit code 1. Everything listens
+    on 127.0.0.1 only, and serves only you: docs/trust.md.
 
     \b
     Example:
@@ -97,7 +100,7 @@ def _start(
     parts = Parts(home, held, session.clock, names, read_only, new_token())
     owners_alone(parts.logs)
     drafts.write(parts.token_file, parts.token, mode=OWNER_ONLY)
-    make_ready(dagster_home(home))
+    _make_ready(dagster_home(home))
     for service in parts.services(bound):
         supervisor.start(service)
     bound.close()  # only the UI listens from now on: when it dies, nobody waits for an answer
@@ -112,6 +115,7 @@ def _start(
         server,
         lambda: parts.start_spark(server),
         told=lambda text: click.echo(text, err=True),
+        needed=parts.sleeping(server).needed,
     )
     supervisor.await_answers(START_SECONDS)
     held.note([os.getpid(), *supervisor.pids])
@@ -120,31 +124,28 @@ def _start(
         "link": parts.link,
         "token_file": parts.token_file,
         "spark": server.remote,
-        "spark_file": parts.spark_file,
+        "spark_file": parts.spark_file.path,
         "home": home.name,
         "logs": parts.logs,
     }
 
 
-def make_ready(folder: Path) -> None:
-    """Let Dagster make its databases, and end what an earlier `up` has left unfinished, with what that has reserved.
+def _make_ready(folder: Path) -> None:
+    """Have the home's Dagster made ready: `serving.ready`.
 
-    On a new home the UI and the daemon would both make the databases at once, and one would fail. A run whose process
-    was killed together with its `up` stands as started for good, and its join would never be asked for again; under
-    the home's lock no run can be alive.
+    Raises:
+        EnvironmentProblem: Dagster cannot work there.
     """
-    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
-
-    alive = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-    with DagsterInstance.from_config(str(folder)) as instance:
-        instance.all_instigator_state()
-        for run in instance.get_runs(RunsFilter(statuses=alive)):
-            instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
-        tables = instance.event_log_storage
-        for pool in tables.get_concurrency_keys():
-            taken = tables.get_concurrency_info(pool)
-            for run_id in taken.active_run_ids | taken.pending_run_ids:
-                tables.free_concurrency_slots_for_run(run_id)
+    ran = subprocess.run(
+        [sys.executable, "-m", "cdc_platform.serving.ready", str(folder)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        told = (ran.stderr.strip() or f"exit code {ran.returncode}").splitlines()[-1]
+        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({told}); mend that, or name another home")
 
 
 def _refuse_open_home(home: Home) -> None:

@@ -14,12 +14,12 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
 
 from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.executors import CONF_VARIABLE, conf_of_file, is_local
@@ -41,8 +41,10 @@ from cdc_platform.supervisor import die_with_parent
 HOST = "127.0.0.1"
 # A client with a token asks for TLS, except of a server that has this very name.
 NAME = "localhost"
+_CONNECTIONS, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"
 _START_SECONDS = 180
 _STOP_SECONDS = 20
+_LOOK_SECONDS = 0.1
 
 
 class ConnectServer:
@@ -82,6 +84,16 @@ class ConnectServer:
         """The server's process and the ID of its session of processes, None while it does not run."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
+
+    @property
+    def clients(self) -> int | None:
+        """How many connections are open to it, None where the system does not say."""
+        tables = [table for table in map(Path, _CONNECTIONS) if table.exists()]
+        if not tables:
+            return None
+        ours = f":{self._port:04X}"
+        lines = [line.split() for table in tables for line in table.read_text(encoding="ascii").splitlines()[1:]]
+        return sum(fields[1].endswith(ours) and fields[3] == _ESTABLISHED for fields in lines)
 
     def start(self) -> ConnectServer:
         """Start the server and wait until it answers a query. One that has ended by itself can be started again.
@@ -181,23 +193,22 @@ class ConnectServer:
         return Path(f"/proc/{os.getpid()}/fd/{self._opened}")
 
     def _wait(self) -> None:
+        """Wait for an answer, asked by a process that imports what that takes meanwhile."""
+        asks = [sys.executable, "-m", "cdc_platform.lake.connect_answers"]
+        environment = {**os.environ, **worker_environment(self._master), **self.environment}
         deadline = time.monotonic() + _START_SECONDS
-        while _is_free(self._port):
-            if self.pid is None or time.monotonic() > deadline:
-                raise self._did_not_start()
-            time.sleep(0.1)
-        # Not through SparkSession.builder: it would make every later session of this process a remote one.
-        from pyspark.errors import PySparkException
-        from pyspark.sql.connect.session import SparkSession
-
-        try:
-            session = SparkSession.builder.remote(f"{self.remote}/;token={self._token}").create()
-            # Who breaks this wait off ends the server: nothing is to be asked of it again until the process may end.
-            cast("Any", session).client.set_retry_policies([])
-            session.sql("SELECT 1").collect()
-            session.stop()
-        except PySparkException:
-            raise self._did_not_start() from None
+        with subprocess.Popen(
+            asks, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as asking:
+            try:
+                while asking.poll() is None:
+                    if self.pid is None or time.monotonic() > deadline:
+                        raise self._did_not_start()
+                    time.sleep(_LOOK_SECONDS)
+            finally:
+                asking.kill()
+        if asking.returncode:
+            raise self._did_not_start()
 
     def _did_not_start(self) -> EnvironmentProblem:
         assert self._folder is not None

@@ -27,6 +27,7 @@ from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.executors import cluster_conf, is_local, send_program, workers_own_python
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
+from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
 
@@ -50,11 +51,6 @@ MASTER_VARIABLE = "CDC_PLATFORM_SPARK_MASTER"
 MEMORY_VARIABLE = "CDC_PLATFORM_DRIVER_MEMORY"
 LOG_VARIABLE = "CDC_PLATFORM_SPARK_LOG"
 """A file to keep what the JVM prints; unset, it is in a temporary folder and goes with the process."""
-REMOTE_VARIABLE = "SPARK_REMOTE"
-TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-"""Spark's own names of where a Connect server is and of the token that it wants."""
-SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
-"""A file that says where the server is now, and its token: `cdc-platform up` starts one anew if it has died."""
 NO_TRACES = ("-XX:-UsePerfData",)
 """JVM options: without them every JVM leaves a file in the machine's temporary folder when it is killed."""
 
@@ -290,20 +286,20 @@ def _connect(app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
 
 
 def _found() -> str:
-    """The address of a server that listens. A part of `cdc-platform up` waits while its server is started.
+    """The address of a server that listens. A part of `cdc-platform up` waits while its server is started or wakes.
 
     Raises:
         OSError: nobody listens there.
         ValueError: it is no address.
     """
-    file = os.environ.get(SERVER_VARIABLE)
+    path = os.environ.get(SERVER_VARIABLE)
+    file = ServerFile(Path(path)) if path else None
     deadline = time.monotonic() + (SERVER_SECONDS if file else 0)
     while True:
         try:
-            if file:
-                for line in Path(file).read_text(encoding="utf-8").splitlines():
-                    name, _, value = line.partition("=")
-                    os.environ[name] = value
+            if file is not None:
+                file.want()
+                os.environ.update(file.read())
             remote = _by_name(os.environ[REMOTE_VARIABLE])
             _reach(remote)
         except OSError:

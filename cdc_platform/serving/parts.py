@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cdc_platform import drafts, lease
+from cdc_platform import lease
 from cdc_platform.clock import Clock, format_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE, PACKAGES, dagster_home
 from cdc_platform.home import VARIABLE, Home, owners_alone
 from cdc_platform.lake.connect import ConnectServer
-from cdc_platform.lake.session import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE
+from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
 from cdc_platform.lease import Lease
 from cdc_platform.serving.addresses import LOOPBACK, Names
+from cdc_platform.serving.sleeping import Sleeping
 from cdc_platform.shown import PREFIX_VARIABLE
 from cdc_platform.supervisor import Service, ServiceDied
 
@@ -62,9 +63,9 @@ class Parts:
         return self.held.folder / "ui.token"
 
     @property
-    def spark_file(self) -> Path:
-        """Where the Connect server is and its token, as a shell reads variables; not there while no server answers."""
-        return self.held.folder / "spark.env"
+    def spark_file(self) -> ServerFile:
+        """Where the Connect server is and its token, as a shell reads variables."""
+        return ServerFile(self.held.folder / "spark.env")
 
     @property
     def link(self) -> str:
@@ -89,10 +90,14 @@ class Parts:
 
     def start_spark(self, server: ConnectServer) -> None:
         """Start the Connect server, again if it has died, and tell the parts where it is once it answers."""
-        self.spark_file.unlink(missing_ok=True)
+        self.spark_file.withdraw()
         server.start()
-        lines = [f"{name}={value}\n" for name, value in server.environment.items()]
-        drafts.write(self.spark_file, "".join(lines), mode=OWNER_ONLY)
+        self.spark_file.tell(server.environment)
+
+    def sleeping(self, server: ConnectServer) -> Sleeping:
+        """Whether Spark is needed, by the home's settings."""
+        after_ms = self.home.settings.spark_sleep_ms
+        return Sleeping(self.spark_file, server, after_ms, lambda: self.spark_file.tell(server.environment))
 
     def connect_server(self) -> ConnectServer:
         """The Spark Connect server, not yet started; the home is held as long as it runs."""
@@ -140,7 +145,7 @@ class Parts:
             **kept,
             VARIABLE: self.home.name,
             lease.VARIABLE: str(self.held.alive),
-            SERVER_VARIABLE: str(self.spark_file),
+            SERVER_VARIABLE: str(self.spark_file.path),
             "DAGSTER_HOME": str(dagster_home(self.home)),
             "TMPDIR": str(self._short(owners_alone(self.held.folder / "tmp").name, _LISTENER)),
             PREFIX_VARIABLE: self.names.prefix,

@@ -1,0 +1,66 @@
+"""The file that tells where the Connect server of a `cdc-platform up` is and its token, and the wish that wakes one.
+
+Its lines are those of a shell's variables. One that sleeps leaves a file that names only itself: a command that finds
+that says that it wants the server, and waits until the file tells more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc_platform import drafts
+
+REMOTE_VARIABLE = "SPARK_REMOTE"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+"""Spark's own names of where a Connect server is and of the token that it wants."""
+SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
+"""The path of such a file: `cdc-platform up` starts a server anew if it has died, and wakes one that sleeps."""
+_OWNER_ONLY = 0o600
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """The file at `path`, which is its owner's alone."""
+
+    path: Path
+
+    def tell(self, environment: Mapping[str, str]) -> None:
+        """Tell where the server is that answers now: what a client has in its environment."""
+        self._write({**environment, SERVER_VARIABLE: str(self.path)})
+
+    def withdraw(self) -> None:
+        """Tell that no server answers now."""
+        self._write({SERVER_VARIABLE: str(self.path)})
+
+    def read(self) -> dict[str, str]:
+        """What a client needs in its environment.
+
+        Raises:
+            FileNotFoundError: nobody has written there yet.
+            ConnectionRefusedError: the server sleeps, or is being started.
+        """
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        told = dict(line.split("=", 1) for line in lines if "=" in line)
+        if REMOTE_VARIABLE not in told:
+            raise ConnectionRefusedError(f"no server answers by {self.path} now")
+        return told
+
+    def want(self) -> None:
+        """Say that the server is wanted, before it is looked for: it does not fall asleep then, or wakes."""
+        self._wish.touch(mode=_OWNER_ONLY)
+
+    def wanted(self) -> int:
+        """When it was last wanted: a number that grows with each wish; 0 without one."""
+        try:
+            return self._wish.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def _wish(self) -> Path:
+        return self.path.with_name("spark.wanted")
+
+    def _write(self, variables: Mapping[str, str]) -> None:
+        drafts.write(self.path, "".join(f"{name}={value}\n" for name, value in variables.items()), mode=_OWNER_ONLY)

@@ -1,0 +1,16 @@
+"""Waiting for what other processes do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def await_true(found: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait until something is found."""
+    deadline = time.monotonic() + seconds
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"{what} took more than {seconds} s"
+        time.sleep(0.3)
+    return answer
