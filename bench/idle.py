@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from bench.measure import Result, children
+from bench.measure import Result, cpu_seconds, tree
 from bench.session import Bench
 from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile
 
@@ -24,7 +24,6 @@ _SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
 """How long an `up` that answers is left alone first: it imports the process that runs are forked from."""
 _SLEEP_SECONDS = 5
 _GIB = 1 << 30
-_TICKS = os.sysconf("SC_CLK_TCK")
 _ASKS = """
 import time
 start = time.perf_counter()
@@ -39,11 +38,11 @@ def idle_up(bench: Bench) -> list[Result]:
     settles, looks = (_SETTLES_SECONDS, _LOOKS_SECONDS) if bench.sizes.repeats > 1 else (2, 2)
     with bench.scratch() as folder, _up(folder / "home") as (pid, _):
         time.sleep(settles)
-        before, start = _cpu_seconds(_tree(pid)), time.perf_counter()
+        before, start = cpu_seconds(tree(pid)), time.perf_counter()
         time.sleep(looks)
         took = time.perf_counter() - start
-        tree = _tree(pid)
-        after, memory = _cpu_seconds(tree), sum(_pss_bytes(each) for each in tree) / _GIB
+        below = tree(pid)
+        after, memory = cpu_seconds(below), sum(_pss_bytes(each) for each in below) / _GIB
         parts = {_part(each): after[each] - before.get(each, 0.0) for each in after}
     percent = 100 * sum(parts.values()) / took
     details = {"cpu_seconds": parts}
@@ -64,7 +63,7 @@ def asleep(bench: Bench) -> list[Result]:
         time.sleep(settles)
         for _ in range(repeats):
             _await_sleep(file)
-            memory.append(sum(_pss_bytes(each) for each in _tree(pid)) / _GIB)
+            memory.append(sum(_pss_bytes(each) for each in tree(pid)) / _GIB)
             embedded.append(_asked({}))
             woken.append(_asked({SERVER_VARIABLE: str(file.path)}))
     waits, starts = median(woken), median(embedded)
@@ -112,22 +111,6 @@ def _up(home: Path, settings: str = "") -> Iterator[tuple[int, dict[str, str]]]:
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()
-
-
-def _tree(pid: int) -> list[int]:
-    return [pid, *(below for child in children(pid) for below in _tree(child))]
-
-
-def _cpu_seconds(pids: list[int]) -> dict[int, float]:
-    """Seconds on a core so far of each process that lives, and of those that it has waited for."""
-    found = {}
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        found[pid] = sum(map(int, fields[11:15])) / _TICKS
-    return found
 
 
 def _pss_bytes(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -128,4 +131,21 @@ def children(pid: int) -> dict[int, str]:
             continue
         if int(rest.split()[1]) == pid:
             found[int(folder.name)] = name.partition("(")[2]
+    return found
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    return [pid, *(below for child in children(pid) for below in tree(child))]
+
+
+def cpu_seconds(pids: list[int]) -> dict[int, float]:
+    """Seconds on a core so far of each process that lives, and of those that it has waited for."""
+    found = {}
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[pid] = sum(map(int, fields[11:15])) / _TICKS
     return found

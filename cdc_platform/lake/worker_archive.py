@@ -40,6 +40,7 @@ TASKS = (
     "cdc_platform.invariants.one_pass",
     "cdc_platform.invariants.sharing",
     "cdc_platform.lake.frames",
+    "cdc_platform.lake.packing",
     "cdc_platform.lake.slices",
     "cdc_platform.lake.volume",
     "cdc_platform.lifecycle.join.description_rows",

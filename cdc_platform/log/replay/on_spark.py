@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.scalars import ASCII, BIGINT, BLOB, BOOLEAN, INT, SMALLINT, TEXT, TINYINT
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.errors import InputError
+from cdc_platform.lake.packing import by_key
 from cdc_platform.lake.session import ROWS_PER_BATCH
 from cdc_platform.lake.shape import Door, quoted, spark_struct
-from cdc_platform.lake.volume import whole_groups
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-KEY = "cdc$partition_key"
-"""The column that is put beside those of the log on the way: the serialized partition key."""
-_ALIKE = (ASCII, BIGINT, BLOB, BOOLEAN, INT, SMALLINT, TEXT, TINYINT)
-"""Types of whose values Spark tells apart just those that CQL does: by them it brings rows together itself."""
 _LATER_ROLES = ("value", "deleted", "deleted_elements")
 """What a log lacks of a column that the base table got later."""
 
@@ -37,8 +32,8 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
     """The rows of `SELECT *` of the base table that the rows of its log, in any order, amount to: see `replay`.
 
     Columns are those of `selected_schema`. Cells with a TTL are gone if they have expired by `now_us` (µs); None:
-    nothing expires. Rows of a base partition stand together, in clustering order. A task holds one base partition at
-    a time, and a batch; run the job under `lake.session.bounded_batches` where 32,768 log rows don't fit into memory.
+    nothing expires. Rows of a base partition stand together, in clustering order. A task holds the log's rows of one
+    part of the ring at a time, an eighth of its share: where those don't fit into memory set more shuffle partitions.
 
     Columns that `changes` lacks of those that the base table got later are null; others that it has are passed over.
     A row that is none of the log, or a batch that is not complete, fails the job with an InputError: run it under
@@ -48,44 +43,23 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
         StateError: the log holds keys alone.
         InputError: a column of the log is missing, or has another type.
     """
-    from pyspark.sql import functions as F
 
     assert_full_delta(schema)
     schema = stored(schema)
     names = _columns(schema, changes)
 
     width = len(schema.partition_key)
-
-    def keys(*columns: pa.Array) -> pa.Array:
-        return partition_keys(schema, columns[:width], *columns[width:])
-
-    chosen = changes.select(*map(quoted, names))
-    if EXACT not in names and all(column.type in _ALIKE for column in schema.partition_key):
-        columns = [quoted(column.name) for column in schema.partition_key]
-
-        def keyed_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return base_rows(schema, (_keyed(schema, batch) for batch in batches), now_us)
-
-        together = chosen.repartition(*map(F.col, columns)).sortWithinPartitions(*columns)
-        return together.mapInArrow(keyed_rows, spark_struct(selected_schema(schema)))
-
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return base_rows(schema, batches, now_us)
-
-    # The stubs know only the calls that say of what kind the function is, against which pyspark warns.
-    arrow_udf: Any = F.arrow_udf
     # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
     read = [*(column.name for column in schema.partition_key), *(name for name in names if name == EXACT)]
-    key = arrow_udf(keys, "binary")(*map(quoted, read))
-    keyed = chosen.withColumn(KEY, key)
-    grouped = keyed.repartition(F.col(quoted(KEY))).sortWithinPartitions(quoted(KEY))
-    return grouped.mapInArrow(rows, spark_struct(selected_schema(schema)))
 
+    def keys(batch: pa.RecordBatch) -> pa.Array:
+        columns = [batch.column(name) for name in read]
+        return partition_keys(schema, columns[:width], *columns[width:])
 
-def _keyed(schema: TableSchema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the column `KEY`."""
-    keys = partition_keys(schema, [batch.column(column.name) for column in schema.partition_key])
-    return pa.RecordBatch.from_arrays([*batch.columns, keys], names=[*batch.schema.names, KEY])
+    def rows(log: pa.Table) -> Iterator[pa.RecordBatch]:
+        return base_rows(schema, log, now_us)
+
+    return by_key(changes.select(*map(quoted, names)), keys, rows, spark_struct(selected_schema(schema)))
 
 
 def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
@@ -100,26 +74,15 @@ def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.A
     return keys_of(schema, pa.table(dict(zip(names, columns, strict=True)) | beside))
 
 
-def base_rows(
-    schema: TableSchema, batches: Iterable[pa.RecordBatch], now_us: Microseconds | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of the base table (`selected_schema`) that log rows amount to which come in the order of their `KEY`.
+def base_rows(schema: TableSchema, log: pa.Table, now_us: Microseconds | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of the base table (`selected_schema`) that rows of the log, all of some base partitions', amount to.
 
-    `batches` may be cut anywhere; of those read, what belongs to the last base partition is kept until its end.
+    In the order of their keys.
 
     Raises:
         InputError: a row is none of a log, or a batch of the log is not complete.
     """
-    for whole in whole_groups(iter(batches), KEY):
-        yield from _replayed(schema, whole, now_us)
-
-
-def _replayed(
-    schema: TableSchema, batches: list[pa.RecordBatch], now_us: Microseconds | None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of whole base partitions, in the order of their keys."""
-    log = pa.Table.from_batches(batches).combine_chunks()
-    state = merged(schema, [state_of_log(schema, log, log[KEY].combine_chunks())])
+    state = merged(schema, [state_of_log(schema, log.combine_chunks())])
     yield from selected(schema, state, now_us).to_batches(max_chunksize=ROWS_PER_BATCH)
 
 

@@ -26,9 +26,10 @@ from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange, merge
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, NAN, TEXT, CqlType, ListType, MapType, SetType, scalar
 from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake.packing import packed, unpacked
 from cdc_platform.lake.translate import translated
 from cdc_platform.log.log_values import canonical_values, rows_table
-from cdc_platform.log.replay.on_spark import KEY, base_rows, partition_keys, replayed
+from cdc_platform.log.replay.on_spark import base_rows, partition_keys, replayed
 from cdc_platform.log.rows import log_mutations
 from cdc_platform.log.state.selecting import selected_schema
 from cdc_platform.log.stored_names import EXACT
@@ -147,11 +148,11 @@ def _by_partition(schema: TableSchema, rows: list[dict[str, Any]]) -> list[str]:
     return [str(row) for row in sorted(rows, key=lambda row: repr([row[name] for name in names]))]
 
 
-def _keyed(schema: TableSchema, rows: list[dict[str, Any]]) -> pa.Table:
-    table = rows_table(schema, rows)
-    columns = [table[column.name].combine_chunks() for column in schema.partition_key]
-    exact = table[EXACT].combine_chunks() if EXACT in table.column_names else None
-    return table.append_column(KEY, partition_keys(schema, columns, exact))
+def _keys(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> pa.Array:
+    whole = pa.table(table).combine_chunks() if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+    columns = [whole[column.name].combine_chunks() for column in schema.partition_key]
+    exact = whole[EXACT].combine_chunks() if EXACT in whole.column_names else None
+    return partition_keys(schema, columns, exact)
 
 
 def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
@@ -163,36 +164,22 @@ def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
 
 @settings(max_examples=80)
 @given(histories(), NOW, st.lists(st.integers(0, 1000), max_size=12), st.randoms(use_true_random=False))
-def test_batches_may_be_cut_anywhere(
+def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     history: tuple[TableSchema, list[list[Mutation]]],
     now_us: Microseconds | None,
     places: list[int],
     order: random.Random,
 ) -> None:
-    """Rows that come by base partition, else in any order and any batches, come to what one process makes of them."""
+    """Rows in any order and any batches, packed and brought together, come to what one process makes of them."""
     schema, batches = history
     rows = _logged(batches)
     assume(rows)
     order.shuffle(rows)
-    table = _keyed(schema, rows).sort_by(KEY)
-    found = pa.Table.from_batches(base_rows(schema, _cut(table, places), now_us), selected_schema(schema))
-    assert _found(schema, found) == _expected(schema, rows, now_us)
-
-
-def test_no_more_than_a_partition_is_held() -> None:
-    """The rows of a base partition are there as soon as a batch with a row of the next one has been read."""
-    batches = [[_insert(PLAIN, (number // 6,), number)] for number in range(24)]
-    table = _keyed(PLAIN, _logged(batches)).sort_by(KEY)
-    (whole,) = table.combine_chunks().to_batches()
-    read: list[int] = []
-
-    def told() -> Iterator[pa.RecordBatch]:
-        for start in range(0, 24, 4):
-            read.append(start)
-            yield whole.slice(start, 4)
-
-    seen = [(answer.column("p").to_pylist(), read[-1]) for answer in base_rows(PLAIN, told())]
-    assert seen == [([0], 4), ([1], 12), ([2], 16), ([3], 20)]
+    packs = packed(_cut(rows_table(schema, rows), places), lambda batch: _keys(schema, batch), 5)
+    blobs = pa.Table.from_batches(packs)
+    parts = [blobs.filter(pa.array(blobs["part"].to_numpy() == part)) for part in range(5)]
+    found = [batch for part in parts if part.num_rows for batch in base_rows(schema, unpacked(part), now_us)]
+    assert _found(schema, pa.Table.from_batches(found, selected_schema(schema))) == _expected(schema, rows, now_us)
 
 
 def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
@@ -208,18 +195,18 @@ def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
         ("cdc$end_of_batch", None): f"the batch of {row['cdc$time']} in the log of ks.plain is not complete",
     }.items():
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-            list(base_rows(PLAIN, _keyed(PLAIN, [row | dict([change])]).to_batches()))
-    table = _keyed(PLAIN, [row])
+            list(base_rows(PLAIN, rows_table(PLAIN, [row | dict([change])])))
+    table = rows_table(PLAIN, [row])
     place = table.schema.get_field_index("cdc$time")
     bad = table.set_column(place, "cdc$time", pa.array(["never"]))
     with pytest.raises(InputError, match=r"^'never' is no value of type timeuuid$"):
-        list(base_rows(PLAIN, bad.to_batches()))
+        list(base_rows(PLAIN, bad))
 
 
 def test_keys_are_told_apart_by_their_bytes() -> None:
     """Every form that Arrow may have of a value gives one key, and two values two, whatever Spark thinks of them."""
     rows = _logged([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
-    keys = _keyed(ODD, rows)[KEY].to_pylist()
+    keys = _keys(ODD, rows_table(ODD, rows)).to_pylist()
     assert keys == [ODD.partition_bytes(row) for row in ODD_KEYS]
     assert len(set(keys)) == len(ODD_KEYS)
     # Dates are named beside only where no column has them, whatever form the columns have.
