@@ -126,18 +126,18 @@ class Binder:
         selection = select(
             schema, [s.Relation((c.name,), "=", (terms[c.name],)) for c in schema.partition_key], self.moment
         )
-        mutation = Mutation(schema, selection.partitions[0])
+        (partition,) = selection.partitions
         static = _values(schema.statics, terms, writing)
         regular = _values(schema.regulars, terms, writing)
         lacking = [column.name for column in schema.clustering_key if column.name not in terms]
         if lacking and len(lacking) == len(schema.clustering_key) and static and not regular:
-            yield replace(mutation, static=static)
+            yield Mutation(schema, partition, static=static)
             return
         if lacking:
             raise InputError(f"INSERT lacks {', '.join(lacking)} of the clustering key of {schema.full_name}")
         key = tuple(key_value(column, terms[column.name], self.moment) for column in schema.clustering_key)
         marker = Marker(writing.timestamp, writing.ttl)
-        yield replace(mutation, static=static, rows={key: RowChange(marker, regular)})
+        yield Mutation(schema, partition, static=static, rows={key: RowChange(marker, regular)})
 
     def _update(self, schema: TableSchema, body: s.Update, writing: Writing) -> Iterator[Mutation]:
         columns = [_assignable(schema, assignment.target) for assignment in body.assignments]
@@ -158,14 +158,13 @@ class Binder:
             return
         selection = select(schema, body.where, self.moment)
         for partition in selection.partitions:
-            mutation = Mutation(schema, partition)
             if selection.is_whole:
-                yield replace(mutation, partition_tombstone=writing.timestamp)
+                yield Mutation(schema, partition, partition_tombstone=writing.timestamp)
             elif selection.rows:
-                yield replace(mutation, row_tombstones=dict.fromkeys(selection.rows, writing.timestamp))
+                yield Mutation(schema, partition, row_tombstones=dict.fromkeys(selection.rows, writing.timestamp))
             else:
                 ranges = [RangeTombstone(part.start, part.end, writing.timestamp) for part in selection.ranges]
-                yield replace(mutation, range_tombstones=ranges)
+                yield Mutation(schema, partition, range_tombstones=ranges)
 
     def _delete_columns(self, schema: TableSchema, body: s.Delete, writing: Writing) -> Iterator[Mutation]:
         columns = [_assignable(schema, target) for target in body.targets]
@@ -307,7 +306,7 @@ def _changed(
         if change is None:
             continue
         if column.kind == "static":
-            parts.append(replace(parts[0], static={column.name: change}))
+            parts.append(Mutation(schema, partition, static={column.name: change}))
         else:
-            parts.append(replace(parts[0], rows={key: RowChange(None, {column.name: change})}))
-    return merge(parts)
+            parts.append(Mutation(schema, partition, rows={key: RowChange(None, {column.name: change})}))
+    return merge(parts if len(parts) != 2 else parts[1:])

@@ -84,7 +84,7 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     if not given:
         raise ValueError("there is nothing to merge")
     first = given[0]
-    if any(_partition(other) != _partition(first) for other in given[1:]):
+    if not all(_of_one_partition(first, other) for other in given[1:]):
         raise ValueError("only mutations of one partition of one table merge")
     if len(given) == 1 and not first.range_tombstones:
         return first
@@ -109,13 +109,15 @@ def merge(mutations: Iterable[Mutation]) -> Mutation:
     )
 
 
-def _partition(mutation: Mutation) -> tuple[str, Key]:
-    return mutation.schema.full_name, mutation.partition_key
+def _of_one_partition(one: Mutation, other: Mutation) -> bool:
+    tables = one.schema is other.schema or one.schema.full_name == other.schema.full_name
+    return tables and one.partition_key == other.partition_key
 
 
 def later(timestamps: Iterable[Microseconds | None]) -> Microseconds | None:
     """The latest of the timestamps that there are; None if there is none."""
-    return max((timestamp for timestamp in timestamps if timestamp is not None), default=None)
+    given = [timestamp for timestamp in timestamps if timestamp is not None]
+    return max(given) if given else None
 
 
 def newer_cell(kind: CqlType | None, one: Cell, other: Cell) -> Cell:

@@ -54,9 +54,12 @@ def normal_form(schema: TableSchema, tombstones: Iterable[RangeTombstone]) -> li
 
     Where ranges overlap the latest timestamp holds; ranges of one timestamp that overlap or touch are one.
     """
+    given = list(tombstones)
+    if not given:
+        return []
     begun: list[tuple[Any, Any, Microseconds]] = []
     edges: dict[Any, _Edge] = {}
-    for tombstone in tombstones:
+    for tombstone in given:
         ends = [(edge.position(schema), edge) for edge in (_start(tombstone.start), _end(tombstone.end))]
         if ends[0][0] < ends[1][0]:
             edges.update(ends)

@@ -231,10 +231,11 @@ class TableSchema:
 
     def partition_bytes(self, partition_key: Sequence[Value]) -> bytes:
         """The serialized partition key (one value a column), from which the token is hashed."""
-        components = [
-            column.type.to_bytes(value) for column, value in zip(self.partition_key, partition_key, strict=True)
-        ]
-        return components[0] if len(components) == 1 else composite_key(components)
+        columns = self.partition_key
+        if len(columns) == 1:
+            (value,) = partition_key
+            return columns[0].type.to_bytes(value)
+        return composite_key([each.type.to_bytes(value) for each, value in zip(columns, partition_key, strict=True)])
 
     def clustering_order(self, values: Sequence[Value]) -> tuple[Any, ...]:
         """What orders rows inside a partition, from the values of the clustering columns or of a prefix of them."""

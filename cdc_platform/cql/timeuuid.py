@@ -57,11 +57,8 @@ def log_time(us: Microseconds, *identity: bytes) -> UUID:
 
     A write that is logged again has the same identity and so the same bytes; two writes of one time differ.
     """
-    digest = blake2b(digest_size=8)
-    for part in identity:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return timeuuid(us, low_half(int.from_bytes(digest.digest(), "big")))
+    hashed = b"".join([piece for part in identity for piece in (len(part).to_bytes(8, "big"), part)])
+    return timeuuid(us, low_half(int.from_bytes(blake2b(hashed, digest_size=8).digest(), "big")))
 
 
 def earliest(us: Microseconds) -> UUID:

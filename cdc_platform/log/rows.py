@@ -208,14 +208,12 @@ def _end_row(bound: Bound | None) -> tuple[Operation, Key]:
     return operation, () if bound is None else bound.prefix
 
 
-def _identity(schema: TableSchema, partition_key: Key, rows: Iterable[Row]) -> Iterator[bytes]:
+def _identity(schema: TableSchema, partition_key: Key, rows: Iterable[Row]) -> list[bytes]:
     """What tells a log mutation from others, as bytes."""
-    yield schema.keyspace.encode()
-    yield schema.log_name.encode()
-    yield schema.partition_bytes(partition_key)
+    found = [schema.keyspace.encode(), schema.log_name.encode(), schema.partition_bytes(partition_key)]
     columns = schema.logged
     for row in rows:
         for (name, kind, *_), value in zip(columns, row.values(), strict=True):
             if value is not None:
-                yield name.encode()
-                yield kind.to_bytes(value)
+                found += (name.encode(), kind.to_bytes(value))
+    return found

@@ -10,6 +10,9 @@ from cdc_platform.cql.mutation import Cell, CollectionChange, ColumnChange, Colu
 from cdc_platform.cql.ranges import Key, RangeTombstone, normal_form
 from cdc_platform.cql.types import Value
 
+_Time = tuple[Microseconds, int]
+"""A timestamp and a TTL (s)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
@@ -44,19 +47,20 @@ def split(mutation: Mutation) -> list[Changes]:
     no splitting keeps its rows in clustering order: deleted, inserted or not.
     """
     ranges = normal_form(mutation.schema, mutation.range_tombstones)
-    if not should_split(mutation, ranges):
-        return _whole(mutation, ranges)
+    times = _times(mutation, ranges)
+    if not _should_split(mutation, ranges, times):
+        return _whole(mutation, ranges, times)
     return _taken_apart(mutation, ranges)
 
 
-def should_split(mutation: Mutation, ranges: list[RangeTombstone]) -> bool:
+def _should_split(mutation: Mutation, ranges: list[RangeTombstone], times: set[_Time]) -> bool:
     """Whether a mutation is more than one timestamp, one TTL and one kind of change; `ranges` in normal form.
 
     Rows are looked at in clustering order: deletions of rows may stand in front of what is written to others, but not
     behind it; live elements of a collection are a reason as soon as a row before them, or their own, has a marker,
     since only a whole overwrite can be an INSERT (cdc/split.cc, should_split_visitor).
     """
-    if len(_times(mutation, ranges)) > 1:
+    if len(times) > 1:
         return True
     clustered = bool(mutation.rows or mutation.row_tombstones)
     kinds = (mutation.static, clustered, ranges, mutation.partition_tombstone is not None)
@@ -88,7 +92,7 @@ def _adds_elements(columns: ColumnChanges) -> bool:
     return any(not cell.dead for change in collections for cell in change.elements.values())
 
 
-def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> set[tuple[Microseconds, int]]:
+def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> set[_Time]:
     """The (timestamp, TTL) of everything in a mutation."""
     times = {(timestamp, 0) for timestamp in mutation.row_tombstones.values()}
     times.update((tombstone.timestamp, 0) for tombstone in ranges)
@@ -102,7 +106,7 @@ def _times(mutation: Mutation, ranges: list[RangeTombstone]) -> set[tuple[Micros
     return times
 
 
-def _add_times(times: set[tuple[Microseconds, int]], columns: ColumnChanges) -> None:
+def _add_times(times: set[_Time], columns: ColumnChanges) -> None:
     for change in columns.values():
         if isinstance(change, Cell):
             times.add(_time_of(change))
@@ -112,13 +116,12 @@ def _add_times(times: set[tuple[Microseconds, int]], columns: ColumnChanges) -> 
         times.update(map(_time_of, change.elements.values()))
 
 
-def _time_of(cell: Cell) -> tuple[Microseconds, int]:
+def _time_of(cell: Cell) -> _Time:
     return cell.timestamp, 0 if cell.dead else cell.ttl
 
 
-def _whole(mutation: Mutation, ranges: list[RangeTombstone]) -> list[Changes]:
+def _whole(mutation: Mutation, ranges: list[RangeTombstone], times: set[_Time]) -> list[Changes]:
     """The changes of a mutation of one timestamp and TTL."""
-    times = _times(mutation, ranges)
     if not times:
         return []
     ((timestamp, ttl),) = times
@@ -183,11 +186,9 @@ def _only_elements(change: ColumnChange) -> bool:
     return isinstance(change, CollectionChange) and change.tombstone is None
 
 
-def _by_time(
-    columns: ColumnChanges, marker: Marker | None
-) -> list[tuple[tuple[Microseconds, int], dict[str, ColumnChange]]]:
+def _by_time(columns: ColumnChanges, marker: Marker | None) -> list[tuple[_Time, dict[str, ColumnChange]]]:
     """The columns of a row by ascending (timestamp, TTL); the marker's has a part even if it is empty."""
-    parts: dict[tuple[Microseconds, int], dict[str, ColumnChange]] = {}
+    parts: dict[_Time, dict[str, ColumnChange]] = {}
     if marker is not None:
         parts[marker.timestamp, marker.ttl] = {}
     for name, change in columns.items():
@@ -196,11 +197,11 @@ def _by_time(
     return sorted(parts.items(), key=lambda part: part[0])
 
 
-def _parts_of(change: ColumnChange) -> dict[tuple[Microseconds, int], ColumnChange]:
+def _parts_of(change: ColumnChange) -> dict[_Time, ColumnChange]:
     if isinstance(change, Cell):
         return {_time_of(change): change}
     tombstones = {} if change.tombstone is None else {(change.tombstone + ONE_US, 0): change.tombstone}
-    elements: dict[tuple[Microseconds, int], dict[Value, Cell]] = {}
+    elements: dict[_Time, dict[Value, Cell]] = {}
     for key, cell in change.elements.items():
         elements.setdefault(_time_of(cell), {})[key] = cell
     times = dict.fromkeys((*tombstones, *elements))
