@@ -102,6 +102,7 @@ LONG = {
         "test_requests.py",
         "test_stored_places.py",
         "test_homes_of_clusters.py",
+        "test_every_command_in_a_store.py",
     ),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
