@@ -58,13 +58,16 @@ class Opened(DeltaTable):
         chosen = files.files_of_partitions(self, names, files.folder_of(self), filters)
         if len(chosen) > FEW_FILES or sum(file.bytes for file in chosen) > _FEW_BYTES:
             return None
-        schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
-            return pa.concat_tables(
-                [schema.empty_table(), *(self._of_partition(file, names, schema) for file in chosen)]
-            )
+            return self._together(chosen)
         except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
             return None
+
+    def _together(self, chosen: Sequence[files.DataFile]) -> pa.Table:
+        """The rows of these files in the columns that the table has."""
+        schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+        names = self.metadata().partition_columns
+        return pa.concat_tables([schema.empty_table(), *(self._of_partition(file, names, schema) for file in chosen)])
 
     def _of_partition(self, file: files.DataFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
         """The rows of a file with the columns that name its partition; the last few files are kept."""
@@ -78,8 +81,10 @@ class Opened(DeltaTable):
         """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
         as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
-            if self.metadata().partition_columns or files.foreign_features(self):
+            if files.foreign_features(self):
                 return _queried(self, as_it_is, ())
+            if names := self.metadata().partition_columns:
+                return self._together(files.files_of_partitions(self, names, files.folder_of(self)))
             paths = files.paths(self)
             by_file = {path: self._by_file[path] if path in self._by_file else _rows_of_file(path) for path in paths}
             self._by_file = by_file

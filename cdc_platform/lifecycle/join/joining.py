@@ -44,14 +44,18 @@ def run_join(
         InputError: the node cannot join the ring as it stands.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
-    joining = Joining(lake, clock, settings, generation_id, workers, door)
     steps = steps_of(lake, generation_id)
     made = {}
-    for step in steps:
-        made[step.table] = take(joining, steps, step)
-        # Looked at anew: what others have written behind the step is judged with it.
-        if step.audit is not None:
-            insist(joining, step, judged(joining, step))
+    with verdicts.kept_together(lake, clock) as book:
+        joining = Joining(lake, clock, settings, generation_id, workers, door, book)
+        for step in steps:
+            if step.audit is None:
+                # It is nodes that learn of the generation: whoever goes on from here, by any door, finds the verdicts.
+                book.keep()
+            made[step.table] = take(joining, steps, step)
+            # Looked at anew: what others have written behind the step is judged with it.
+            if step.audit is not None:
+                insist(joining, step, judged(joining, step))
     described = made[TOPOLOGY_DESCRIPTIONS]
     return Joined(generation_id, made[GENERATION_TIMESTAMPS], described.num_ranges, described.num_streams)
 

@@ -18,7 +18,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join import verdicts
-from cdc_platform.lifecycle.join.verdicts import Slices, Verdict
+from cdc_platform.lifecycle.join.verdicts import Book, Slices, Verdict
 from cdc_platform.settings import Settings
 
 
@@ -26,7 +26,8 @@ from cdc_platform.settings import Settings
 class Joining:
     """What a step works with: the generation, where it is, and who asks.
 
-    `hands` are those who work on rows; None: this door has nobody, and cannot judge itself.
+    `hands` are those who work on rows; None: this door has nobody, and cannot judge itself. `book` takes down the
+    verdicts of a run of several steps; without one each is kept as it is given.
     """
 
     lake: Lake
@@ -35,6 +36,7 @@ class Joining:
     generation_id: str
     hands: Workers | None
     door: str
+    book: Book | None = None
 
     @property
     def workers(self) -> Workers:
@@ -46,6 +48,19 @@ class Joining:
         if self.hands is None:
             raise StateError(f"{self.door} has no Spark; run: cdc-platform bootstrap FILE --run")
         return self.hands
+
+    def last_verdict(self, step: str) -> Verdict | None:
+        """The last verdict on a step of this generation."""
+        if self.book is not None:
+            return self.book.last(self.generation_id, step)
+        return verdicts.last(self.lake, self.generation_id, step)
+
+    def keep(self, verdict: Verdict) -> None:
+        """Keep a verdict, or have it kept with others of this run."""
+        if self.book is not None:
+            self.book.enter(verdict)
+        else:
+            verdicts.keep(self.lake, self.clock, verdict)
 
 
 def _whole_lake(lake: Lake, workers: Workers) -> Sequence[Finding]:
@@ -135,7 +150,7 @@ def _judged(joining: Joining, step: Step, audit: Audit) -> tuple[list[Judgement]
     # Who wrote in between may have been seen in part: a verdict on neither is of no use to anybody.
     lake.open_tables.look_anew(*(lake.path(table) for table, _ in slices))
     if verdicts.content_of(lake, audit.slices(joining)) == content:
-        verdicts.keep(lake, joining.clock, verdict)
+        joining.keep(verdict)
     return judgements, verdict
 
 
@@ -148,7 +163,7 @@ def _rely_on(joining: Joining, before: Step, audit: Audit) -> None:
     content = verdicts.content_of(joining.lake, audit.slices(joining))
     if not content:
         raise StateError(f"generation {generation_id} has no rows in {before.name}; materialise {before.name} first")
-    verdict = verdicts.last(joining.lake, generation_id, before.name)
+    verdict = joining.last_verdict(before.name)
     if verdict is None or verdict.content != content or verdict.invariants != audit.invariants:
         if joining.hands is None:
             raise StateError(

@@ -6,13 +6,16 @@ It knows how a verdict is kept and what content it is of; what is judged, and wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, to_datetime
+from cdc_platform.errors import PlatformError
 from cdc_platform.invariants.findings import STREAM_FORMAT, VNODE_COLOCATION
 from cdc_platform.invariants.inventory import HeldGeneration, Holding
 from cdc_platform.lake.filters import Filter
@@ -79,7 +82,52 @@ def in_order(lake: Lake, held: Sequence[HeldGeneration]) -> list[HeldGeneration]
 
 def keep(lake: Lake, clock: Clock, verdict: Verdict) -> None:
     """Keep a verdict in the place of the last one on the step."""
-    row = {
+    _keep(lake, [_row(clock, verdict)])
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """The verdicts of one run, which relies on them at once: those on some steps are kept in one commit.
+
+    A run that is killed before has judged for nothing: whoever goes on judges again.
+    """
+
+    lake: Lake
+    clock: Clock
+    _entered: dict[tuple[str, str], tuple[Verdict, dict[str, Any]]] = field(default_factory=dict)
+
+    def enter(self, verdict: Verdict) -> None:
+        """Take down a verdict, with the time of now."""
+        self._entered[verdict.generation_id, verdict.step] = verdict, _row(self.clock, verdict)
+
+    def last(self, generation_id: str, step: str) -> Verdict | None:
+        """The last verdict on a step, of this run or of whoever kept one."""
+        entered = self._entered.get((generation_id, step))
+        return last(self.lake, generation_id, step) if entered is None else entered[0]
+
+    def keep(self) -> None:
+        """Keep what was entered since the last time, if anything was."""
+        if self._entered:
+            with self.lake.open_tables.looked_at_once():
+                _keep(self.lake, [row for _, row in self._entered.values()])
+            self._entered.clear()
+
+
+@contextmanager
+def kept_together(lake: Lake, clock: Clock) -> Iterator[Book]:
+    """A book that is kept at the end of a block, also of one that fails."""
+    book = Book(lake, clock)
+    try:
+        yield book
+    except Exception:
+        with suppress(PlatformError):  # what has failed first is what is told
+            book.keep()
+        raise
+    book.keep()
+
+
+def _row(clock: Clock, verdict: Verdict) -> dict[str, Any]:
+    return {
         "generation_id": verdict.generation_id,
         "step": verdict.step,
         "content": verdict.content,
@@ -89,7 +137,10 @@ def keep(lake: Lake, clock: Clock, verdict: Verdict) -> None:
         "door": verdict.door,
         "judged_at": to_datetime(clock.now_us()),
     }
-    lake.merge(VERDICTS, pa.Table.from_pylist([row], schema=VERDICTS.schema), update=True)
+
+
+def _keep(lake: Lake, rows: Sequence[dict[str, Any]]) -> None:
+    lake.merge(VERDICTS, pa.Table.from_pylist(list(rows), schema=VERDICTS.schema), update=True)
 
 
 def last(lake: Lake, generation_id: str, step: str) -> Verdict | None:
