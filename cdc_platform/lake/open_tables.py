@@ -81,10 +81,13 @@ class Opened(DeltaTable):
         """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
         as_it_is = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         try:
-            if files.foreign_features(self):
+            names = self.metadata().partition_columns
+            held = files.files_of_partitions(self, names, files.folder_of(self)) if names else []
+            # The log says the same of a partition without a value and of one whose value is an empty text.
+            if files.foreign_features(self) or any(None in file.partition for file in held):
                 return _queried(self, as_it_is, ())
-            if names := self.metadata().partition_columns:
-                return self._together(files.files_of_partitions(self, names, files.folder_of(self)))
+            if names:
+                return self._together(held)
             paths = files.paths(self)
             by_file = {path: self._by_file[path] if path in self._by_file else _rows_of_file(path) for path in paths}
             self._by_file = by_file

@@ -197,6 +197,12 @@ def _wrong(**changes: Any) -> Callable[[Lake], object]:
             lambda lake: lake.merge(GENERATION_TIMESTAMPS, stamps(TIME, TIME), update=False),
             "comes 2 times in one write",
         ),
+        (
+            lambda lake: lake.merge(
+                GENERATION_TIMESTAMPS, stamps(*(TIME + timedelta(hours=n) for n in range(100)), TIME), update=False
+            ),
+            "comes 2 times in one write",
+        ),
         (lambda lake: lake.merge(NODES, pa.table({"tokens": [[1, None]]}), update=True), "may not be null"),
         (lambda lake: lake.read(NODES, filters=[("color", "=", 1)]), "no column color"),
         (lambda lake: lake.delete(NODES, []), "needs a filter"),

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from cdc_platform.lake import open_tables
 from cdc_platform.lake.filters import PASSES
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.open_tables import OpenTables, rows_of
@@ -96,6 +97,30 @@ def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -
             expected = rows_of(DeltaTable(tmp_path / "t"), schema, [(name, operator, [])]).num_rows
             assert rows_of(opened, schema, [(name, operator, [])]).num_rows == expected
     assert tried > 100
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("name", ["small", "text", "time"])
+def test_few_rows_of_partitions_are_read_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nulls: bool
+) -> None:
+    """The rows that a query gives, and none is made but where a partition has no value, which may be an empty text."""
+    draw, path = random.Random(11), tmp_path / "t"
+    schema = pa.schema([(each, kind) for each, (kind, _) in COLUMNS.items()])
+    made = [{each: draw.choice([None, *values]) for each, (_, values) in COLUMNS.items()} for _ in range(120)]
+    chosen = [row for row in made if nulls or row[name]]
+    for some in (chosen[::2], chosen[1::2]):
+        write_deltalake(path, pa.Table.from_pylist(some, schema=schema), mode="append", partition_by=[name])
+    expected = sorted(map(repr, rows_of(DeltaTable(path), schema).to_pylist()))
+    assert len(expected) == len(chosen) > 20
+    querying, queries = open_tables._queried, list[object]()
+    monkeypatch.setattr(open_tables, "_queried", lambda *asked: queries.append(asked) or querying(*asked))
+    opened = OpenTables().newest(str(path))
+    assert sorted(map(repr, rows_of(opened, schema).to_pylist())) == expected
+    assert len(queries) == nulls
+    asked = [("whole", "=", 7)]
+    found = rows_of(opened, schema, asked)
+    assert found.num_rows == rows_of(DeltaTable(path), schema, asked).num_rows > 0
 
 
 def test_many_rows_are_not_kept(tmp_path: Path) -> None:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+from support.nodes import join_request
 from support.worlds.switch_lake import NOON, NOON_MS, inserted
 
 from cdc_platform.clock import from_datetime, us_of
-from cdc_platform.errors import StateError
+from cdc_platform.errors import AuditFailed, PlatformError, StateError
 from cdc_platform.invariants import Finding
 from cdc_platform.invariants.inventory import standing
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS_V2, GENERATIONS, VERDICTS
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    NODES,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    VERDICTS,
+    Table,
+)
 from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join import joining as whole
 from cdc_platform.lifecycle.join import verdicts
 from cdc_platform.lifecycle.join.formats import V2
-from cdc_platform.lifecycle.join.step import Joining, Steps, step_of, take
+from cdc_platform.lifecycle.join.step import Joining, Step, Steps, step_of, take
+from cdc_platform.records import inbox
 from cdc_platform.settings import Settings
 
 INSERTED, INTRODUCED = step_of(V2, GENERATION_DESCRIPTIONS_V2), step_of(V2, CDC_LOCAL)
@@ -151,3 +166,104 @@ def test_a_name_of_content_follows_the_files(lake: Lake) -> None:
     inserted(lake, 2)
     assert verdicts.content_of(lake, slices) == name
     assert verdicts.content_of(lake, [(GENERATION_DESCRIPTIONS_V2, [("id", "=", "another")])]) == ""
+
+
+def queued(lake: Lake) -> str:
+    """The generation of a node that waits to join."""
+    return inbox.queue(lake, NOON, join_request(1)).generation_id
+
+
+def run(lake: Lake, generation_id: str) -> whole.Joined:
+    """A whole join by the command's function, in this process."""
+    return whole.run_join(Workers.alone(), lake, NOON, Settings(), generation_id)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, before: Table, work: Callable[[], object]) -> None:
+    """Let another do something right before a run takes the step of a table."""
+    taking = whole.take
+
+    def watched(joining: Joining, steps: Steps, step: Step) -> Any:
+        if step.table is before:
+            work()
+        return taking(joining, steps, step)
+
+    monkeypatch.setattr(whole, "take", watched)
+
+
+def kept(lake: Lake) -> list[str]:
+    """The steps on which another process finds a verdict, in their order."""
+    found = Lake(lake.root).read(VERDICTS, ["step"])["step"].to_pylist()
+    return [step.name for step in V2 if step.name in found]
+
+
+def test_a_run_keeps_its_verdicts_before_nodes_learn_of_the_generation_and_at_its_end(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commits in place of one a verdict; who goes on from there by another door finds what it relies on."""
+    generation_id, seen = queued(lake), list[list[str]]()
+    meanwhile(monkeypatch, CDC_LOCAL, lambda: seen.append(kept(lake)))
+    meanwhile(monkeypatch, GENERATION_TIMESTAMPS, lambda: seen.append(kept(lake)))
+    run(lake, generation_id)
+    first = [TOPOLOGY_DESCRIPTIONS.name, GENERATION_DESCRIPTIONS_V2.name]
+    assert seen == [first, first]
+    assert kept(lake) == [*first, STREAMS_DESCRIPTIONS_V2.name, GENERATION_TIMESTAMPS.name]
+    assert lake.version(VERDICTS) == 2
+    again = verdicts.last(lake, generation_id, GENERATION_TIMESTAMPS.name)
+    assert again is not None
+    assert (again.passed, again.door) == (True, "a program")
+
+
+@pytest.mark.parametrize(
+    ("table", "before"), [(TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2), (GENERATION_DESCRIPTIONS_V2, CDC_LOCAL)]
+)
+def test_rows_that_another_takes_between_two_steps_are_missed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, table: Table, before: Table
+) -> None:
+    """A verdict of the run itself, kept or not, is of the rows that were judged: others are judged, and refused."""
+    generation_id = queued(lake)
+
+    def taken() -> None:
+        other = Lake(lake.root)
+        end = other.read(table, ["range_end"])["range_end"][0].as_py()
+        assert other.delete(table, [("range_end", "=", end)]) == 1
+
+    meanwhile(monkeypatch, before, taken)
+    with pytest.raises(StateError, match=f"{table.name} is not to be relied on, as a program has found"):
+        run(lake, generation_id)
+    assert Lake(lake.root).read(GENERATIONS).num_rows == 0
+    found = verdicts.last(Lake(lake.root), generation_id, table.name)
+    assert found is not None
+    assert not found.passed
+
+
+def test_a_run_that_fails_keeps_what_it_has_judged(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The good verdict on the first step and the bad one that ended it: nothing after it was written."""
+    generation_id, steps = queued(lake), answering(answers(1))
+    monkeypatch.setattr(whole, "steps_of", lambda *_: steps)
+    with pytest.raises(AuditFailed, match="ring_covered_once does not hold"):
+        run(lake, generation_id)
+    found = Lake(lake.root).read(VERDICTS, ["step", "passed"]).sort_by([("step", "descending")]).to_pylist()
+    assert [(row["step"], row["passed"]) for row in found] == [
+        (TOPOLOGY_DESCRIPTIONS.name, True),
+        (GENERATION_DESCRIPTIONS_V2.name, False),
+    ]
+    assert Lake(lake.root).read(NODES).num_rows == 0
+
+
+def test_what_has_failed_first_is_what_is_told(lake: Lake) -> None:
+    """Verdicts that cannot be kept, behind a join that fails, hide nothing; behind one that does not they are told."""
+    given = verdicts.Verdict(queued(lake), "a step", "content", ("an invariant",), True, "", "a test")
+    lake.ensure(VERDICTS)
+    shutil.rmtree(lake.path(VERDICTS))
+    Path(lake.path(VERDICTS)).write_bytes(b"in the way")
+
+    def judging(*, fails: bool) -> None:
+        with verdicts.kept_together(lake, NOON) as book:
+            book.enter(given)
+            if fails:
+                raise AuditFailed("first")
+
+    with pytest.raises(AuditFailed, match="first"):
+        judging(fails=True)
+    with pytest.raises(PlatformError, match="verdicts"):
+        judging(fails=False)
