@@ -33,7 +33,7 @@ def facts_model() -> Any:
     import pandera.pandas as pa
 
     wrong = {each.in_range.wrong: each for each in IN_RANGES if each.in_range is not None}
-    columns = {name: pa.Column("int64", _nothing_wrong(wrong[name]) if name in wrong else None) for name in FACTS}
+    columns = {name: _numbers(_nothing_wrong(wrong[name]) if name in wrong else None) for name in FACTS}
     return pa.DataFrameSchema(
         columns | {OWNER: pa.Column(object, nullable=True)}, strict=True, ordered=True, name="facts of ranges"
     )
@@ -50,8 +50,8 @@ def summary_model(expected: tuple[str, ...]) -> Any:
         {
             # Of texts pandera would look at each; whether they are ours, the check says.
             "invariant": pa.Column(object, pa.Check.isin(expected)),
-            "population": pa.Column("int64"),
-            "violations": pa.Column("int64"),
+            "population": _numbers(),
+            "violations": _numbers(),
             "sample": pa.Column(object),
         },
         checks=[_held(DECLARED[name]) for name in expected],
@@ -99,10 +99,17 @@ def load() -> None:
     failures(facts_model(), {name: np.empty(0, dtype=np.int64) for name in FACTS} | {OWNER: np.empty(0, dtype=object)})
 
 
+def _numbers(check: Any = None) -> Any:
+    """A column of the type int64, which has no nulls: to look for them is a fifth of the time."""
+    import pandera.pandas as pa
+
+    return pa.Column("int64", check, nullable=True)
+
+
 def _nothing_wrong(invariant: Invariant) -> Any:
     import pandera.pandas as pa
 
-    return pa.Check.eq(0, **_told(invariant), n_failure_cases=SHOWN)
+    return pa.Check.eq(0, **_told(invariant), n_failure_cases=SHOWN, ignore_na=False)
 
 
 def _held(invariant: Invariant) -> Any:
