@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.worlds.installed import OURS, ROOT, run
+from support.worlds.installed import ROOT, run
 
 
 def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
@@ -19,7 +19,7 @@ def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
     for pattern in ("data/real_ring/*.json", "cql/*.lark", "lake/*.properties", "lake/*.xml"):
         held = {str(path.relative_to(ROOT)) for path in (ROOT / "cdc_platform").glob(pattern)}
         assert held <= names, pattern
-    python = {str(path.relative_to(ROOT)) for part in OURS[:1] for path in (ROOT / part).rglob("*.py")}
+    python = {str(path.relative_to(ROOT)) for path in (ROOT / "cdc_platform").rglob("*.py")}
     assert python <= names
 
 

@@ -133,6 +133,8 @@ class CassandraServer:
             "cassandra.ring_delay_ms": "0",
             "cassandra.superuser_setup_delay_ms": "0",
             "cassandra.auth_bcrypt_gensalt_log2_rounds": "4",
+            # What it has is gone when it stops: no change of a schema has to be on the disk before the next one.
+            "cassandra.test.flush_local_schema_changes": "false",
             "cassandra.jmx.local.port": "",
             "logback.configurationFile": f"{self.folder}/logback.xml",
             "jdk.attach.allowAttachSelf": "true",

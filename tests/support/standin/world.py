@@ -30,7 +30,8 @@ PLAIN = ("plain", "not-much")
 EXPORTER = ("exporter", "brings-copies")
 """Users with their passwords: one that may read all, one that may read what every role may, one that may write."""
 NAME = "production"
-_CLASS = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+# Not durable: before a table is dropped, everything in the log of commits would be written out.
+_CLASS = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1} AND durable_writes = false"
 _KEYSPACES = ("scylla", "scylla_schema", "scylla_distributed", "scylla_distributed_everywhere", "shop", '"Shop"')
 _LOCAL_COLUMNS = (
     "cluster_name text, data_center text, host_id uuid, rack text, release_version text, rpc_address inet, "

@@ -11,7 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 DEMO_CLOCK = "2026-01-31T12:00:00Z"
 """When the demo runs that the tests judge."""
-OURS = ("cdc_platform", "cdc-platform", "__editable__", "assets", "resources", "_virtualenv")
 
 
 def build(folder: Path) -> Path:
@@ -24,15 +23,12 @@ def build(folder: Path) -> Path:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """The installed program: in its environment are the dependencies, and of the project the wheel alone."""
+    """The installed program: in its environment are the dependencies' folder, and of the project the wheel alone."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    others = environment / "others"
-    others.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(OURS) and entry.suffix != ".pth":
-            (others / entry.name).symlink_to(entry)
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(f"{others}\n", encoding="utf-8")
+    # No .pth of a folder that is named in one is looked at, so this project's own is not; and JARs keep their paths, to
+    # which the JVM's archive of classes is bound.
+    (site / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     python = environment / "bin" / "python"
     made = [sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-deps", "--python", str(python)]
     done = subprocess.run([*made, str(wheel)], capture_output=True, text=True, check=False)
