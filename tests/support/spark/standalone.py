@@ -30,6 +30,8 @@ from cdc_platform.supervisor import die_with_parent
 HOST = "127.0.0.1"
 CHECKOUT = Path(__file__).resolve().parents[3]
 _START_SECONDS = 90
+_SOON_WARM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""JVM options: all of these end before another compiler has paid for itself."""
 _APART = """
 set -e
 work=$1 spark=$2 java=$3; shift 3
@@ -137,7 +139,8 @@ class Standalone:
         self.conf = folder / "spark.conf"
         self.conf.touch(mode=0o600)
         # With two small workers a job is lost before it has tried both of them often enough while one starts anew.
-        self.conf.write_text(f"{self._shared}spark.executor.memory 512m\nspark.task.maxFailures 8\n", encoding="utf-8")
+        executors = f"spark.executor.memory 512m\nspark.executor.extraJavaOptions {_SOON_WARM}\n"
+        self.conf.write_text(f"{self._shared}{executors}spark.task.maxFailures 8\n", encoding="utf-8")
         self.master_command = [*_daemon(spark_home(), "master.Master", self.conf), "--port", str(self._port)]
         self._master = subprocess.Popen(
             self.master_command,
@@ -200,7 +203,8 @@ def _environment(spark: Path, java: Path, folder: Path) -> dict[str, str]:
         "JAVA_HOME": str(java),
         "SPARK_LOCAL_IP": HOST,
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": _SOON_WARM,
+        "SPARK_LAUNCHER_OPTS": _SOON_WARM,
     }
 
 
