@@ -58,8 +58,8 @@ cdc_raw_directory: data/cdc
 authenticator: PasswordAuthenticator
 authorizer: CassandraAuthorizer
 permissions_validity: 0ms
-roles_validity: 0ms
-credentials_validity: 0ms
+roles_validity: 1h
+credentials_validity: 1h
 auto_snapshot: false
 read_request_timeout: 60s
 range_request_timeout: 60s
@@ -133,8 +133,9 @@ class CassandraServer:
             "cassandra.ring_delay_ms": "0",
             "cassandra.superuser_setup_delay_ms": "0",
             "cassandra.auth_bcrypt_gensalt_log2_rounds": "4",
-            # What it has is gone when it stops: no change of a schema has to be on the disk before the next one.
+            # What it has is gone when it stops: nothing has to be on the disk, least of all before the next statement.
             "cassandra.test.flush_local_schema_changes": "false",
+            "cassandra.skip_sync": "true",
             "cassandra.jmx.local.port": "",
             "logback.configurationFile": f"{self.folder}/logback.xml",
             "jdk.attach.allowAttachSelf": "true",
