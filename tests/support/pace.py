@@ -58,8 +58,8 @@ class Pace:
 
     def pytest_collection_finish(self) -> None:
         """What came before the first test is nobody's."""
-        self._own = sum(os.times()[:4])
-        self._all = self._own + _of_descendants()
+        self._own = sum(os.times()[:2])
+        self._all = sum(os.times()[:4]) + _of_descendants()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -73,12 +73,12 @@ class Pace:
 
     def _spent(self, duration: float) -> float:
         """Seconds of CPU since this was asked last, of this process and of all below it."""
-        before, own = self._own, sum(os.times()[:4])
-        self._own = own
+        before, self._own = self._own, sum(os.times()[:2])
         if duration < _WORTH_LOOKING_S:
-            self._all += own - before
-            return own - before
-        everything, self._all = self._all, own + _of_descendants()
+            # What has ended meanwhile may have been counted already while it ran.
+            self._all += self._own - before
+            return self._own - before
+        everything, self._all = self._all, sum(os.times()[:4]) + _of_descendants()
         return self._all - everything
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
