@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from alembic import util
 from dagster import DagsterInstance
 from support.worlds.rehearsal import Rehearsal
 
 from cdc_platform.home import VARIABLE
 from cdc_platform.lake.lake import Lake
+
+
+@pytest.fixture(scope="session", autouse=True)
+def revisions_read_once() -> Iterator[None]:
+    """Each new instance reads all revisions of Dagster's tables that there ever were: here they are kept in memory."""
+    read, kept = util.load_python_file, cache(util.load_python_file)
+
+    def read_once(folder: str, name: str) -> ModuleType:
+        return read(folder, name) if name == "env.py" else kept(folder, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(util, "load_python_file", read_once)
+        yield
 
 
 @pytest.fixture
