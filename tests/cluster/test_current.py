@@ -73,7 +73,7 @@ class Writing:
         for _ in range(count):
             self.at = max(self.at + 1, Clock().now_us())
             back = self.table.dice.randrange(SECOND_US) if self.table.dice.random() < 0.3 and not options else 0
-            when = self.at - ago_us - back % (self.at - self.read_us)
+            when = self.at - ago_us - back % max(1, self.at - self.read_us)
             if when not in self.table.times:
                 self.table.write(when, **options)
 

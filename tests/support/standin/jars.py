@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cdc_platform.lake.jars import SETTINGS_VARIABLE, cache_folder, spark_home
@@ -26,21 +26,33 @@ _WITHOUT_POMS = """<ivysettings><settings defaultResolver="central"/><resolvers>
 
 def cassandra_jars() -> Path:
     """The folder that holds them; fetched first where they are not there."""
-    folder = cache_folder() / f"cassandra-{VERSION}"
+    return fetched(f"cassandra-{VERSION}", _fetch)
+
+
+def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
+    """A folder of the cache with JARs; where it is not there, `fetch` has to make it as `jars` in a new folder.
+
+    Others wait meanwhile, be they threads or processes.
+    """
+    folder = cache_folder() / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "cassandra.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             draft = folder.with_name(f".{folder.name}.{os.getpid()}")
             try:
-                retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
-                found = _checksum(draft / "jars")
-                if found != SHA256:
-                    raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
+                fetch(draft)
                 (draft / "jars").replace(folder)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _fetch(draft: Path) -> None:
+    retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
+    found = _checksum(draft / "jars")
+    if found != SHA256:
+        raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
 
 
 def retrieve(draft: Path, wanted: Sequence[tuple[str, str, str]], *, alone: bool = False) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import NoReturn
 from uuid import UUID
 
 import pytest
-from support.standin.jars import retrieve
+from support.standin.jars import fetched, retrieve
 from support.standin.server import java17
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.lake.jars import cache_folder, spark_home
+from cdc_platform.lake.jars import spark_home
 
 _LIBRARY = ("com.scylladb", "1.3.9")
 _JARS = {
@@ -75,17 +74,10 @@ def _has_no_compiler(launcher: str) -> bool:
 
 
 def _client_jars() -> list[Path]:
-    folder = cache_folder() / f"scylla-cdc-java-{_LIBRARY[1]}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.is_dir():
-        draft = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            retrieve(draft, list(_JARS), alone=True)
-            (draft / "jars").replace(folder)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            _cannot(f"ScyllaDB's Java library could not be fetched: {error}")
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    try:
+        folder = fetched(f"scylla-cdc-java-{_LIBRARY[1]}", lambda draft: retrieve(draft, list(_JARS), alone=True))
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        _cannot(f"ScyllaDB's Java library could not be fetched: {error}")
     return [_held(folder / f"{name}-{revision}.jar", checksum) for (_, name, revision), checksum in _JARS.items()]
 
 
