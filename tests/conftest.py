@@ -113,6 +113,14 @@ SHARED = {
     "s3_process": {"stores"},
     "standin_process": {"cassandra", "stores"},
 }
+OF_MARK = {
+    "spark": "spark",
+    "server": "spark",
+    "serving": "spark",
+    "demonstrated": "spark",
+    "standin_process": "cassandra",
+}
+"""Who takes what starts a JVM or a CQL server is marked so, and left out by `make test-fast`."""
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 
@@ -130,6 +138,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(
                     f"{item.nodeid} takes {name}: put its file into one of {sorted(groups)} in LONG"
                 )
+        for name, mark in OF_MARK.items():
+            if name in getattr(item, "fixturenames", ()) and item.get_closest_marker(mark) is None:
+                item.add_marker(mark)
     long = list(_TOGETHER)
     on_spark = {item.path for item in items if any(item.iter_markers("spark"))}
 

@@ -21,6 +21,7 @@ from cdc_platform.dagster_home import USER_TAG
 from cdc_platform.serving.addresses import LOOPBACK, Names, listening, parse_public_url
 from cdc_platform.serving.clicks import who_asks
 
+pytestmark = pytest.mark.long("a UI and a code server of Dagster's, which import it for seconds")
 TOKEN = "a-token-of-this-test"
 LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
   repositoryLocationName: "of_a_test", jobName: "quiet"}, runConfigData: {},

@@ -96,6 +96,8 @@ def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch
     assert server.pid is None
 
 
+@pytest.mark.spark
+@pytest.mark.long("the start of a JVM of its own")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_server_does_not_outlive_a_killed_parent() -> None:
     """The parent has no time to clean up when it is killed; the system does."""

@@ -27,6 +27,9 @@ _OF_SERVERS = {
     "s3_process": "an S3 server",
     "nursery": "processes that are forked and killed",
     "serving": "all of `up`",
+    "server": "a Spark Connect server",
+    "program": "a wheel that is installed",
+    "rehearsal": "runs of Dagster, of all steps and checks",
 }
 _COST = "cost"
 _FILES = 40
