@@ -35,8 +35,14 @@ demo-cluster: java .venv ## nodes join a home in an S3 store, by two Spark worke
 test: java .venv cassandra ## all checks and all tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory -j 2 pyright pytest
+
+# Beside each other: the one needs a core for a minute, in which the other starts its servers.
+.PHONY: pyright pytest
+pyright: .venv
+	$(BIN)/pyright
+pytest: .venv classes
 	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast
@@ -86,6 +92,11 @@ lock: .venv ## resolve pyproject.toml into requirements.lock anew
 .PHONY: cassandra
 cassandra: .venv ## fetch the CQL server that tests start
 	@PYTHONPATH=tests $(BIN)/python -m support.standin.jars
+
+# As that: what the first JVM of a machine writes down, all others of the tests begin with.
+.PHONY: classes
+classes: java .venv ## record the classes that the JVMs of the tests share
+	@PYTHONPATH=tests $(BIN)/python -m support.spark.classes
 
 .PHONY: clean
 clean: ## remove .venv, the demo's home and everything that tools left behind
