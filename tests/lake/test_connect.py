@@ -87,6 +87,7 @@ def test_a_port_that_is_taken_is_named() -> None:
             ConnectServer(port).start()
 
 
+@pytest.mark.spark
 def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of what the JVM said, and no process left."""
     monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "lots")
