@@ -46,8 +46,8 @@ pytest: .venv classes
 	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast
-test-fast: .venv ## the tests that start no JVM and no browser
-	$(BIN)/pytest -q -m "not spark and not browser and not cassandra"
+test-fast: .venv ## the tests that start no JVM and no browser, without grids and those that take long
+	$(BIN)/pytest -q -n 2 --no-loadscope-reorder -m "not spark and not browser and not cassandra and not grid and not long"
 
 .PHONY: test-exhaustive
 test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories of a switch and of a log
