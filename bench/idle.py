@@ -18,6 +18,7 @@ from statistics import median
 
 from bench.measure import Result, cpu_seconds, tree
 from bench.session import Bench
+from cdc_platform.clock import SECOND_MS
 from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile
 
 _SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
@@ -58,7 +59,10 @@ def asleep(bench: Bench) -> list[Result]:
     """Memory of `up` while Spark sleeps; and a process that wants it then, against one with a session of its own."""
     repeats, settles = bench.sizes.repeats, _SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
     woken, embedded, memory = [], [], []
-    with bench.scratch() as folder, _up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * 1000}\n") as (pid, told):
+    with (
+        bench.scratch() as folder,
+        _up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * SECOND_MS}\n") as (pid, told),
+    ):
         file = ServerFile(Path(told["spark_file"]))
         time.sleep(settles)
         for _ in range(repeats):

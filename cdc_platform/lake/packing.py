@@ -37,20 +37,17 @@ def by_key(frame: DataFrame, keys: Keys, work: Work, schema: StructType) -> Data
 
     `keys` are the serialized partition keys (binary, none null) of a batch. All rows of a key come in one table, in no
     order and with others, with all of the frame's columns as they come to `mapInArrow`. There are `PARTS_A_TASK` parts
-    for each of the session's shuffle partitions.
+    for each of the session's shuffle partitions; a part has to fit into a task's memory, and into the 2 GiB of a batch.
     """
     parts = PARTS_A_TASK * int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return packed(batches, keys, parts)
 
-    def unpack(table: pa.Table) -> Iterator[pa.RecordBatch]:
-        return iter(work(unpacked(table)))
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iter(work(unpacked(pa.Table.from_batches(batches))))
 
-    def unpack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return unpack(pa.Table.from_batches(batches))
-
-    return frame.mapInArrow(pack, _PACKED).groupBy(_PART).applyInArrow(unpack_batches, schema)
+    return frame.mapInArrow(pack, _PACKED).groupBy(_PART).applyInArrow(unpack, schema)
 
 
 def packed(batches: Iterable[pa.RecordBatch], keys: Keys, parts: int) -> Iterator[pa.RecordBatch]:

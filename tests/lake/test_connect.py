@@ -130,6 +130,7 @@ def test_who_breaks_off_the_start_may_end() -> None:
 
 def _break_off() -> None:
     """Start a server, ask for the end as soon as it listens, so while it is asked, and say when that was over."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has it ignored
     server = ConnectServer(heavy=False)
 
     def interrupt() -> None:

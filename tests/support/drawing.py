@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -18,6 +18,7 @@ SEED = os.environ.setdefault("CDC_PLATFORM_SEED", str(secrets.randbelow(10**9)))
 KILLS = os.environ.get("CDC_PLATFORM_KILLS")
 """How many kills are tried of what can be killed in many places: a number, `all`, or None for a few."""
 SHUFFLE = bool(os.environ.get("CDC_PLATFORM_SHUFFLE"))
+_GRID = "grid"
 
 
 class Drawing:
@@ -30,6 +31,9 @@ class Drawing:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave as many tests of a grid, of those that are asked for, as its mark says; shuffle them if that is."""
+        for item in items:
+            if mark := item.get_closest_marker("grid"):
+                item.user_properties.append((_GRID, mark.args[0]))
         left = set() if KILLS == "all" else _left_out(items)
         if left:
             config.hook.pytest_deselected(items=list(left))
@@ -39,6 +43,18 @@ class Drawing:
             places = {path: dice.random() for path in sorted({item.path for item in items})}
             dice.shuffle(items)
             items.sort(key=lambda item: places[item.path])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """How many tests of each grid were run, and how many of them failed."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for outcome in ("passed", "failed", "error"):
+            for report in terminalreporter.getreports(outcome):
+                for name in (value for key, value in getattr(report, "user_properties", ()) if key == _GRID):
+                    counts[name][outcome] += 1
+        if counts:
+            terminalreporter.section(f"grids, {'whole' if KILLS == 'all' else 'a sample'}: passed, failed")
+        for name, found in sorted(counts.items()):
+            terminalreporter.write_line(f"{found['passed']:7}{found['failed'] + found['error']:8}  {name}")
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
