@@ -119,8 +119,12 @@ OF_MARK = {
     "serving": "spark",
     "demonstrated": "spark",
     "standin_process": "cassandra",
+    "s3_process": "processes",
+    "nursery": "processes",
+    "program": "processes",
 }
-"""Who takes what starts a JVM or a CQL server is marked so, and left out by `make test-fast`."""
+"""Who takes what starts other programs, or forks, is marked so, and left out by `make test-fast`."""
+_ROOM_OF_DAGSTER = "assets"
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 
@@ -141,6 +145,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, mark in OF_MARK.items():
             if name in getattr(item, "fixturenames", ()) and item.get_closest_marker(mark) is None:
                 item.add_marker(mark)
+        if item.path.parent.name == _ROOM_OF_DAGSTER:
+            item.add_marker("dagster")
     long = list(_TOGETHER)
     on_spark = {item.path for item in items if any(item.iter_markers("spark"))}
 

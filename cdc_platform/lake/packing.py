@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PARTS_A_TASK = 8
 """Into so many parts of the ring each task's share is cut: a task holds one of them at a time."""
+_TASKS = 200
+"""Spark's own default, where a platform leaves the number to itself."""
 _PART, _ROWS = "part", "rows"
 _PACKED = f"{_PART} int, {_ROWS} binary"
 _HELD_ROWS, _HELD_BYTES = 1 << 17, 1 << 26
@@ -39,7 +41,8 @@ def by_key(frame: DataFrame, keys: Keys, work: Work, schema: StructType) -> Data
     order and with others, with all of the frame's columns as they come to `mapInArrow`. There are `PARTS_A_TASK` parts
     for each of the session's shuffle partitions; a part has to fit into a task's memory, and into the 2 GiB of a batch.
     """
-    parts = PARTS_A_TASK * int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    tasks = frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or ""
+    parts = PARTS_A_TASK * (int(tasks) if tasks.isdigit() else _TASKS)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return packed(batches, keys, parts)
@@ -54,7 +57,7 @@ def packed(batches: Iterable[pa.RecordBatch], keys: Keys, parts: int) -> Iterato
     """Batches as blobs by part of the ring (columns `part` int32, `rows` binary)."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
+    for batch in (piece for whole in batches for piece in _pieces(whole)):
         held.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= _HELD_ROWS or size >= _HELD_BYTES:
@@ -62,6 +65,12 @@ def packed(batches: Iterable[pa.RecordBatch], keys: Keys, parts: int) -> Iterato
             held, rows, size = [], 0, 0
     if rows:
         yield from _packed(held, keys, parts)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of about `_HELD_BYTES`: the blobs of what is packed at once have offsets of 31 bits."""
+    rows = max(1, batch.num_rows * _HELD_BYTES // max(batch.nbytes, 1))
+    return (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 def unpacked(blobs: pa.Table) -> pa.Table:

@@ -59,3 +59,13 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         table = unpacked(pa.Table.from_batches([blobs]))
         seen.append((table.num_rows, read[-1]))
     assert seen == [(12, 2), (12, 5)]
+
+
+def test_a_large_batch_is_packed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed at once has offsets of 31 bits: a batch of more bytes than are held comes apart, in its order."""
+    batch = _batch([bytes([number % 3]) for number in range(100)])
+    monkeypatch.setattr(packing, "_HELD_BYTES", batch.nbytes // 10)
+    pieces = list(packed([batch], lambda each: each.column("key"), _PARTS))
+    assert len(pieces) >= 5  # two pieces at most are held
+    rows = [row for piece in pieces for row in unpacked(pa.Table.from_batches([piece])).to_pylist()]
+    assert sorted(row["value"]["number"] for row in rows) == list(range(100))

@@ -33,7 +33,8 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
 
     Columns are those of `selected_schema`. Cells with a TTL are gone if they have expired by `now_us` (µs); None:
     nothing expires. Rows of a base partition stand together, in clustering order. A task holds the log's rows of one
-    part of the ring at a time, an eighth of its share: where those don't fit into memory set more shuffle partitions.
+    part of the ring at a time, an eighth of its share: where those don't fit into memory set more shuffle
+    partitions. A base partition of the log's rows has to fit in any case, and into the 2 GiB of a batch.
 
     Columns that `changes` lacks of those that the base table got later are null; others that it has are passed over.
     A row that is none of the log, or a batch that is not complete, fails the job with an InputError: run it under
@@ -43,7 +44,6 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
         StateError: the log holds keys alone.
         InputError: a column of the log is missing, or has another type.
     """
-
     assert_full_delta(schema)
     schema = stored(schema)
     names = _columns(schema, changes)
