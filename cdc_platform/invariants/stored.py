@@ -16,13 +16,14 @@ _SHOWN = 3
 
 def audit_stored(found: Sequence[Verified]) -> list[Finding]:
     """What is wrong with the tables, in words; no line where nothing of its kind is there to be judged."""
-    foreign = (each.foreign for each in found)
+    damage, foreign = (each.damage for each in found), (each.foreign for each in found)
     left, unknown = sum(each.left for each in found), sum(each.unknown for each in found)
     apart = [f"{left} large slices were not read, --deep reads them"] * bool(left)
     apart += [f"{unknown} slices are from before commits had digests"] * bool(unknown)
     taken = [said for each in found for said in each.accepted]
+    unnamed = [said for each in found for said in each.unnamed]
     lines = [
-        Finding(FILES_WHOLE, sum(each.files for each in found), *_told(each.damage for each in found)),
+        Finding(FILES_WHOLE, sum(each.files for each in found), *_told(damage, always=unnamed)),
         Finding(ROWS_AS_COMMITTED, sum(each.slices for each in found), *_told((each.strange for each in found), apart)),
         Finding(COMMITS_KNOWN, sum(each.commits for each in found), *_told(foreign, always=taken)),
     ]

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope
 from cdc_platform.lake.envelope import Envelope
-from cdc_platform.lake.files import LOG_FOLDER, folder_of
+from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
 from cdc_platform.places import Place, place_of
 
 Properties = CommitProperties
@@ -145,6 +145,16 @@ def read(file: Place, version: int) -> Commit:
         envelope.opened(info),
         changes,
     )
+
+
+def files_named(file: Place) -> set[str]:
+    """The data files that a commit, which can be read, adds or removes: their paths below the table.
+
+    Raises:
+        FileNotFoundError: there is no such commit.
+    """
+    actions = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
+    return {plain_path(action[kind]["path"]) for action in actions for kind in ("add", "remove") if kind in action}
 
 
 def _is_change(action: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
@@ -43,7 +44,8 @@ class Verified:
     """What is wrong with one table, in words, and how much was looked at.
 
     `damage`: files; `strange`: slices that hold other rows than their commits say; `foreign`: commits that are not the
-    platform's; `accepted`: those of them that somebody has accepted, which is no complaint. `files`, `slices`,
+    platform's; `accepted`: those of them that somebody has accepted, which is no complaint; `unnamed`: files of which
+    nobody can tell, which is none either. `files`, `slices`,
     `commits` were judged; `left` slices were not read, `unknown` ones have no digest. `broken`: the slices that cannot
     be read or hold other rows, with the digest that is due, where commits say one; `is_unreadable`: the log is damaged,
     so that none can be read.
@@ -54,6 +56,7 @@ class Verified:
     strange: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
     files: int = 0
     slices: int = 0
     commits: int = 0
@@ -215,6 +218,7 @@ class _Look:
                     self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
                 else:
                     self._list_slices(opened)
+                    self._list_unnamed(opened)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_line(error)})")
 
@@ -246,6 +250,17 @@ class _Look:
         self.slices = {name: [] for name in self._digests}
         for file in files.data_files(opened, table, self._folder):
             self.slices.setdefault(digests.slice_name(partition_by, file.partition), []).append(file)
+
+    def _list_unnamed(self, opened: DeltaTable) -> None:
+        """The data files that no commit names: the last commit of a log can be lost without a gap in it."""
+        left = set(opened.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
+        for version in range(opened.version(), -1, -1):
+            if not left:
+                return
+            with suppress(FileNotFoundError):
+                left -= commits.files_named(commits.entry(self._folder, version))
+        why = "its writer was killed or is at it, or the newest commit is lost"
+        self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(left)]
 
     def digest_of(self, file: DataFile) -> int | None:
         """The sum of a file's rows; None where it is damaged, which is noted."""

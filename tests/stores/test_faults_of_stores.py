@@ -195,6 +195,24 @@ def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shi
             assert f"version {version}" in lines[0]
 
 
+def test_a_newest_entry_that_is_lost_leaves_files_that_nobody_names(s3: S3, every: Path, tmp_path: Path) -> None:
+    """A log without its last entry has no gap: what it leaves is told as unknown, and of a whole table nothing is."""
+    assert [line for each in found_in(s3, every).values() for line in each.unnamed] == []
+    home = shutil.copytree(every, tmp_path / "home")
+    due = set()
+    for folder in tables_of(home):
+        last = entry(folder, DeltaTable(folder).version())
+        added = [line for line in last.read_text(encoding="utf-8").splitlines() if '"add"' in line]
+        if added and last.stem != f"{0:020d}" and not list(last.parent.glob(f"{last.stem}.checkpoint*")):
+            last.unlink()
+            due.add(f"{folder.parent.name}.{folder.name}")
+    assert len(due) > 10
+    found = found_in(s3, home)
+    assert {name for name, each in found.items() if each.unnamed} == due
+    assert all(line.startswith(name) and "no commit" in line for name in due for line in found[name].unnamed)
+    assert [found[name].damage for name in due if found[name].damage] == []
+
+
 def test_what_a_checkpoint_stands_for_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
     """Entries of every table that go by age while a checkpoint has what they said are no damage, and rows stay."""
     home = shutil.copytree(every, tmp_path / "home")
