@@ -101,6 +101,7 @@ def _start(
     owners_alone(parts.logs)
     drafts.write(parts.token_file, parts.token, mode=OWNER_ONLY)
     _make_ready(dagster_home(home))
+    parts.spark_file.withdraw()
     for service in parts.services(bound):
         supervisor.start(service)
     bound.close()  # only the UI listens from now on: when it dies, nobody waits for an answer

@@ -6,6 +6,7 @@ that says that it wants the server, and waits until the file tells more.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
 """The path of such a file: `cdc-platform up` starts a server anew if it has died, and wakes one that sleeps."""
 _OWNER_ONLY = 0o600
+
+
+def what_to_unset() -> str:
+    """The variables by which this process goes to a server, in words; without them it has a session of its own."""
+    return " and ".join(name for name in (REMOTE_VARIABLE, SERVER_VARIABLE) if os.environ.get(name)) or REMOTE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,13 @@ class ServerFile:
         return told
 
     def want(self) -> None:
-        """Say that the server is wanted, before it is looked for: it does not fall asleep then, or wakes."""
+        """Say that the server is wanted, before it is looked for: it does not fall asleep then, or wakes.
+
+        Raises:
+            FileNotFoundError: there is no `up` whose server it could be.
+        """
+        if not self.path.exists():
+            raise FileNotFoundError(f"no cdc-platform up has written {self.path}")
         self._wish.touch(mode=_OWNER_ONLY)
 
     def wanted(self) -> int:

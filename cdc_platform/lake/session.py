@@ -27,7 +27,7 @@ from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.executors import cluster_conf, is_local, send_program, workers_own_python
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
-from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile
+from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile, what_to_unset
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
 
@@ -278,7 +278,7 @@ def _connect(app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
             ) from error
         raise EnvironmentProblem(
             f"the Spark Connect server at SPARK_REMOTE={where} does not answer ({reason(str(error))}); start it, "
-            "or unset SPARK_REMOTE for an embedded session"
+            f"or unset {what_to_unset()} for an embedded session"
         ) from error
     # By default a client hopes for ten minutes, at its own end too, that a server which has gone comes back.
     cast("Any", session).client.set_retry_policies([DefaultPolicy(max_retries=8, max_backoff=5000)])
@@ -286,10 +286,10 @@ def _connect(app_name: str, extra_conf: Mapping[str, str]) -> SparkSession:
 
 
 def _found() -> str:
-    """The address of a server that listens. A part of `cdc-platform up` waits while its server is started or wakes.
+    """The address of a server that listens. That of a `cdc-platform up` is waited for while it is started or wakes.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nobody listens there, or the `up` whose server it was has ended.
         ValueError: it is no address.
     """
     path = os.environ.get(SERVER_VARIABLE)
@@ -302,8 +302,9 @@ def _found() -> str:
                 os.environ.update(file.read())
             remote = _by_name(os.environ[REMOTE_VARIABLE])
             _reach(remote)
-        except OSError:
-            if time.monotonic() > deadline:
+        except OSError as error:
+            # The file of an `up` is there from before its parts start until it ends.
+            if time.monotonic() > deadline or isinstance(error, FileNotFoundError):
                 raise
             time.sleep(_LOOK_SECONDS)
         else:

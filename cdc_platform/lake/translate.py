@@ -23,6 +23,7 @@ from cdc_platform.errors import (
     is_full_store,
     no_space,
 )
+from cdc_platform.lake.server_file import what_to_unset
 
 OUTSIDE_SLICE = "rows lie outside that slice"
 
@@ -179,7 +180,9 @@ def _of_machinery(error: Exception, text: str, what: str) -> PlatformError | Non
         return EnvironmentProblem(f"{what}: the JVM is gone ({_short(text)}); check free memory and run it again")
     if "Connect" in type(error).__name__ and ("UNAVAILABLE" in text or "UNAUTHENTICATED" in text):
         # One that was started again has another token.
-        return EnvironmentProblem(f"{what}: the Spark Connect server is gone; start it again, or unset SPARK_REMOTE")
+        return EnvironmentProblem(
+            f"{what}: the Spark Connect server is gone; start it again, or unset {what_to_unset()}"
+        )
     return None
 
 

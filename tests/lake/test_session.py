@@ -14,6 +14,7 @@ from support.spark.core import core
 
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.server_file import ServerFile
 from cdc_platform.lake.session import (
     BYTES_PER_BATCH,
     _by_name,
@@ -161,6 +162,7 @@ def test_a_server_with_a_token_is_asked_by_this_machines_name(monkeypatch: pytes
 def test_a_server_that_is_started_anew_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is stands in a file that is there when it answers; the last address may be nobody's by now."""
     file = tmp_path / "spark.env"
+    ServerFile(file).withdraw()
     monkeypatch.setenv("CDC_PLATFORM_SPARK_SERVER", str(file))
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:1")
     monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of the last one")
@@ -174,6 +176,17 @@ def test_a_server_that_is_started_anew_is_waited_for(tmp_path: Path, monkeypatch
         assert _found() == remote
         timer.join()
     assert os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "of-this=one"
+
+
+def test_an_up_that_has_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that has read the file of its server is told at once, and what to unset; its folder may be gone too."""
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:1")
+    for folder in (tmp_path, tmp_path / "gone"):
+        monkeypatch.setenv("CDC_PLATFORM_SPARK_SERVER", str(folder / "spark.env"))
+        with pytest.raises(
+            EnvironmentProblem, match="unset SPARK_REMOTE and CDC_PLATFORM_SPARK_SERVER for an embedded"
+        ):
+            spark_session()
 
 
 def test_parts_of_spark_show_each_other_a_secret(spark: SparkSession) -> None:
