@@ -100,6 +100,7 @@ LONG = {
         "test_faults_of_stores.py",
         "test_leases.py",
         "test_requests.py",
+        "test_up_in_a_store.py",
         "test_stored_places.py",
         "test_homes_of_clusters.py",
         "test_every_command_in_a_store.py",

@@ -23,13 +23,17 @@ _SOON_WARM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Serving:
-    """One home that is brought up when a test first asks for it, and again when another has ended it."""
+    """One home that is brought up when a test first asks for it, and again when another has ended it.
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.lake = Lake(home / "lake")
-        self.temporary = home.parent / "tmp"
-        self.temporary.mkdir(exist_ok=True)
+    Its temporary files lie in a folder `beside` it, which a home in a store has not.
+    """
+
+    def __init__(self, home: Path | str, beside: Path | None = None) -> None:
+        self.home = Path(home)
+        self._name = str(home)
+        self.lake = Lake(f"{home}/lake")
+        self.temporary = (beside or self.home.parent) / "tmp"
+        self.temporary.mkdir(parents=True, exist_ok=True)
         self._mark = str(uuid.uuid4())
         self._process: subprocess.Popen[str] | None = None
         self._told: dict[str, Any] = {}
@@ -58,7 +62,7 @@ class Serving:
         # Whatever it leaves in the temporary folder is left where a test can see it.
         environment["TMPDIR"] = str(self.temporary)
         return subprocess.Popen(
-            [sys.executable, "-m", "cdc_platform", "--home", str(self.home), *arguments],
+            [sys.executable, "-m", "cdc_platform", "--home", self._name, *arguments],
             env=environment
             | {_MARK: self._mark, "PYTHONUNBUFFERED": "1"}
             | dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), _SOON_WARM),

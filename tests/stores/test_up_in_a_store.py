@@ -1,0 +1,52 @@
+"""`up` on a home in a store: one machine has it, and a node that another one queues joins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import run
+from support.nodes import node_text
+from support.store.s3 import S3
+from support.waiting import await_true
+from support.worlds.serving import Serving
+
+from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
+
+
+@pytest.mark.spark
+@pytest.mark.long("all of `up`, and a run that it makes")
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sensor lets a node join, whose generation is published in the store; then another machine may have it."""
+    address = f"{s3.bucket()}/home"
+    node = tmp_path / "node.json"
+    node.write_text(node_text(1, 4, 2), encoding="utf-8")
+    here = Serving(address, tmp_path / "here")
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
+    there = Serving(address, tmp_path / "there")
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    try:
+        assert Path(here.start()["token_file"]).is_relative_to(tmp_path / "state")
+        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
+        refused = there.command("up", "--port", "0")
+        _, said = refused.communicate(timeout=120)
+        assert (refused.returncode, len(said.splitlines())) == (2, 1), said
+        assert f"{address} is up already" in said
+        assert run("--home", address, "bootstrap", node).exit_code == 0
+        await_true(lambda: published(address) == 1, 120, "a published generation")
+        here.ask_for_the_end()
+        assert here.end()[0] == 0
+        assert Path(there.start()["token_file"]).is_relative_to(tmp_path / "state of another")
+    finally:
+        here.stop()
+        there.stop()
+    assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+def published(address: str) -> int:
+    """How many generations there are, for a process that has not yet looked."""
+    return Lake(f"{address}/lake").read(GENERATION_TIMESTAMPS).num_rows
