@@ -31,13 +31,12 @@ from support.nodes import node_text
 from support.processes.kills import Case, killed_and_run_again
 from support.processes.nursery import Nursery
 from support.read_logs import START_US, SWITCH_US, home_with_log, write
-from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted, ring_of
+from support.worlds.switch_lake import NOON_MS, host, switching
 
 from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
-from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import consumers, inbox
 
 HOSTS = [host(number) for number in (1, 2, 3)]
@@ -179,11 +178,7 @@ def prepared(answers: int) -> Any:
     """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
 
     def prepare(home: Path) -> None:
-        lake = Lake(open_home(home).lake)
-        ring_of(lake, (1, 2))
-        id_ = inserted(lake, 3)
-        register.prepare(lake, NOON, TWO_PHASE, id_, HOSTS[2], HOSTS)
-        register.acknowledge(lake, NOON, TWO_PHASE, id_, HOSTS[:answers])
+        id_ = switching(Lake(open_home(home).lake), answers)
         (home.parent / "generation").write_text(id_, encoding="utf-8")
 
     return prepare

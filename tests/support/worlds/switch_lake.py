@@ -17,6 +17,7 @@ from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATIONS
 from cdc_platform.lifecycle.join import bootstrap, verdicts
 from cdc_platform.lifecycle.join.formats import V2
 from cdc_platform.lifecycle.join.step import Joining, step_of
+from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import put_nodes
@@ -54,6 +55,16 @@ def inserted(lake: Lake, number: int, clock: Clock = NOON, *, rows: slice = slic
     generation_id = inbox.queue(lake, clock, request(number)).generation_id
     describe(lake, generation_id, bootstrap.rings(lake, generation_id)[1], rows)
     trusted(lake, generation_id)
+    return generation_id
+
+
+def switching(lake: Lake, answered: int = 0) -> str:
+    """Prepare the switch to the third node's generation, which so many of the three acknowledge; its UUID."""
+    hosts = [host(number) for number in (1, 2, 3)]
+    ring_of(lake, (1, 2))
+    generation_id = inserted(lake, 3)
+    register.prepare(lake, NOON, TWO_PHASE, generation_id, hosts[2], hosts)
+    register.acknowledge(lake, NOON, TWO_PHASE, generation_id, hosts[:answered])
     return generation_id
 
 
