@@ -7,7 +7,7 @@ caller.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,15 @@ from cdc_platform.places import Place, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
+_OF_FILES = ("add", "remove")
+"""The actions that name a data file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Commit:
     """One entry of Delta's log. `at_ms` is by its writer's clock; `envelope` None: the platform did not make it, or one
-    from before there were envelopes; `changes`: whether it changed rows, columns or rules of the table.
+    from before there were envelopes; `changes`: whether it changed rows, columns or rules of the table; `files`: the
+    data files that it adds or removes, by their paths below the table.
     """
 
     version: int
@@ -35,6 +38,7 @@ class Commit:
     engine: str
     envelope: Envelope | None
     changes: bool
+    files: frozenset[str] = frozenset()
 
 
 def make(
@@ -127,15 +131,24 @@ def read(file: Place, version: int) -> Commit:
         ValueError: the file is no entry of a log; the error names it.
         FileNotFoundError: there is no such file.
     """
-    info: Mapping[str, Any] = {}
-    changes = False
+    return of_actions(actions(file), version)
+
+
+def actions(file: Place) -> list[dict[str, Any]]:
+    """The actions of an entry of a log, in its order; raises what `read` does."""
     try:
-        for line in file.read().decode().splitlines():
-            action = json.loads(line) if line.strip() else {}
-            info = action.get("commitInfo", info)
-            changes = changes or _is_change(action)
-    except (ValueError, AttributeError) as error:
+        found = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
+        for each in found:
+            for kind in _OF_FILES:
+                each.get(kind, {"path": ""})["path"]
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
+    return found
+
+
+def of_actions(entry: Sequence[Mapping[str, Any]], version: int) -> Commit:
+    """The commit of these actions."""
+    info: Mapping[str, Any] = next((each["commitInfo"] for each in reversed(entry) if "commitInfo" in each), {})
     at, operation = info.get("timestamp"), info.get("operation")
     return Commit(
         version,
@@ -143,23 +156,14 @@ def read(file: Place, version: int) -> Commit:
         str(operation or "an operation without a name"),
         str(info.get("engineInfo") or "an unknown engine"),
         envelope.opened(info),
-        changes,
+        any(map(_is_change, entry)),
+        frozenset(plain_path(each[kind]["path"]) for each in entry for kind in _OF_FILES if kind in each),
     )
-
-
-def files_named(file: Place) -> set[str]:
-    """The data files that a commit, which can be read, adds or removes: their paths below the table.
-
-    Raises:
-        FileNotFoundError: there is no such commit.
-    """
-    actions = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
-    return {plain_path(action[kind]["path"]) for action in actions for kind in ("add", "remove") if kind in action}
 
 
 def _is_change(action: Mapping[str, Any]) -> bool:
     """Whether an action is about rows, columns or rules: files that are put together anew are not."""
-    files = [action[kind] for kind in ("add", "remove") if kind in action]
+    files = [action[kind] for kind in _OF_FILES if kind in action]
     return "metaData" in action or "protocol" in action or any(file.get("dataChange", True) for file in files)
 
 

@@ -186,14 +186,14 @@ def _digest_of_file(path: str) -> int:
 @lru_cache(maxsize=_COMMITS_KEPT)
 def _entry(file: str, version: int, _mark: str) -> _Entry:
     found: dict[str, list[_File]] = {"add": [], "remove": []}
-    for line in place_of(file).read().decode().splitlines():
-        action = json.loads(line)
+    actions = commits.actions(place_of(file))
+    for action in actions:
         for kind, files in found.items():
             if kind in action and action[kind].get("dataChange", True):
                 said = action[kind]
                 stats = json.loads(said.get("stats") or "{}")
                 files.append((said["path"], said.get("partitionValues") or {}, stats))
-    return _Entry(commits.read(place_of(file), version), tuple(found["add"]), tuple(found["remove"]))
+    return _Entry(commits.of_actions(actions, version), tuple(found["add"]), tuple(found["remove"]))
 
 
 def _can_hold(file: _File, slices: Where, rest: Where) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
@@ -152,7 +151,7 @@ class _Look:
         history = self._history()
         if not self.found.damage:
             self._judge_commits(history)
-            self._open()
+            self._open(history)
         self.found.is_unreadable = bool(self.found.damage)
 
     def read(self, name: str) -> None:
@@ -208,7 +207,7 @@ class _Look:
         self.found.files += len(versions)
         return found
 
-    def _open(self) -> None:
+    def _open(self, history: Sequence[Commit]) -> None:
         try:
             with translated("opening it"):
                 opened = files.opened(self._folder)
@@ -218,7 +217,7 @@ class _Look:
                     self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
                 else:
                     self._list_slices(opened)
-                    self._list_unnamed(opened)
+                    self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_line(error)})")
 
@@ -251,14 +250,10 @@ class _Look:
         for file in files.data_files(opened, table, self._folder):
             self.slices.setdefault(digests.slice_name(partition_by, file.partition), []).append(file)
 
-    def _list_unnamed(self, opened: DeltaTable) -> None:
+    def _list_unnamed(self, opened: DeltaTable, history: Sequence[Commit]) -> None:
         """The data files that no commit names: the last commit of a log can be lost without a gap in it."""
         left = set(opened.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True))
-        for version in range(opened.version(), -1, -1):
-            if not left:
-                return
-            with suppress(FileNotFoundError):
-                left -= commits.files_named(commits.entry(self._folder, version))
+        left = left.difference(*(commit.files for commit in history))
         why = "its writer was killed or is at it, or the newest commit is lost"
         self.found.unnamed += [f"{self.found.name}: {path} is named by no commit: {why}" for path in sorted(left)]
 
