@@ -301,7 +301,7 @@ def _changed(
     schema: TableSchema, partition: Key, key: Key, changes: Sequence[tuple[Column, ColumnChange | None]]
 ) -> Mutation:
     """The mutation that changes these columns of a row and of the static row; those that stay are left out."""
-    parts = [Mutation(schema, partition)]
+    parts: list[Mutation] = []
     for column, change in changes:
         if change is None:
             continue
@@ -309,4 +309,4 @@ def _changed(
             parts.append(Mutation(schema, partition, static={column.name: change}))
         else:
             parts.append(Mutation(schema, partition, rows={key: RowChange(None, {column.name: change})}))
-    return merge(parts if len(parts) != 2 else parts[1:])
+    return merge(parts) if parts else Mutation(schema, partition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,8 +15,7 @@ from cdc_platform.lake.session import ROWS_PER_BATCH
 from cdc_platform.lake.shape import Door, quoted, spark_struct
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.state.merging import merged
-from cdc_platform.log.state.of_log import assert_full_delta, state_of_log
-from cdc_platform.log.state.of_log import partition_keys as keys_of
+from cdc_platform.log.state.of_log import assert_full_delta, partition_keys, state_of_log
 from cdc_platform.log.state.selecting import selected, selected_schema
 from cdc_platform.log.stored_names import EXACT, stored
 
@@ -48,30 +47,14 @@ def replayed(schema: TableSchema, changes: DataFrame, *, now_us: Microseconds | 
     schema = stored(schema)
     names = _columns(schema, changes)
 
-    width = len(schema.partition_key)
-    # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
-    read = [*(column.name for column in schema.partition_key), *(name for name in names if name == EXACT)]
-
     def keys(batch: pa.RecordBatch) -> pa.Array:
-        columns = [batch.column(name) for name in read]
-        return partition_keys(schema, columns[:width], *columns[width:])
+        # Spark would take 0.0 and -0.0 for one key, two texts of one UUID for two, and cannot group by maps at all.
+        return partition_keys(schema, pa.Table.from_batches([batch]))
 
     def rows(log: pa.Table) -> Iterator[pa.RecordBatch]:
         return base_rows(schema, log, now_us)
 
     return by_key(changes.select(*map(quoted, names)), keys, rows, spark_struct(selected_schema(schema)))
-
-
-def partition_keys(schema: TableSchema, columns: Sequence[pa.Array], exact: pa.Array | None = None) -> pa.Array:
-    """The serialized partition keys (binary) of log rows, from the columns of the partition key and, if the log has
-    it, that of values which those have but nearly.
-
-    Raises:
-        InputError: a value is null, or none of its type.
-    """
-    names = [column.name for column in stored(schema).partition_key]
-    beside = {} if exact is None else {EXACT: exact}
-    return keys_of(schema, pa.table(dict(zip(names, columns, strict=True)) | beside))
 
 
 def base_rows(schema: TableSchema, log: pa.Table, now_us: Microseconds | None = None) -> Iterator[pa.RecordBatch]:

@@ -29,10 +29,10 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.packing import packed, unpacked
 from cdc_platform.lake.translate import translated
 from cdc_platform.log.log_values import canonical_values, rows_table
-from cdc_platform.log.replay.on_spark import base_rows, partition_keys, replayed
+from cdc_platform.log.replay.on_spark import base_rows, replayed
 from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.state.of_log import partition_keys
 from cdc_platform.log.state.selecting import selected_schema
-from cdc_platform.log.stored_names import EXACT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,13 +148,6 @@ def _by_partition(schema: TableSchema, rows: list[dict[str, Any]]) -> list[str]:
     return [str(row) for row in sorted(rows, key=lambda row: repr([row[name] for name in names]))]
 
 
-def _keys(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> pa.Array:
-    whole = pa.table(table).combine_chunks() if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-    columns = [whole[column.name].combine_chunks() for column in schema.partition_key]
-    exact = whole[EXACT].combine_chunks() if EXACT in whole.column_names else None
-    return partition_keys(schema, columns, exact)
-
-
 def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
     """The rows in batches that end at some places of theirs, some without rows."""
     (whole,) = table.combine_chunks().to_batches()
@@ -175,7 +168,11 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     rows = _logged(batches)
     assume(rows)
     order.shuffle(rows)
-    packs = packed(_cut(rows_table(schema, rows), places), lambda batch: _keys(schema, batch), 5)
+
+    def keys(batch: pa.RecordBatch) -> pa.Array:
+        return partition_keys(schema, pa.Table.from_batches([batch]))
+
+    packs = packed(_cut(rows_table(schema, rows), places), keys, 5)
     blobs = pa.Table.from_batches(packs)
     parts = [blobs.filter(pa.array(blobs["part"].to_numpy() == part)) for part in range(5)]
     found = [batch for part in parts if part.num_rows for batch in base_rows(schema, unpacked(part), now_us)]
@@ -184,7 +181,7 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
 
 def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
     """A null in the key, an unknown operation, a text that is no UUID and a batch in pieces: one line each."""
-    keys = [pa.array([1, None], pa.int32())]
+    keys = pa.table({"p": pa.array([1, None], pa.int32())})
     with pytest.raises(InputError, match=r"^a log row has no p; every row of a CDC log has one$"):
         partition_keys(PLAIN, keys)
     row = _logged([[_insert(PLAIN, (1,), 1)]])[0]
@@ -206,14 +203,13 @@ def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
 def test_keys_are_told_apart_by_their_bytes() -> None:
     """Every form that Arrow may have of a value gives one key, and two values two, whatever Spark thinks of them."""
     rows = _logged([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
-    keys = _keys(ODD, rows_table(ODD, rows)).to_pylist()
+    keys = partition_keys(ODD, rows_table(ODD, rows)).to_pylist()
     assert keys == [ODD.partition_bytes(row) for row in ODD_KEYS]
     assert len(set(keys)) == len(ODD_KEYS)
     # Dates are named beside only where no column has them, whatever form the columns have.
     other = _in_other_forms(rows_table(ODD, rows))
-    exact = rows_table(ODD, rows)[EXACT].combine_chunks()
     assert not other.equals(rows_table(ODD, rows))
-    assert partition_keys(ODD, [other[name].combine_chunks() for name in ODD_TYPES], exact).to_pylist() == keys
+    assert partition_keys(ODD, other).to_pylist() == keys
 
 
 def test_a_log_of_keys_is_refused() -> None:
