@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _WRITES, _QUICK_WRITES = 500_000, 20_000
+_WARM_UPS = 2
+"""The JVM compiles what it meets in the first ones."""
 
 
 def log_replay(bench: Bench) -> list[Result]:
@@ -55,8 +57,8 @@ def _result(bench: Bench, row: str, schema: TableSchema, path: str) -> Result:
         after = cpu_seconds(tree(os.getpid()))
         spent.append(sum(after.values()) - sum(before.values()))
 
-    pairs = paired(replay, lambda: _spend(sorted_rows()), repeats=bench.sizes.repeats, warm_ups=2)
-    micros = median(spent[2:]) / rows * SECOND_US
+    pairs = paired(replay, lambda: _spend(sorted_rows()), repeats=bench.sizes.repeats, warm_ups=_WARM_UPS)
+    micros = median(spent[_WARM_UPS:]) / rows * SECOND_US
     details = {"log_rows": rows, "of_the_floor": pairs.ratio, "cores_taken": pairs.seconds * cores / rows * SECOND_US}
     at = f"{rows:,} log rows; µs of a core a row"
     floor = "bringing the same rows together by key"

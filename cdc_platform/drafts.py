@@ -19,11 +19,12 @@ from pathlib import Path
 
 from cdc_platform.clock import DAY_SECONDS
 
+OWNER_ONLY = 0o600
+"""The mode of a file that holds a secret."""
 _SUFFIX = ".draft"
 _NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft")
 # What earlier releases made beside tables, and nobody could hold.
 _UNHELD = re.compile(r"\.[^.]+\.[0-9a-f]{32}")
-
 
 _held: dict[Path, int] = {}
 _changing = threading.Lock()

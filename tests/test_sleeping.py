@@ -116,12 +116,11 @@ def test_it_never_sleeps_where_nobody_can_tell(tmp_path: Path, after_s: int, cli
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who is connected, and it never sleeps")
 def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
     """Its JVM goes when nobody is connected, and comes for a command of a shell that has read its file once."""
-    serving = own_up
-    serving.home.mkdir(mode=0o700)
-    (serving.home / "settings.toml").write_text("spark_sleep_ms = 3000\n", encoding="utf-8")
-    file = ServerFile(Path(serving.start()["spark_file"]))
-    variables = serving.spark
-    await_true(lambda: not jvms(serving), 60, "the sleep of Spark")
+    own_up.home.mkdir(mode=0o700)
+    (own_up.home / "settings.toml").write_text("spark_sleep_ms = 3000\n", encoding="utf-8")
+    file = ServerFile(Path(own_up.start()["spark_file"]))
+    variables = own_up.spark
+    await_true(lambda: not jvms(own_up), 60, "the sleep of Spark")
     asleep = {line.partition("=")[0] for line in file.path.read_text(encoding="utf-8").splitlines()}
     assert asleep == {"CDC_PLATFORM_SPARK_SERVER"}
     asked = subprocess.Popen(
@@ -134,12 +133,12 @@ def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
     with asked:
         assert asked.stdout is not None
         assert asked.stdout.readline() == "42\n"
-        assert jvms(serving)
+        assert jvms(own_up)
         assert file.read()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] != variables["SPARK_CONNECT_AUTHENTICATE_TOKEN"]
         assert asked.communicate("", timeout=60)[0] == ""
-    await_true(lambda: not jvms(serving), 60, "the second sleep of Spark")
-    serving.ask_for_the_end()
-    code, said = serving.end()
+    await_true(lambda: not jvms(own_up), 60, "the second sleep of Spark")
+    own_up.ask_for_the_end()
+    code, said = own_up.end()
     assert code == 0
     assert said.splitlines() == [
         "the Spark Connect server sleeps until somebody wants it",

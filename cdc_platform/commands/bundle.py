@@ -19,6 +19,7 @@ from cdc_platform.clock import SECOND_MS
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, plain, write_facts
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.drafts import OWNER_ONLY
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ def bundle(session: Session, file: Path, as_json: bool) -> None:
         for name, text in parts.items():
             content = text.encode()
             entry = tarfile.TarInfo(f"{file.name.partition('.')[0]}/{name}")
-            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // SECOND_MS, 0o600
+            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // SECOND_MS, OWNER_ONLY
             packed.addfile(entry, io.BytesIO(content))
-    file.chmod(0o600)
+    file.chmod(OWNER_ONLY)
     told = {"file": str(file), "bytes": file.stat().st_size, "holds": list(parts)}
     facts = [*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
     left = [following("check", why=f"then pack anew: {stale}")] if stale else []

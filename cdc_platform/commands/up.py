@@ -90,7 +90,7 @@ def _start(
     from cdc_platform.lake.jars import jars
     from cdc_platform.lake.java import find_java
     from cdc_platform.lake.session import LOG_VARIABLE
-    from cdc_platform.serving.parts import OWNER_ONLY, Parts, new_token
+    from cdc_platform.serving.parts import Parts, new_token
 
     find_java()
     jars()
@@ -99,7 +99,7 @@ def _start(
     names = Names(bound.getsockname()[1], public)
     parts = Parts(home, held, session.clock, names, read_only, new_token())
     owners_alone(parts.logs)
-    drafts.write(parts.token_file, parts.token, mode=OWNER_ONLY)
+    drafts.write(parts.token_file, parts.token, mode=drafts.OWNER_ONLY)
     _make_ready(dagster_home(home))
     parts.spark_file.withdraw()
     for service in parts.services(bound):

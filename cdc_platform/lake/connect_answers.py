@@ -7,13 +7,13 @@ memory, and which imports its client while the server starts. How long it waits 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from cdc_platform.lake.server_file import REMOTE_VARIABLE, TOKEN_VARIABLE
+from cdc_platform.lake.session import reach
 
 _LOOK_SECONDS = 0.1
 
@@ -24,7 +24,7 @@ def answers(remote: str, token: str) -> bool:
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 
-    _await_listener(urlsplit(remote).port or 0)
+    _await_listener(remote)
     try:
         session = SparkSession.builder.remote(f"{remote}/;token={token}").create()
         cast("Any", session).client.set_retry_policies([])
@@ -35,11 +35,10 @@ def answers(remote: str, token: str) -> bool:
     return True
 
 
-def _await_listener(port: int) -> None:
+def _await_listener(remote: str) -> None:
     while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        with suppress(OSError):
+            return reach(remote)
         time.sleep(_LOOK_SECONDS)
 
 

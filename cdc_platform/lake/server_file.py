@@ -18,7 +18,6 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """Spark's own names of where a Connect server is and of the token that it wants."""
 SERVER_VARIABLE = "CDC_PLATFORM_SPARK_SERVER"
 """The path of such a file: `cdc-platform up` starts a server anew if it has died, and wakes one that sleeps."""
-_OWNER_ONLY = 0o600
 
 
 def what_to_unset() -> str:
@@ -61,7 +60,7 @@ class ServerFile:
         """
         if not self.path.exists():
             raise FileNotFoundError(f"no cdc-platform up has written {self.path}")
-        self._wish.touch(mode=_OWNER_ONLY)
+        self._wish.touch(mode=drafts.OWNER_ONLY)
 
     def wanted(self) -> int:
         """When it was last wanted: a number that grows with each wish; 0 without one."""
@@ -75,4 +74,5 @@ class ServerFile:
         return self.path.with_name("spark.wanted")
 
     def _write(self, variables: Mapping[str, str]) -> None:
-        drafts.write(self.path, "".join(f"{name}={value}\n" for name, value in variables.items()), mode=_OWNER_ONLY)
+        text = "".join(f"{name}={value}\n" for name, value in variables.items())
+        drafts.write(self.path, text, mode=drafts.OWNER_ONLY)

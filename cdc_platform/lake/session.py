@@ -301,7 +301,7 @@ def _found() -> str:
                 file.want()
                 os.environ.update(file.read())
             remote = _by_name(os.environ[REMOTE_VARIABLE])
-            _reach(remote)
+            reach(remote)
         except OSError as error:
             # The file of an `up` is there from before its parts start until it ends.
             if time.monotonic() > deadline or isinstance(error, FileNotFoundError):
@@ -318,7 +318,7 @@ def _by_name(remote: str) -> str:
     return re.sub(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)", "sc://localhost", remote)
 
 
-def _reach(remote: str) -> None:
+def reach(remote: str) -> None:
     """See whether anybody listens there at all, which a Connect client would find out after ten minutes."""
     place = urlsplit(remote)
     if place.scheme != "sc" or not place.hostname:

@@ -67,8 +67,8 @@ def _fork_the_parent_of_runs() -> None:
     gc.collect()
     gc.freeze()  # a look for garbage writes to all that it looks at, and what is written to is no longer shared
     resource_tracker.ensure_running()
-    spawn, started_as = util.spawnv_passfds, _forked
-    util.spawnv_passfds = started_as
+    spawn = util.spawnv_passfds
+    util.spawnv_passfds = _forked  # pyright: ignore[reportPrivateImportUsage]
     try:
         forkserver.ensure_running()
     finally:

@@ -31,8 +31,6 @@ from cdc_platform.supervisor import Service, ServiceDied
 
 LOCATION = "cdc_platform"
 """The code location's name, as in workspace.yaml: what people have switched on and off is kept under it."""
-OWNER_ONLY = 0o600
-"""The mode of a file that holds a secret."""
 _LONGEST_SOCKET = 103
 _LISTENER = len("/pymp-12345678/listener-12345678")
 """Of the process that runs are forked from."""

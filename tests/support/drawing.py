@@ -32,7 +32,7 @@ class Drawing:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave as many tests of a grid, of those that are asked for, as its mark says; shuffle them if that is."""
         for item in items:
-            if mark := item.get_closest_marker("grid"):
+            if mark := item.get_closest_marker(_GRID):
                 item.user_properties.append((_GRID, mark.args[0]))
         left = set() if KILLS == "all" else _left_out(items)
         if left:
@@ -60,7 +60,7 @@ class Drawing:
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     grids: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("grid")
+        mark = item.get_closest_marker(_GRID)
         if mark is not None:
             grids[mark.args].append(item)
     left: set[pytest.Item] = set()
