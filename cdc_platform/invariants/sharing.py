@@ -3,7 +3,8 @@
 Exact, at the price of a shuffle of stream IDs. Across generations the price is paid only for streams that another
 generation could have at all: an ID carries the number of its range and its token, so both generations must have a
 range of that number and the two must overlap. After most changes of the ring hardly any do. Of a generation of which it
-is known that each of its streams lies in its own range, only the ranges that are compared are read.
+is known that each of its streams lies in its own range, only the ranges that are compared are read. One generation
+against all others pays a pass over their files, and the shuffle only where that finds a stream that two may have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from cdc_platform.generations.stream_ids import decode, ordered_words
 from cdc_platform.invariants.findings import STREAMS_UNIQUE, STREAMS_UNIQUE_ACROSS_GENERATIONS, Tally
+from cdc_platform.invariants.fingerprints import fingerprints_of
 from cdc_platform.invariants.inventory import HeldGeneration, Holding
 from cdc_platform.invariants.one_pass import row_streams, shared_out
 from cdc_platform.invariants.rows import RangeEnds
@@ -42,6 +44,7 @@ _FOUND = pa.schema(
         "last": pa.int32(),
     }
 )
+_PASSED = pa.schema({"streams": pa.int64(), "strays": pa.int64(), "met": pa.int64()})
 _COUNTED = pa.schema({"streams": pa.int64()})
 
 
@@ -98,7 +101,7 @@ def across(
 
     Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
     them with. `in_order`: those of `others` of which it is known that each stream lies in its range. Two Spark jobs at
-    most; two more where streams are outside their ranges.
+    most, or one where there is much to compare; three more where streams are shared or outside their ranges.
     """
     held = [each for each in [*mine, *others] if each.rows is not None]
     limit = sum(each.rows is not None for each in mine)
@@ -108,7 +111,12 @@ def across(
     if len(holdings) == 1:
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(workers, holdings[0]), 0)
     known = {each.rows for each in in_order if each in others and each.rows is not None}
-    found = _search(workers, _sides(holdings, limit, known), limit)
+    sides = _sides(holdings, limit, known)
+    if limit == 1 and _parts(sides) > 1:
+        passed = _pass(workers, sides)
+        if not passed.strays and not passed.violations:
+            return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, passed.streams, 0)
+    found = _search(workers, sides, limit)
     if found.strays:
         # A stream that is not in its own range may be in any range of another generation.
         found = _search(workers, _sides(holdings, limit, everything=True), limit)
@@ -193,15 +201,41 @@ def _sides(
     }
 
 
-def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
-    """Bring equal streams together and count them, see `repeated`."""
-    workers = workers.at_least(_TASKS_HERE)
+def _parts(sides: Mapping[Holding, _Side]) -> int:
     looked_at = sum(
         len(side.ranges.ends) if side.contested is None else int(side.contested.sum()) for side in sides.values()
     )
-    parts = 1 + looked_at // _RANGES_A_TASK
+    return 1 + looked_at // _RANGES_A_TASK
+
+
+def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
+    """Hold all others against the first of them, by fingerprints: no violation found is none there."""
+    (first, _), *_ = sides.items()
+    shares, files = _shares(sides), tuple(first.files)
+
+    def held(share: int) -> Iterator[pa.RecordBatch]:
+        for side, path in shares[share]:
+            for batch in _read(side, path):
+                streams, strays, chosen = _looked_at(side, batch)
+                met = 0 if side.counted else fingerprints_of(files).met(chosen)
+                yield pa.RecordBatch.from_pylist([{"streams": streams, "strays": strays, "met": met}], _PASSED)
+
+    with translated("comparing streams"):
+        passed = workers.at_least(_TASKS_HERE).table(TaskRows(len(shares), held), _PASSED)
+    streams, strays, met = (sum(passed[name].to_pylist()) for name in _PASSED.names)
+    return _Found(streams, strays, met)
+
+
+def _shares(sides: Mapping[Holding, _Side]) -> list[list[tuple[_Side, str]]]:
+    """The files that are read, for each task."""
     needed = [(side, holding) for holding, side in sides.items() if side.only is None or len(side.only)]
-    shares = shared_out([(side, path) for side, holding in needed for path in holding.files])
+    return shared_out([(side, path) for side, holding in needed for path in holding.files])
+
+
+def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
+    """Bring equal streams together and count them, see `repeated`."""
+    workers = workers.at_least(_TASKS_HERE)
+    parts, shares = _parts(sides), _shares(sides)
     emitted = TaskRows(len(shares), lambda share: chain.from_iterable(_emitted(*file, parts) for file in shares[share]))
     with translated("comparing streams"):
         found = _together(workers, emitted, parts, _comparer(limit)).to_pylist()
@@ -225,32 +259,43 @@ def _together(workers: Workers, emitted: TaskRows, parts: int, compare: Callable
 
 def _emitted(side: _Side, path: str, parts: int) -> Iterator[pa.RecordBatch]:
     """The IDs of a file's contested streams, cut into parts; runs on the executors."""
-    only = None if side.only is None else ("range_end", side.only)
-    for batch in file_batches(path, ["range_end", "streams"], only):
+    for batch in _read(side, path):
         yield _cut(side, batch, parts)
 
 
-def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
+def _read(side: _Side, path: str) -> Batches:
+    return file_batches(path, ["range_end", "streams"], None if side.only is None else ("range_end", side.only))
+
+
+def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
+    """Of rows of a generation: how many of their streams are counted, how many are strays, and those to compare."""
     lengths, streams, damaged = row_streams(rows.column("streams"))
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
     # A null, which only a foreign writer can leave, is the minimum token, which no key has.
     ends = np.asarray(compute.fill_null(rows.column("range_end"), MINIMUM), dtype=np.int64)
-    ranks = np.repeat(np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0))
-    fields = decode(streams)
+    places, lengths = np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0)
     strays, chosen = 0, whole
     if side.contested is not None:
-        stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
-        strays, chosen = int((stray & whole).sum()), whole & side.contested[ranks]
-    part = (fields.randoms[chosen] % np.uint64(parts)).astype(np.uint16 if parts <= 1 << 16 else np.int64)
-    ids = streams[chosen][np.argsort(part, kind="stable")] if parts > 1 else streams[chosen]
+        chosen = whole & np.repeat(side.contested[places], lengths)
+        if not side.in_order:
+            fields, ranks = decode(streams), np.repeat(places, lengths)
+            stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
+            strays = int((stray & whole).sum())
+    return int(whole.sum()) if side.counted else 0, strays, streams[chosen]
+
+
+def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
+    streams, strays, ids = _looked_at(side, rows)
+    part = (decode(ids).randoms % np.uint64(parts)).astype(np.uint16 if parts <= 1 << 16 else np.int64)
+    ids = ids[np.argsort(part, kind="stable")] if parts > 1 else ids
     bounds = np.append(0, np.cumsum(np.bincount(part, minlength=parts))).tolist()
     cut = [ids[lo:hi].tobytes() for lo, hi in pairwise(bounds)]
     columns = {
         "part": pa.array(range(parts), pa.int32()),
         "generation": pa.repeat(pa.scalar(side.number, pa.int32()), parts),
         # Counted once, not in every part.
-        "streams": pa.array([int(whole.sum()) if side.counted else 0] + [0] * (parts - 1)),
+        "streams": pa.array([streams] + [0] * (parts - 1)),
         "strays": pa.array([strays] + [0] * (parts - 1)),
         "ids": pa.array(cut, pa.binary()),
     }

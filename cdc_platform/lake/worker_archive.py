@@ -36,6 +36,7 @@ TASKS = (
     "cdc_platform.cluster.current.scanning",
     "cdc_platform.cluster.ingest.asking",
     "cdc_platform.cluster.ingest.shape",
+    "cdc_platform.invariants.fingerprints",
     "cdc_platform.invariants.models",
     "cdc_platform.invariants.one_pass",
     "cdc_platform.invariants.sharing",

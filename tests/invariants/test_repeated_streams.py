@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.histories.strategies import tokens
 from support.oracles import oracle
 
+from cdc_platform.invariants.fingerprints import Fingerprints
 from cdc_platform.invariants.sharing import contested, repeated
 
 # Few tokens and few random bits, so that streams are equal, or equal in one half alone, again and again.
@@ -47,6 +48,14 @@ def test_a_stream_counts_once_across_generations(streams: list[tuple[bytes, int]
         assert one == other
         assert first < limit
         assert first != last
+
+
+@given(parts=st.lists(st.lists(few_streams, max_size=9), max_size=3), asked=st.lists(few_streams, max_size=9))
+def test_no_stream_is_met_that_is_not_there(parts: list[list[bytes]], asked: list[bytes]) -> None:
+    """And each that is, as often as it is asked for: of streams that differ in either half alone as well."""
+    there = Fingerprints([columns([(stream, 0) for stream in part])[0] for part in parts])
+    known = {stream for part in parts for stream in part}
+    assert there.met(columns([(stream, 0) for stream in asked])[0]) == sum(stream in known for stream in asked)
 
 
 rings = st.lists(st.sets(tokens, min_size=1, max_size=6).map(sorted), min_size=1, max_size=5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,7 @@ from cdc_platform.invariants.findings import (
     TIMESTAMP_COMPLETE,
     VNODE_COLOCATION,
 )
+from cdc_platform.invariants.inventory import HeldGeneration
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import Batches, Workers, file_batches
 from cdc_platform.ring import Node, Ring
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+InOrder = Callable[[Sequence[HeldGeneration]], Collection[HeldGeneration]]
 STREAMS = sum(count for count, _ in OWNERS.values())
 Damage = Callable[[list[Row]], Any]
 
@@ -358,7 +360,9 @@ def test_a_single_generation_shares_no_stream(workers: Workers, seeded: SeededLa
 
 
 @pytest.mark.spark
-def test_generations_on_one_ring_share_no_stream(spark: SparkSession, on_spark: Workers, seeded: SeededLake) -> None:
+def test_generations_on_one_ring_share_no_stream(
+    spark: SparkSession, on_spark: Workers, seeded: SeededLake, parts: None
+) -> None:
     """Tokens and indexes are all the same there: only random bits differ. Two jobs at most."""
     seeded.described(generation_rows())
     seeded.inserted(generation_rows(seed=2), OTHER)
@@ -368,22 +372,34 @@ def test_generations_on_one_ring_share_no_stream(spark: SparkSession, on_spark: 
     assert (populations(findings), violations(findings)) == ({STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}, {})
 
 
+@pytest.fixture(params=[1 << 14, 5], ids=["in one part", "in parts"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of looking: what takes several parts is held against fingerprints before it is brought together."""
+    monkeypatch.setattr(sharing, "_RANGES_A_TASK", request.param)
+
+
+@pytest.mark.parametrize("in_order", [lambda _: (), list], ids=["of any order", "in order"])
 @pytest.mark.parametrize("where", ["described", "inserted", "published"])
-def test_a_stream_of_another_generation_is_found_in_any_table(workers: Workers, seeded: SeededLake, where: str) -> None:
+def test_a_stream_of_another_generation_is_found_in_any_table(
+    workers: Workers, seeded: SeededLake, parts: None, where: str, in_order: InOrder
+) -> None:
     """Each stream once, however many generations have it; the example names both generations."""
     rows = generation_rows()
     seeded.described(rows)
     others = generation_rows(seed=2)
     others[1]["streams"][2:] = rows[1]["streams"][2:]
     getattr(seeded, where)(others, **({} if where == "published" else {"generation": OTHER}))
-    findings = audit_across(workers, seeded.lake, ONE)
-    assert violations(findings) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 2}
+    findings = audit_across(workers, seeded.lake, ONE, in_order)
+    assert (populations(findings), violations(findings)) == (
+        {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS},
+        {STREAMS_UNIQUE_ACROSS_GENERATIONS: 2},
+    )
     assert ONE in findings[0].sample
     assert ("2023-11-14T22:13:20.123Z" if where == "published" else OTHER) in findings[0].sample
 
 
 def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
-    workers: Workers, seeded: SeededLake
+    workers: Workers, seeded: SeededLake, parts: None
 ) -> None:
     """Where a stream is not in its own range no range of another generation can be left out."""
     rows = generation_rows()
