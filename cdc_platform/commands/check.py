@@ -61,8 +61,10 @@ def check(
             raise InputError("--accept TABLE@VERSION and --because TEXT stand together, and without anything to judge")
         _accept(session, accept, because or "", as_json)
         return
+    from cdc_platform.lake.small_files import reading_once
     from cdc_platform.records.judgements import EVERYTHING, Judging
 
+    ctx.with_resource(reading_once())
     generation = None if generation is None else session.named(generation)
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     judging = Judging.begin(session.lake(), session.clock, "cdc-platform check", name or EVERYTHING)

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, contract, creation, files, merging, only_observed, placing, upkeep
+from cdc_platform.lake import commits, contract, creation, files, merging, only_observed, placing, small_files, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -355,7 +355,7 @@ class Lake:
         files.refuse_features(table, opened)
         held = files.data_files(opened, table, self.path(table))
         with translated(f"reading {table.full_name}"):
-            if keys is None and len(held) > FEW_FILES:
+            if keys is None and len(held) > FEW_FILES and not small_files.keeps(held):
                 return opened.to_pyarrow_table(columns=list(columns)), held
             # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
             chosen = [file for file in held if keys is None or file.partition[0] in keys]

@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from cdc_platform.lake import commits, files
+from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
 from cdc_platform.places import Place, fetching_once, options, place_of
 
@@ -71,7 +71,7 @@ class Opened(DeltaTable):
 
     def _of_partition(self, file: files.DataFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
         """The rows of a file with the columns that name its partition; the last few files are kept."""
-        rows = self._last_read.pop(file.path) if file.path in self._last_read else _rows_of_file(file.path)
+        rows = self._last_read.pop(file.path) if file.path in self._last_read else small_files.whole(file.path)
         self._last_read = dict([*self._last_read.items(), (file.path, rows)][-_KEPT_FILES:])
         for name, value in zip(names, file.partition, strict=True):
             rows = rows.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), rows.num_rows))
@@ -89,16 +89,13 @@ class Opened(DeltaTable):
             if names:
                 return self._together(held)
             paths = files.paths(self)
-            by_file = {path: self._by_file[path] if path in self._by_file else _rows_of_file(path) for path in paths}
+            by_file = {
+                path: self._by_file[path] if path in self._by_file else small_files.whole(path) for path in paths
+            }
             self._by_file = by_file
             return pa.concat_tables([as_it_is.empty_table(), *(_shaped(rows, as_it_is) for rows in by_file.values())])
         except Exception:  # noqa: BLE001 deltalake hands on what others raise, of any class
             return None
-
-
-def _rows_of_file(path: str) -> pa.Table:
-    with files.parquet(path) as parquet:
-        return parquet.read()
 
 
 def _shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -218,7 +215,7 @@ class OpenTables:
         mine = self._of_thread
         mine.depth += 1
         try:
-            with fetching_once():
+            with fetching_once(), small_files.reading_once():
                 yield
         finally:
             mine.depth -= 1

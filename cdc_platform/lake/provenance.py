@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.lake import commits, digests
+from cdc_platform.lake import commits, digests, small_files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
-from cdc_platform.lake.files import DataFile, parquet, plain_path
+from cdc_platform.lake.files import DataFile, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.volume import file_batches
 from cdc_platform.places import place_of
 
 _COMMITS_KEPT = 50_000
@@ -178,9 +179,8 @@ def _entries(lake: Lake, table: Table) -> Iterator[_Entry]:
 @lru_cache(maxsize=_COMMITS_KEPT)
 def _digest_of_file(path: str) -> int:
     """The sum of the digests of a file's rows. A file never changes."""
-    with parquet(path) as opened:
-        parts = (digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in opened.iter_batches())
-        return sum(sum(part.values()) for part in parts) % digests.MODULUS
+    parts = (digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in file_batches(path))
+    return sum(sum(part.values()) for part in parts) % digests.MODULUS
 
 
 @lru_cache(maxsize=_COMMITS_KEPT)
@@ -232,8 +232,7 @@ def _rows(lake: Lake, table: Table, files: Sequence[_File], rest: Where) -> set[
     for path, _, _ in files:
         file = place_of(lake.path(table)) / plain_path(path)
         try:
-            with parquet(file) as opened:
-                rows = opened.read()
+            rows = small_files.whole(str(file))
         except FileNotFoundError:
             return None
         # Not a filter: deltalake's files may have views, with which Arrow can do little.

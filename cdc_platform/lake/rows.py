@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cdc_platform.errors import InputError
+from cdc_platform.lake import small_files
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.tables import Table
-from cdc_platform.places import place_of
 
 # To group rows takes Arrow a millisecond, however few they are.
 _FEW = 64
@@ -68,11 +68,12 @@ def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> 
     """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
     schema = pa.schema([table.schema.field(name).with_nullable(True) for name in columns])
     stored = [name for name in columns if name not in table.partition_by]
-    parts = [schema.empty_table()]
-    for file in held:
-        with pq.ParquetFile(place_of(file.path).source()) as parquet:
-            rows = parquet.read(columns=stored)
-        for name, value in zip(table.partition_by, file.partition, strict=True):
-            rows = rows.append_column(name, pa.repeat(pa.scalar(value, table.schema.field(name).type), rows.num_rows))
-        parts.append(rows.select(list(columns)).cast(schema))
-    return pa.concat_tables(parts)
+    parts = [small_files.whole(file.path, stored) for file in held]
+    if not parts:
+        return schema.empty_table()
+    rows = pa.concat_tables(parts) if stored else pa.table({})
+    of_file = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
+    for place, name in enumerate(table.partition_by):
+        values = pa.array([file.partition[place] for file in held], table.schema.field(name).type)
+        rows = rows.append_column(name, values.take(pa.array(of_file)))
+    return rows.select(list(columns)).cast(schema)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -25,13 +24,11 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.versions import folders
-from cdc_platform.lake.volume import rows_at_once
+from cdc_platform.lake.volume import file_batches
 from cdc_platform.places import Place, place_of
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
-_BYTES_AT_ONCE = 8 << 20
-_ROWS_AT_ONCE = 65_536
 _POINTER = "_last_checkpoint"
 """The file in a log that names its newest checkpoint, from which readers start."""
 _NAMED = 3
@@ -264,11 +261,9 @@ class _Look:
             return None
         rows, held = 0, 0
         try:
-            with pq.ParquetFile(place_of(file.path).source()) as parquet:
-                size = min(_ROWS_AT_ONCE, rows_at_once(parquet, _BYTES_AT_ONCE))
-                for batch in parquet.iter_batches(size, use_threads=False):
-                    rows += batch.num_rows
-                    held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
+            for batch in file_batches(file.path):
+                rows += batch.num_rows
+                held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_line(error)})")
         else:

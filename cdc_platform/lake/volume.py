@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_platform.lake import small_files
 from cdc_platform.lake.arrow import compute
-from cdc_platform.places import place_of
+from cdc_platform.lake.files import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,21 +150,30 @@ def rows_of_files(paths: Sequence[str], columns: Sequence[str]) -> TaskRows:
     return TaskRows(len(files), lambda number: file_batches(files[number], names))
 
 
-def file_batches(path: str, columns: Sequence[str], only: tuple[str, np.ndarray] | None = None) -> Batches:
+def file_batches(
+    path: str, columns: Sequence[str] | None = None, only: tuple[str, np.ndarray] | None = None
+) -> Batches:
     """The rows of one Parquet file, in their order, about a megabyte at a time however long a row is.
 
-    `only`: no rows but those with these values (int64, ascending) of a column. Nothing behind the last of them is read.
+    `columns`: not all of them. `only`: no rows but those with these values (int64, ascending) of a column. Nothing
+    behind the last of them is read.
     """
-    with pq.ParquetFile(place_of(path).source()) as file:
-        rows = rows_at_once(file, _BYTES_A_BATCH)
+    whole = small_files.rows_of(path)
+    if whole is not None:
+        chosen = whole if only is None else whole.filter(_is_one_of(whole[only[0]], only[1]))
+        names = [name for name in columns or chosen.schema.names if name in chosen.schema.names]
+        yield from map(_plain, chosen.select(names).combine_chunks().to_batches())
+        return
+    with parquet(path) as file:
+        rows, names = rows_at_once(file, _BYTES_A_BATCH), None if columns is None else list(columns)
         # One thread: the other tasks of this machine have the other cores.
         if only is None:
-            yield from map(_plain, file.iter_batches(rows, columns=list(columns), use_threads=False))
+            yield from map(_plain, file.iter_batches(rows, columns=names, use_threads=False))
             return
         for group in range(file.num_row_groups):
             wanted = _wanted(file, group, *only)
             places, start = np.flatnonzero(wanted), 0
-            batches = file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)
+            batches = file.iter_batches(rows, row_groups=[group], columns=names, use_threads=False)
             while start <= places.max(initial=-1):
                 batch = _plain(next(batches))
                 chosen = wanted[start : start + batch.num_rows]
@@ -182,7 +192,11 @@ def _wanted(file: pq.ParquetFile, group: int, name: str, values: np.ndarray) -> 
     if not len(values):
         return np.zeros(about.num_rows, dtype=bool)
     column = file.read_row_group(group, columns=[name], use_threads=False)[name]
-    return np.asarray(compute.is_in(column, pa.array(values)))
+    return np.asarray(_is_one_of(column, values))
+
+
+def _is_one_of(column: pa.ChunkedArray, values: np.ndarray) -> pa.ChunkedArray:
+    return compute.is_in(column, pa.array(values))
 
 
 def rows_at_once(file: pq.ParquetFile, size: int) -> int:
