@@ -46,9 +46,9 @@ pytest: .venv classes
 	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast
-test-fast: .venv ## the tests of rules and commands: no JVM, no server, no browser, no run of Dagster, no grid
+test-fast: .venv ## half a minute: the tests of rules, which write no file and start nothing
 	$(BIN)/pytest -q -n 2 --no-loadscope-reorder \
-		-m "not spark and not browser and not cassandra and not processes and not dagster and not grid and not long"
+		-m "not files and not spark and not browser and not cassandra and not processes and not dagster and not grid and not long"
 
 .PHONY: test-exhaustive
 test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories of a switch and of a log

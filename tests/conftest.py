@@ -123,8 +123,10 @@ OF_MARK = {
     "s3_process": "processes",
     "nursery": "processes",
     "program": "processes",
+    "tmp_path": "files",
+    "tmp_path_factory": "files",
 }
-"""Who takes what starts other programs, or forks, is marked so, and left out by `make test-fast`."""
+"""Who takes what starts other programs, forks, or writes files is marked so, and left out by `make test-fast`."""
 _ROOM_OF_DAGSTER = "assets"
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 

@@ -18,6 +18,8 @@ from cdc_platform.lake.worker_daemon import IDLE_VARIABLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.processes
+
 
 def started(folder: Path, idle_seconds: float) -> tuple[subprocess.Popen[bytes], Path]:
     """The process as Spark starts it, and the socket at which it takes orders for workers."""
