@@ -139,7 +139,7 @@ def audit_across(
     `in_order` tells of which generations it was found already, of the files that stand for them, that each stream lies
     in its range: of those only the ranges are read that could have a stream in common with this one.
 
-    Two Spark jobs at most, three more where streams are shared or outside their ranges.
+    One Spark job, at most four more where streams are shared or outside their ranges.
 
     Raises:
         NotFound: the lake holds nothing of this generation.
@@ -169,7 +169,7 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
 
     Answers with every invariant once, added up over the generations. Each generation is judged by its V2
     descriptions, or where it has none by its topology description or its published streams; where it has several,
-    they are compared. Three Spark jobs at most, two more for a generation with wrong indexes, and three more where
+    they are compared. Three Spark jobs at most, two more for a generation with wrong indexes, and four more where
     streams are shared or outside their ranges. Ranges whose shard order could not be told on import are left out of
     shard_colocation, and compared as sets.
 

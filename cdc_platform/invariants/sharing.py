@@ -100,8 +100,8 @@ def across(
     """streams_unique_across_generations: the streams of `mine` that another generation, of `mine` or `others`, has.
 
     Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
-    them with. `in_order`: those of `others` of which it is known that each stream lies in its range. Two Spark jobs at
-    most, or one where there is much to compare; three more where streams are shared or outside their ranges.
+    them with. `in_order`: those of `others` of which it is known that each stream lies in its range. One Spark job for
+    one generation, two for several; at most four more where streams are shared or outside their ranges.
     """
     held = [each for each in [*mine, *others] if each.rows is not None]
     limit = sum(each.rows is not None for each in mine)
@@ -112,7 +112,7 @@ def across(
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(workers, holdings[0]), 0)
     known = {each.rows for each in in_order if each in others and each.rows is not None}
     sides = _sides(holdings, limit, known)
-    if limit == 1 and _parts(sides) > 1:
+    if limit == 1:
         passed = _pass(workers, sides)
         if not passed.strays and not passed.violations:
             return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, passed.streams, 0)
@@ -214,11 +214,12 @@ def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
     shares, files = _shares(sides), tuple(first.files)
 
     def held(share: int) -> Iterator[pa.RecordBatch]:
+        found = np.zeros(3, dtype=np.int64)
         for side, path in shares[share]:
             for batch in _read(side, path):
                 streams, strays, chosen = _looked_at(side, batch)
-                met = 0 if side.counted else fingerprints_of(files).met(chosen)
-                yield pa.RecordBatch.from_pylist([{"streams": streams, "strays": strays, "met": met}], _PASSED)
+                found += streams, strays, 0 if side.counted else fingerprints_of(files).met(chosen)
+        yield pa.RecordBatch.from_arrays([pa.array([number]) for number in found], schema=_PASSED)
 
     with translated("comparing streams"):
         passed = workers.at_least(_TASKS_HERE).table(TaskRows(len(shares), held), _PASSED)
