@@ -101,15 +101,16 @@ def _number(found: np.ndarray) -> int:
 def _grouped(columns: Sequence[pa.ChunkedArray]) -> Iterator[tuple[tuple[Any, ...], np.ndarray]]:
     """The rows (their places) of each combination of values."""
     encoded = [_one_array(column).dictionary_encode() for column in columns]
-    codes = np.stack([np.asarray(compute.fill_null(each.indices, -1)) for each in encoded], axis=1)
-    several, inverse = np.unique(codes, axis=0, return_inverse=True)
-    order = np.argsort(inverse.ravel(), kind="stable")
-    ends = np.cumsum(np.bincount(inverse.ravel(), minlength=len(several)))
-    for key, begin, end in zip(several.tolist(), [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        values = tuple(
-            None if code < 0 else each.dictionary[code].as_py() for each, code in zip(encoded, key, strict=True)
-        )
-        yield values, order[begin:end]
+    # All of a row in one number; a null has none of the dictionary's places.
+    codes, places = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for each in encoded:
+        codes += places * (np.asarray(compute.fill_null(each.indices, -1)).astype(np.int64) + 1)
+        places *= len(each.dictionary) + 1
+    order = np.argsort(codes, kind="stable") if codes.min() < codes.max() else np.arange(len(codes))
+    begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    for some in np.split(order, begins[1:]):
+        first = int(some[0])
+        yield tuple(each[first].as_py() for each in encoded), some
 
 
 def _text(value: Any) -> str:
