@@ -161,8 +161,12 @@ class Keeper:
         marks[tables.SURE] = self._lake.transaction(log_table(self._schema), AGAIN) or 0
         if now.log is None:
             chosen = list(range(now.slices))
-            marks[MARKED] = sum(self._bring_state(group, changes, now, as_of) for group in self._groups(chosen))
-            self._show_all(now, as_of, marks)
+            several, found = list(self._groups(chosen)), None
+            marks[MARKED] = 0
+            for group in several:
+                found = self._state_of(group, of_slices(changes, group), now, as_of)
+                marks[MARKED] += int(found.inexact.sum())
+            self._show_all(now, as_of, marks, found if len(several) == 1 else None)
         else:
             self._lake.widen(self._current)
             chosen = sorted({*np.unique(np.asarray(changes[tables.SLICE])).tolist(), *self._due(as_of)})
@@ -196,19 +200,21 @@ class Keeper:
         whole = pa.concat_tables(found, promote_options="default")
         return merged(self._schema, [state_of_log(self._schema, whole)])
 
-    def _show_all(self, now: Kept, as_of: Microseconds, marks: Mapping[str, int]) -> None:
-        """Put all slices of the state in place of what readers have, by one commit."""
+    def _show_all(self, now: Kept, as_of: Microseconds, marks: Mapping[str, int], known: Shown | None) -> None:
+        """Put all slices of the state in place of what readers have, by one commit; `known`: what all of it shows."""
         lake, schema, cells = self._lake, self._schema, self._cells
 
         def batches(number: int) -> Batches:
-            state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
-            rows = for_readers(schema, shown(schema, state, as_of), now.slices)
-            yield from rows.combine_chunks().to_batches()
+            found = known
+            if found is None:
+                state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
+                found = shown(schema, state, as_of)
+            yield from for_readers(schema, found, now.slices).combine_chunks().to_batches()
 
         if not lake.exists(self._current):
             lake.ensure(self._current)
         number = (lake.transaction(self._current, _COMMITS) or 0) + 1
-        rows = TaskRows(now.slices, batches)
+        rows = TaskRows(now.slices if known is None else 1, batches)
         frames.replace_all(Workers.alone(), lake, self._current, rows, (_COMMITS, number), marks)
 
     def _due(self, as_of_us: Microseconds) -> Iterator[int]:
@@ -245,10 +251,6 @@ class Keeper:
         more = int(found.inexact.sum()) - int(compute.sum(before).as_py() or 0)
         rows = for_readers(self._schema, found, now.slices)
         self._replace(self._current, rows, group, version, {MARKED: marked + more})
-
-    def _bring_state(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> int:
-        """Merge changes into slices of the state; answers with how many of the rows that they show are inexact."""
-        return int(self._state_of(group, of_slices(changes, group), now, as_of).inexact.sum())
 
     def _state_of(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> Shown:
         """Merge changes into slices of the state, with what is read again for it; answers with what they show."""
