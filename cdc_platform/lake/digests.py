@@ -36,7 +36,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 Digests = Mapping[str, int]
 """The digest of each slice by its name: `column=value` of its partition columns, empty where a table has none."""
-_Piece = np.ndarray | tuple[np.ndarray, np.ndarray]
+Piece = np.ndarray | tuple[np.ndarray, np.ndarray]
 """A part of the encoding of n values: uint8[n, width], or all their bytes and where each begins (int64[n + 1])."""
 
 
@@ -78,13 +78,26 @@ def row_digests(rows: pa.Table, names: Sequence[str] | None = None) -> np.ndarra
     parts: list[bytes] = []
     for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
         part = rows.slice(start, _ROWS_AT_ONCE)
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for name in chosen:
             pieces += _tagged(name, _one_array(part[name]))
         data, bounds = _joined(pieces, part.num_rows)
         whole = data.tobytes()  # slices of bytes are made faster than those of a view
         parts += [blake2b(whole[begin:end], digest_size=BYTES).digest() for begin, end in pairwise(bounds.tolist())]
     return np.frombuffer(b"".join(parts), dtype="<u4").reshape(-1, 4)
+
+
+def encoded(rows: pa.Table) -> Iterator[tuple[str, list[Piece]]]:
+    """What each column puts into the digests of rows, as many pieces whether it has nulls or not."""
+    for name in sorted(rows.schema.names):
+        yield name, list(_side_by_side(_of_column(_one_array(rows[name]), [])))
+
+
+def slices_in(rows: pa.Table, partition_by: Sequence[str]) -> list[str]:
+    """The names of the slices that rows belong to."""
+    if not rows.num_rows or not partition_by:
+        return [""] * bool(rows.num_rows)
+    return [slice_name(partition_by, key) for key, _ in _grouped([rows[name] for name in partition_by])]
 
 
 def keys_of(rows: pa.Table, names: Sequence[str]) -> list[bytes]:
@@ -136,20 +149,24 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}.get(kind, kind)
 
 
-def _tagged(name: str, values: pa.Array) -> list[_Piece]:
+def _tagged(name: str, values: pa.Array) -> list[Piece]:
     """A column of rows: nothing where it is null."""
+    tag = np.frombuffer(blake2b(name.encode(), digest_size=8).digest(), dtype=np.uint8)
+    return _of_column(values, [np.broadcast_to(tag, (len(values) - values.null_count, 8))])
+
+
+def _of_column(values: pa.Array, before: list[Piece]) -> list[Piece]:
+    """The encoding of a column's values, behind what stands before it; nothing of nulls."""
     if values.null_count == len(values):
         return []
-    tag = np.frombuffer(blake2b(name.encode(), digest_size=8).digest(), dtype=np.uint8)
-    present = values.drop_null() if values.null_count else values
-    pieces = [np.broadcast_to(tag, (len(present), 8)), *_pieces(present, nested=False)]
     if not values.null_count:
-        return pieces
-    before = np.concatenate([[0], np.cumsum(np.asarray(compute.is_valid(values)))])
-    return [_at(piece, before) for piece in _side_by_side(pieces)]
+        return [*before, *_pieces(values, nested=False)]
+    pieces = [*before, *_pieces(values.drop_null(), nested=False)]
+    places = np.concatenate([[0], np.cumsum(np.asarray(compute.is_valid(values)))])
+    return [_at(piece, places) for piece in _side_by_side(pieces)]
 
 
-def _pieces(values: pa.Array, *, nested: bool) -> list[_Piece]:
+def _pieces(values: pa.Array, *, nested: bool) -> list[Piece]:
     """The encoding of values; where they are `nested`, some may be null."""
     kind = values.type
     if isinstance(kind, pa.DictionaryType):
@@ -161,7 +178,7 @@ def _pieces(values: pa.Array, *, nested: bool) -> list[_Piece]:
         return _of_lists(values.cast(pa.list_(entries)))
     if _is_list(kind):
         return _of_lists(values)
-    given: list[_Piece] = [np.asarray(compute.is_valid(values)).astype(np.uint8)[:, None]]
+    given: list[Piece] = [np.asarray(compute.is_valid(values)).astype(np.uint8)[:, None]]
     if pa.types.is_struct(kind):
         fields = (_pieces(field, nested=True) for field in values.flatten())
         return [*given, *(piece for field in fields for piece in field)]
@@ -187,7 +204,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _of_bytes(values: pa.Array) -> list[_Piece]:
+def _of_bytes(values: pa.Array) -> list[Piece]:
     array = values.cast(pa.large_binary()) if values.type != pa.large_string() else values
     lengths = np.asarray(compute.fill_null(compute.binary_length(array), -1), dtype="<i4")
     if array.null_count:
@@ -198,7 +215,7 @@ def _of_bytes(values: pa.Array) -> list[_Piece]:
     return [_bytes_of(lengths), (content, bounds)]
 
 
-def _of_lists(values: pa.Array) -> list[_Piece]:
+def _of_lists(values: pa.Array) -> list[Piece]:
     lengths = compute.list_value_length(values)
     counts = np.asarray(compute.fill_null(lengths, -1), dtype="<i4")
     bounds = np.concatenate([[0], np.cumsum(np.maximum(counts, 0), dtype=np.int64)])
@@ -230,20 +247,21 @@ def _bytes_of(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.itemsize)
 
 
-def _at(piece: _Piece, bounds: np.ndarray) -> _Piece:
+def _at(piece: Piece, bounds: np.ndarray) -> Piece:
     """A piece of n values as one of the runs of values that begin at these bounds (int64[m + 1])."""
-    data, inner = _ragged(piece)
+    data, inner = ragged(piece)
     return data, inner[bounds]
 
 
-def _ragged(piece: _Piece) -> tuple[np.ndarray, np.ndarray]:
+def ragged(piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    """All bytes of a piece, and where each value's begin (int64[n + 1])."""
     if isinstance(piece, tuple):
         return piece
     rows, width = piece.shape
     return np.ascontiguousarray(piece).ravel(), width * np.arange(rows + 1, dtype=np.int64)
 
 
-def _side_by_side(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+def _side_by_side(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The same pieces, those of one width that are neighbours as one: every piece that is joined costs."""
     for fixed, some in groupby(pieces, key=lambda piece: isinstance(piece, np.ndarray)):
         if fixed:
@@ -252,9 +270,9 @@ def _side_by_side(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
             yield from some
 
 
-def _joined(pieces: Iterable[_Piece], count: int) -> tuple[np.ndarray, np.ndarray]:
+def _joined(pieces: Iterable[Piece], count: int) -> tuple[np.ndarray, np.ndarray]:
     """The pieces of each row, one behind the other: all bytes, and where each row begins and ends."""
-    columns = [_large_binaries(*_ragged(piece)) for piece in _side_by_side(pieces)]
+    columns = [_large_binaries(*ragged(piece)) for piece in _side_by_side(pieces)]
     if not columns:
         return np.empty(0, dtype=np.uint8), np.zeros(count + 1, dtype=np.int64)
     joined = compute.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))

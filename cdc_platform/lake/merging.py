@@ -16,6 +16,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
 from cdc_platform.lake.open_tables import Opened, rows_of
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
@@ -187,8 +188,10 @@ def replace(
 
 def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:
     """The digests of the slices that rows come to and go from, as they are then."""
-    came, went = (digests.of_rows(rows, table.partition_by) for rows in (added, removed))
-    return digests.changed(before(opened, table, {*came, *went}), came, went)
+    names = dict.fromkeys(name for rows in (added, removed) for name in digests.slices_in(rows, table.partition_by))
+    came, went = (digests.of_rows(rows, table.partition_by) for rows in differing(added, removed))
+    nothing = dict.fromkeys(names, 0)
+    return digests.changed(before(opened, table, names), nothing | came, went)
 
 
 def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:
