@@ -160,3 +160,14 @@ class Joins:
         """How long the next join takes."""
         self.prepare()
         return seconds(self.run)
+
+
+def by_turns(subject: Joins, floor: Joins, *, repeats: int, warm_ups: int = 1) -> Pairs:
+    """The same joins in two lakes, one after the other; what makes the next nodes wait is not measured."""
+    pairs = Pairs([], [])
+    for turn in range(warm_ups + repeats):
+        theirs, mine = floor.seconds(), subject.seconds()
+        if turn >= warm_ups:
+            pairs.floor.append(theirs)
+            pairs.subject.append(mine)
+    return pairs

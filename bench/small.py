@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from bench.cluster import Size
-from bench.life import Joins
+from bench.life import Joins, by_turns
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import to_datetime
@@ -40,13 +40,7 @@ def one_task(bench: Bench) -> list[Result]:
     with bench.scratch() as folder:
         here = Joins(Workers.alone(), size, folder / "here")
         there = Joins(bench.workers, size, folder / "spark")
-
-        def prepare() -> None:
-            here.prepare()
-            there.prepare()
-
-        prepare()
-        pairs = paired(here.run, there.run, repeats=bench.sizes.repeats, warm_ups=1, prepare=prepare)
+        pairs = by_turns(here, there, repeats=bench.sizes.repeats)
     return [Result("one-task", str(size), pairs.seconds, "on a warm Spark", pairs.floor_seconds, pairs.ratio, 1.5)]
 
 

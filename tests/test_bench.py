@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ import pytest
 from bench import plain_loop
 from bench.__main__ import ROWS
 from bench.cluster import IGNORE_MSB, Size, lake_before_join, ring_of
+from bench.life import Joins, by_turns
 from bench.measure import Pairs, Result
+from bench.sensor_tick import ticks
 from cdc_platform.clock import Clock
 from cdc_platform.generations import RingLayout, generate
+from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import inbox
+from cdc_platform.lake.volume import Workers
+from cdc_platform.records import inbox, ledger
 from cdc_platform.records.ring import current_ring
 
 
@@ -49,3 +54,22 @@ def test_ratios_are_those_of_pairs() -> None:
     assert pairs.ratio == 2.0
     assert Result("row", "at", 1.0, "floor", 1.0, 2.0, 1.5).reached is False
     assert Result("row", "at", 1.0, "floor", 1.0, 2.0, 1.5, at_least=True).reached is True
+
+
+def test_the_same_joins_are_done_by_turns(tmp_path: Path) -> None:
+    """Both lakes have as many joins behind them as were measured, and each join had a node that waited for it."""
+    size = Size(2, 4, 2)
+    subject, floor = (Joins(Workers.alone(), size, tmp_path / name) for name in ("subject", "floor"))
+    pairs = by_turns(subject, floor, repeats=2)
+    assert (len(pairs.subject), len(pairs.floor)) == (2, 2)
+    for joins in (subject, floor):
+        assert not inbox.waiting(joins.lake)
+        assert len(ledger.entries(joins.lake)) == 3
+
+
+@pytest.mark.dagster
+def test_ticks_find_the_node_that_waits(tmp_path: Path) -> None:
+    """A tick that is measured asks for a run, in a process without a JVM."""
+    home = open_home(tmp_path / "home")
+    lake_before_join(home.lake, Size(2, 4, 2), Clock())
+    assert len(ticks(home, tmp_path / "dagster", 2)) == 2
