@@ -31,6 +31,7 @@ ROWS: dict[str, str] = {
     "one-task": "bench.small:one_task",
     "look-ups": "bench.look_ups:look_ups",
     "many-generations": "bench.many:many_generations",
+    "join-of-many": "bench.long_lived:join_of_many",
     "sql": "bench.queries:queries",
     "idle-up": "bench.idle:idle_up",
     "asleep": "bench.idle:asleep",

@@ -8,18 +8,22 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from bench.cluster import Size, ring_of
+from bench.cluster import Size, nodes_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import MINUTE_US, Microseconds, cql_time, format_us, ms_of
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
-from cdc_platform.home import open_home
+from cdc_platform.home import Home, open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.ring import Ring
 from cdc_platform.sources.ring_snapshots import snapshot_of
 
 _SIZE = Size(2, 8, 4)
-_MANY, _FEW = 2_000, 20
+MANY, SOME, FEW = 2_000, 20, 3
+"""Generations of a home that has lived long, of a quick run's, and of what both are held against."""
+ANOTHER_RING = 2
+"""Seed of an imported ring whose tokens a node that joins has not."""
 _TARGET = 3.0
 _TABLES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
 # They leave at once: Arrow's threads, which still free thousands of files, may abort a process that ends by itself.
@@ -32,11 +36,11 @@ _COPY += "    deltalake.write_deltalake(to, table.to_pyarrow_table(), partition_
 
 def many_generations(bench: Bench) -> list[Result]:
     """Whole processes: `import` of as many generations as years leave, and `check` of them."""
-    count = _MANY if bench.sizes.repeats > 1 else _FEW
+    count = MANY if bench.sizes.repeats > 1 else SOME
     at = f"{count:,} generations of {_SIZE.nodes * _SIZE.vnodes} ranges"
     with bench.scratch() as folder:
         exports = folder / "exports"
-        _export(exports, count)
+        export(exports, count)
         homes = iter(range(100))
         program = [sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home"]
         last = [""]
@@ -74,10 +78,29 @@ def many_generations(bench: Bench) -> list[Result]:
     ]
 
 
-def _export(folder: Path, count: int) -> None:
+def imported(name: str, count: int, folder: Path, seed: int = 1) -> Home:
+    """A home (a folder, or an address in a store) of so many generations, taken in from files in a new `folder`."""
+    export(folder, count, seed)
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "cdc_platform",
+            "--clock",
+            format_us(CLOCK.now_us()),
+            "--home",
+            name,
+            "import",
+            str(folder),
+        ]
+    )
+    return open_home(name)
+
+
+def export(folder: Path, count: int, seed: int = 1) -> None:
     """A ring and its generations, a minute apart, as `COPY ... TO` writes them."""
     folder.mkdir()
-    ring = ring_of(_SIZE)
+    ring = Ring.of(nodes_of(_SIZE, seed))
     nodes = [snapshot_of(node) for node in ring.nodes]
     (folder / "ring.json").write_text(json.dumps(nodes), encoding="utf-8")
     described, published, times = ["id,range_end,ignore_msb,num_ranges,streams"], ["time,range_end,streams"], []
