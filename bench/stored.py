@@ -16,10 +16,11 @@ from unittest.mock import patch
 from bench.cluster import Size
 from bench.life import Joins
 from bench.look_ups import COMMANDS, run
+from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
 from bench.measure import Result, paired, seconds
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
-from cdc_platform.home import open_home
+from cdc_platform.home import STATE_VARIABLE, Home, open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.lake.volume import Workers
@@ -35,24 +36,49 @@ _A_COMMIT, _A_TABLE = 6, 6
 
 def requests(bench: Bench) -> list[Result]:
     """Of the fourth join, by a lake that has opened nothing yet, and of `generations` as a process."""
-    with _store() as store:
-        joins, address = _joined(f"{store.bucket()}/home")
+    with store() as s3:
+        joins, address = _joined(f"{s3.bucket()}/home")
         joins.prepare()
         versions = _versions(joins.lake)
         joins.lake = Lake(str(joins.lake.place))
-        joined = _requests(store, joins.run)
+        joined = _requests(s3, joins.run)
         commits = sum(_versions(joins.lake).values()) - sum(versions.values())
-        looked = _requests(store, lambda: run(_command(address, ("generations",))))
+        looked = _requests(s3, lambda: run(_command(address, ("generations",))))
     return [
         _counted(f"join of {_SIZE}", joined, _A_COMMIT * commits + _A_TABLE * len(versions), commits, len(versions)),
         _counted("generations", looked, _A_TABLE * len(versions), 0, len(versions)),
     ]
 
 
+def requests_of_many(bench: Bench) -> list[Result]:
+    """Of a small join in a home that was taken in with thousands of generations, against one of three."""
+    count = MANY if bench.sizes.repeats > 1 else SOME
+    with store() as s3, bench.scratch() as folder:
+        os.environ[STATE_VARIABLE] = str(folder / "state")
+        large, small = (
+            _second_join(s3, imported(f"{s3.bucket()}/home", number, folder / f"exports{number}", ANOTHER_RING))
+            for number in (count, FEW)
+        )
+    most, fewest = (sum(counts.values()) for _, counts in (large, small))
+    at = f"join of {_SIZE}, {count:,} generations: {most} ({_by_verb(large[1])})"
+    floor = f"the same with {FEW}: {fewest} ({_by_verb(small[1])})"
+    details = {"requests": large[1], "floor": small[1]}
+    return [Result("requests-of-many", at, large[0], floor, small[0], most / fewest, 1.5, details=details)]
+
+
+def _second_join(s3: S3, home: Home) -> tuple[float, dict[str, int]]:
+    """The first makes the tables; this one is by a lake that has opened nothing yet."""
+    joins = Joins(Workers.alone(), _SIZE, home.lake)
+    joins.seconds()
+    joins.prepare()
+    joins.lake = Lake(str(joins.lake.place))
+    return _requests(s3, joins.run)
+
+
 def look_ups(bench: Bench) -> list[Result]:
     """Each command as a whole process on a home in the store, against the same on one in a folder."""
-    with _store() as store, bench.scratch() as folder:
-        there, here = (_joined(name)[1] for name in (f"{store.bucket()}/home", str(folder / "home")))
+    with store() as s3, bench.scratch() as folder:
+        there, here = (_joined(name)[1] for name in (f"{s3.bucket()}/home", str(folder / "home")))
         return [_row(command, there, here, bench.sizes.repeats) for command in COMMANDS]
 
 
@@ -65,16 +91,21 @@ def _row(command: tuple[str, ...], there: str, here: str, repeats: int) -> Resul
 def _counted(at: str, found: tuple[float, Mapping[str, int]], due: int, commits: int, tables: int) -> Result:
     took, counts = found
     total = sum(counts.values())
-    verbs = ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items()))
     floor = f"{due} requests: {_A_COMMIT} of each of {commits} commits, {_A_TABLE} of each of {tables} tables"
     details: dict[str, Any] = {"requests": dict(counts), "due": due}
-    return Result("requests", f"{at}: {total} ({verbs})", took, floor, 0.0, total / due, 1.0, details=details)
+    return Result(
+        "requests", f"{at}: {total} ({_by_verb(counts)})", took, floor, 0.0, total / due, 1.0, details=details
+    )
 
 
-def _requests(store: S3, work: Callable[[], object]) -> tuple[float, dict[str, int]]:
-    before = store.counts()
+def _by_verb(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items()))
+
+
+def _requests(s3: S3, work: Callable[[], object]) -> tuple[float, dict[str, int]]:
+    before = s3.counts()
     took = seconds(work)
-    more = {verb: count - before.get(verb, 0) for verb, count in store.counts().items()}
+    more = {verb: count - before.get(verb, 0) for verb, count in s3.counts().items()}
     return took, {verb: count for verb, count in more.items() if count}
 
 
@@ -98,15 +129,16 @@ def _command(home: str, command: tuple[str, ...]) -> list[str]:
 
 
 @contextmanager
-def _store() -> Iterator[S3]:
+def store() -> Iterator[S3]:
+    """The store, and this process in an environment that leads there."""
     tests = str(Path(__file__).parents[1] / "tests")
     if tests not in sys.path:
         sys.path.append(tests)
     from support.store.s3 import S3
 
-    store = S3()
+    s3 = S3()
     try:
-        with patch.dict(os.environ, store.environment()):
-            yield store
+        with patch.dict(os.environ, s3.environment()):
+            yield s3
     finally:
-        store.stop()
+        s3.stop()
