@@ -38,6 +38,7 @@ ROWS: dict[str, str] = {
     "look-ups-stored": "bench.stored:look_ups",
     "requests": "bench.stored:requests",
     "requests-of-many": "bench.stored:requests_of_many",
+    "stored-life": "bench.drivers:stored_life",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",

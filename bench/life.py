@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Protocol
 from unittest.mock import patch
 
 from bench.cluster import Size, lake_before_join, lake_before_next_join
@@ -162,7 +163,13 @@ class Joins:
         return seconds(self.run)
 
 
-def by_turns(subject: Joins, floor: Joins, *, repeats: int, warm_ups: int = 1) -> Pairs:
+class Timed(Protocol):
+    """What does a join when it is asked how long the next one takes."""
+
+    def seconds(self) -> float: ...
+
+
+def by_turns(subject: Timed, floor: Timed, *, repeats: int, warm_ups: int = 1) -> Pairs:
     """The same joins in two lakes, one after the other; what makes the next nodes wait is not measured."""
     pairs = Pairs([], [])
     for turn in range(warm_ups + repeats):
