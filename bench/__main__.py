@@ -39,6 +39,7 @@ ROWS: dict[str, str] = {
     "requests": "bench.stored:requests",
     "requests-of-many": "bench.stored:requests_of_many",
     "stored-life": "bench.drivers:stored_life",
+    "two-workers": "bench.drivers:two_workers",
     "base-writes": "bench.base_writes:base_writes",
     # Before the rows that leave much in the memory of this process, which is measured here.
     "growth": "bench.life:growth",

@@ -1,7 +1,7 @@
-"""The row about where a home lies: the whole life of a generation, the home in a store or in a folder.
+"""The rows about where a home lies and where its work is done: a folder or a store, this machine or workers.
 
 Each side is a driver of Spark in a process of its own, which keeps its session; both lie idle in turn. The store is the
-S3 server of the tests, on loopback, on the cores of this machine.
+S3 server of the tests and the workers are its Spark standalone, all on loopback, on the cores of this machine.
 """
 
 from __future__ import annotations
@@ -66,6 +66,32 @@ def stored_life(bench: Bench) -> list[Result]:
             pairs = by_turns(there, here, repeats=bench.sizes.repeats, warm_ups=_WARM_UPS)
     floor = "the same, the home in a folder"
     return [Result("stored-life", f"{size}, local[2]", pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, 2.0)]
+
+
+def two_workers(bench: Bench) -> list[Result]:
+    """The same life by a standalone master's two workers of one core, against `local[2]`; both homes in the store."""
+    size = bench.sizes.cluster
+    with store() as s3, bench.scratch() as folder:
+        from support.spark.standalone import Standalone
+
+        state = {STATE_VARIABLE: str(folder / "state")}
+        driver = folder / "driver"
+        driver.mkdir()
+        standalone = Standalone(driver, [driver], s3.environment())
+        # In tests executors end before a second compiler has paid for itself; here they are warm, as the other side is.
+        lines = standalone.conf.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith("spark.executor.extraJavaOptions")]
+        standalone.conf.write_text("".join(kept), encoding="utf-8")
+        try:
+            with (
+                _driver(f"{s3.bucket()}/home", size, standalone.environment | state) as cluster,
+                _driver(f"{s3.bucket()}/home", size, _LOCAL | state) as here,
+            ):
+                pairs = by_turns(cluster, here, repeats=bench.sizes.repeats, warm_ups=_WARM_UPS)
+        finally:
+            standalone.stop()
+    at = f"{size}, two workers of one core"
+    return [Result("two-workers", at, pairs.seconds, "the same by local[2]", pairs.floor_seconds, pairs.ratio, 1.5)]
 
 
 @contextmanager
