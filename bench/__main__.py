@@ -34,6 +34,7 @@ ROWS: dict[str, str] = {
     "join-of-many": "bench.long_lived:join_of_many",
     "sql": "bench.queries:queries",
     "idle-up": "bench.idle:idle_up",
+    "dagster-join": "bench.dagster_join:dagster_join",
     "asleep": "bench.idle:asleep",
     "look-ups-stored": "bench.stored:look_ups",
     "requests": "bench.stored:requests",

@@ -21,7 +21,7 @@ from bench.session import Bench
 from cdc_platform.clock import SECOND_MS
 from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile
 
-_SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
+SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
 """How long an `up` that answers is left alone first: it imports the process that runs are forked from."""
 _SLEEP_SECONDS = 5
 _GIB = 1 << 30
@@ -36,8 +36,8 @@ print(time.perf_counter() - start, flush=True)
 
 def idle_up(bench: Bench) -> list[Result]:
     """CPU of the process tree of `up`, Spark warm and no join waiting, in percent of a core; and its memory (PSS)."""
-    settles, looks = (_SETTLES_SECONDS, _LOOKS_SECONDS) if bench.sizes.repeats > 1 else (2, 2)
-    with bench.scratch() as folder, _up(folder / "home") as (pid, _):
+    settles, looks = (SETTLES_SECONDS, _LOOKS_SECONDS) if bench.sizes.repeats > 1 else (2, 2)
+    with bench.scratch() as folder, up(folder / "home") as (pid, _):
         time.sleep(settles)
         before, start = cpu_seconds(tree(pid)), time.perf_counter()
         time.sleep(looks)
@@ -57,11 +57,11 @@ def idle_up(bench: Bench) -> list[Result]:
 
 def asleep(bench: Bench) -> list[Result]:
     """Memory of `up` while Spark sleeps; and a process that wants it then, against one with a session of its own."""
-    repeats, settles = bench.sizes.repeats, _SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
+    repeats, settles = bench.sizes.repeats, SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
     woken, embedded, memory = [], [], []
     with (
         bench.scratch() as folder,
-        _up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * SECOND_MS}\n") as (pid, told),
+        up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * SECOND_MS}\n") as (pid, told),
     ):
         file = ServerFile(Path(told["spark_file"]))
         time.sleep(settles)
@@ -98,11 +98,11 @@ def _asked(variables: dict[str, str]) -> float:
 
 
 @contextmanager
-def _up(home: Path, settings: str = "") -> Iterator[tuple[int, dict[str, str]]]:
+def up(home: Path, settings: str = "", program: str = "cdc_platform") -> Iterator[tuple[int, dict[str, str]]]:
     """The PID of an `up` that answers, and what it tells; ended by what Ctrl-C sends."""
     home.mkdir(mode=0o700)
     (home / "settings.toml").write_text(settings, encoding="utf-8")
-    command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "up", "--port", "0", "--json"]
+    command = [sys.executable, "-m", program, "--home", str(home), "up", "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

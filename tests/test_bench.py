@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import plain_loop
+from assets.join.inbox import JOIN_JOB
+from bench import empty_job, plain_loop
 from bench.__main__ import ROWS
 from bench.cluster import IGNORE_MSB, Size, lake_before_join, ring_of
 from bench.life import Joins, by_turns
@@ -73,3 +74,17 @@ def test_ticks_find_the_node_that_waits(tmp_path: Path) -> None:
     home = open_home(tmp_path / "home")
     lake_before_join(home.lake, Size(2, 4, 2), Clock())
     assert len(ticks(home, tmp_path / "dagster", 2)) == 2
+
+
+@pytest.mark.dagster
+def test_the_empty_job_is_as_large_as_a_join() -> None:
+    """It has as many steps, and on each of its assets as many checks, in the order in which a join takes them."""
+    joined, empty = (empty_job.defs.resolve_job_def(name) for name in (JOIN_JOB, empty_job.JOB))
+    assert len(empty.graph.node_dict) == len(joined.graph.node_dict) > 6
+    graphs = [job.asset_layer.asset_graph for job in (joined, empty)]
+    like, unlike = ({key.path[-1]: graph.get(key) for key in graph.materializable_asset_keys} for graph in graphs)
+    assert like.keys() == unlike.keys()
+    for name, node in like.items():
+        assert {check.name for check in node.check_keys} == {check.name for check in unlike[name].check_keys}
+        inside = {key.path[-1] for key in node.parent_keys} & like.keys()
+        assert inside == {key.path[-1] for key in unlike[name].parent_keys}

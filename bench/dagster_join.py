@@ -1,0 +1,134 @@
+"""The rows about a join in a running `up`: from its launch by the sensor to the published timestamp.
+
+Against what Dagster takes for an empty job of as many steps and checks, launched in the same `up`, and the functions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dagster import DagsterEventType, DagsterInstance, RunsFilter
+
+from assets.join.inbox import JOIN_JOB
+from bench.cluster import Size, lake_before_join, lake_before_next_join
+from bench.empty_job import JOB
+from bench.idle import SETTLES_SECONDS, up
+from bench.life import Joins
+from bench.measure import Pairs, Result
+from bench.session import Bench
+from cdc_platform.clock import Clock
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
+from cdc_platform.lake.volume import Workers
+from cdc_platform.serving.parts import LOCATION
+
+_SIZE = Size(1, 256, 8)
+_WARM_UPS = 2
+_SECONDS = 120
+_LAUNCH = """mutation($job: String!) { launchRun(executionParams: {
+selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default"
+}) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+def dagster_join(bench: Bench) -> list[Result]:
+    """Joins that the sensor launches, by turns with empty jobs and with joins by functions; and how soon runs start."""
+    pairs, starts, parts = Pairs([], []), [], []
+    settles = SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
+    with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, told):
+        time.sleep(settles)
+        home = open_home(folder / "home")
+        joins = Joins(Workers.alone(), _SIZE, folder / "functions")
+        with DagsterInstance.from_config(str(home.dagster)) as instance:
+            ends = _Runs(instance, told)
+            for turn in range(_WARM_UPS + bench.sizes.repeats):
+                by_functions, empty = joins.seconds(), ends.empty()
+                joined, started = ends.join(Lake(home.lake), turn)
+                if turn >= _WARM_UPS:
+                    pairs.floor.append(by_functions + empty)
+                    pairs.subject.append(joined)
+                    starts.append(started)
+                    parts.append({"functions": by_functions, "empty": empty, "joined": joined, "started": started})
+    details = {"turns": parts}
+    floor = "an empty job of as many steps and checks, and the join by functions"
+    at, again = f"{_SIZE}, launch to timestamp", "from the launch of a join to its first step"
+    return [
+        Result("dagster-join", at, pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, 1.5, details=details),
+        Result("dagster-start", again, median(starts), "none: seconds", 0.0, median(starts), 2.0),
+    ]
+
+
+class _Runs:
+    """Runs in an `up`, and when they did what, by the events in its storage."""
+
+    def __init__(self, instance: DagsterInstance, told: Mapping[str, str]) -> None:
+        self._instance, self._told = instance, told
+
+    def empty(self) -> float:
+        """Launch an empty job; seconds from there to the last thing that it has made."""
+        run_id = self._launched()
+        _await(lambda: self._has_ended(run_id), f"the end of run {run_id}")
+        made = self._times(run_id, DagsterEventType.ASSET_MATERIALIZATION)
+        return made[-1] - self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
+
+    def join(self, lake: Lake, turn: int) -> tuple[float, float]:
+        """Queue a node; seconds from the launch of its join to its timestamp, and to its first step."""
+        known = {run.run_id for run in self._joins()}
+        before = _published(lake)
+        if turn:
+            lake_before_next_join(lake, _SIZE, turn, Clock())
+        else:
+            lake_before_join(lake.root, _SIZE, Clock())
+        _await(lambda: _published(lake) > before, "a published timestamp")
+        published = _newest(lake)
+        (run_id,) = {run.run_id for run in self._joins()} - known
+        # The next one waits until the last of it is judged.
+        _await(lambda: self._has_ended(run_id), f"the end of run {run_id}")
+        launched = self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
+        return published - launched, self._times(run_id, DagsterEventType.STEP_START)[0] - launched
+
+    def _joins(self) -> list[Any]:
+        return list(self._instance.get_runs(RunsFilter(job_name=JOIN_JOB)))
+
+    def _has_ended(self, run_id: str) -> bool:
+        run = self._instance.get_run_by_id(run_id)
+        assert run is not None
+        assert not (run.is_finished and not run.is_success), f"run {run_id} of {run.job_name} ended {run.status}"
+        return run.is_finished
+
+    def _times(self, run_id: str, kind: DagsterEventType) -> list[float]:
+        return sorted(record.timestamp for record in self._instance.all_logs(run_id, of_type=kind))
+
+    def _launched(self) -> str:
+        query = {"query": _LAUNCH.replace("LOCATION", LOCATION), "variables": {"job": JOB}}
+        token = Path(self._told["token_file"]).read_text(encoding="utf-8")
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        asked = urllib.request.Request(f"{self._told['url']}/graphql", json.dumps(query).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=_SECONDS) as answer:
+            launched = json.load(answer)["data"]["launchRun"]
+        assert "run" in launched, launched
+        return launched["run"]["runId"]
+
+
+def _published(lake: Lake) -> int:
+    """How many generations have their timestamp published, for a lake that has not yet looked."""
+    return Lake(lake.root).read(GENERATION_TIMESTAMPS).num_rows
+
+
+def _newest(lake: Lake) -> float:
+    """When the last of them was: the time of its commit's file."""
+    log = Path(lake.path(GENERATION_TIMESTAMPS)) / "_delta_log"
+    return max(path.stat().st_mtime for path in log.glob("*.json"))
+
+
+def _await(happens: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not happens():
+        assert time.monotonic() < deadline, f"{what} was waited for in vain"
+        time.sleep(0.1)

@@ -1,0 +1,98 @@
+"""The code location with one more job: as many steps and checks as a join has, none of which does anything.
+
+What that takes is Dagster's own, and no join in Dagster takes less. The location is otherwise the platform's, so that
+it takes as long to load. `python -m bench.empty_job` is the command line of the platform whose `up` has this location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dagster import (
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSpec,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    Definitions,
+    MaterializeResult,
+    asset,
+    define_asset_job,
+    in_process_executor,
+    multi_asset_check,
+)
+
+from assets.join.steps import ASSETS
+from cdc_platform import definitions
+
+JOB = "empty"
+CODE_SERVER = "bench.empty_job_code"
+
+
+def _asset(like: AssetsDefinition) -> AssetsDefinition:
+    inputs = [_key(each) for each in like.keys_by_input_name.values() if each in _JOINED]
+
+    @asset(key=_key(like.key), deps=inputs)
+    def nothing() -> MaterializeResult:
+        return MaterializeResult()
+
+    return nothing
+
+
+def _check(like: AssetChecksDefinition, number: int) -> AssetChecksDefinition:
+    specs = [
+        AssetCheckSpec(spec.name, asset=_key(spec.asset_key), blocking=spec.blocking)
+        for spec in like.check_specs
+        if spec.asset_key in _JOINED
+    ]
+
+    @multi_asset_check(name=f"empty_{number}", specs=specs)
+    def nothing() -> Iterator[AssetCheckResult]:
+        for spec in specs:
+            yield AssetCheckResult(check_name=spec.name, asset_key=spec.asset_key, passed=True)
+
+    return nothing
+
+
+def _key(of: AssetKey) -> AssetKey:
+    return AssetKey([JOB, *of.path])
+
+
+_JOINED = {each.key for each in ASSETS}
+_CHECKS = [
+    each
+    for each in definitions.defs.asset_checks or ()
+    if isinstance(each, AssetChecksDefinition) and {key.asset_key for key in each.check_keys} & _JOINED
+]
+_EMPTY = [_asset(each) for each in ASSETS]
+
+defs = Definitions.merge(
+    definitions.defs,
+    Definitions(
+        assets=_EMPTY,
+        asset_checks=[_check(each, number) for number, each in enumerate(_CHECKS)],
+        jobs=[define_asset_job(JOB, selection=AssetSelection.assets(*_EMPTY), executor_def=in_process_executor)],
+    ),
+)
+
+
+def main() -> None:
+    """Run a command of the platform."""
+    from cdc_platform.commands.program import program
+    from cdc_platform.serving.parts import Parts
+
+    service = Parts._service
+
+    def with_empty_job(*given: object) -> object:
+        made = service(*given)  # pyright: ignore[reportArgumentType]
+        swapped = {"cdc_platform.serving.code": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
+        return replace(made, command=[swapped.get(word, word) for word in made.command])
+
+    Parts._service = with_empty_job  # pyright: ignore[reportAttributeAccessIssue]
+    program.main()
+
+
+if __name__ == "__main__":
+    main()
