@@ -23,6 +23,7 @@ from cdc_platform.clock import (
 )
 from cdc_platform.errors import InputError, UnknownGeneration
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -65,13 +66,18 @@ class Holding:
     """
 
     table: Table
-    files: tuple[str, ...]
+    files: tuple[DataFile, ...]
     key: str
     range_ends: Int64s
     range_starts: Int64s | None
     owners: tuple[str, ...]
     claims: tuple[int | None, ...]
     unordered: Int64s
+
+    @property
+    def paths(self) -> list[str]:
+        """Where its files are."""
+        return [file.path for file in self.files]
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,16 +253,18 @@ def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str,
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else [_stored(table, key) for key in keys]
     rows, held = lake.rows_and_files(table, [_key_column(table), "range_end", *wanted], chosen)
-    files: dict[str, list[str]] = {}
+    files: dict[str, list[DataFile]] = {}
     for file in held:
-        files.setdefault(_key(table, file.partition[0]), []).append(file.path)
+        files.setdefault(_key(table, file.partition[0]), []).append(file)
     unordered = _unordered(lake, table, keys) if rows.num_rows else {}
     return {
         key: _holding(table, tuple(files[key]), key, part, unordered.get(key)) for key, part in _by_key(table, rows)
     }
 
 
-def _holding(table: Table, files: tuple[str, ...], key: str, rows: pa.Table, unordered: list[int] | None) -> Holding:
+def _holding(
+    table: Table, files: tuple[DataFile, ...], key: str, rows: pa.Table, unordered: list[int] | None
+) -> Holding:
     ends = _numbers(rows["range_end"])
     order = np.argsort(ends, kind="stable")
     names = rows.schema.names

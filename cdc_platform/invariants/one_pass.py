@@ -21,9 +21,9 @@ from cdc_platform.invariants.findings import Tally, add_up
 from cdc_platform.invariants.inventory import Holding
 from cdc_platform.invariants.rows import RangeEnds, Rows, add_facts
 from cdc_platform.lake.arrow import compute, fixed_bytes
+from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, file_batches
-from cdc_platform.places import size_of
 from cdc_platform.ring.tokens import Int64s, UInt8s, distinct
 
 _Holder = TypeVar("_Holder")
@@ -97,7 +97,7 @@ def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
     if not readings:
         return result
     tasks = [_task(number, reading) for number, reading in enumerate(readings)]
-    files = [(task, path) for task, reading in zip(tasks, readings, strict=True) for path in reading.holding.files]
+    files = [(task, file) for task, reading in zip(tasks, readings, strict=True) for file in reading.holding.files]
     shares = shared_out(files, lambda task: 1 + task.judged)
     audited = TaskRows(len(shares), lambda share: _audit(shares[share]))
     with translated("auditing"):
@@ -116,13 +116,14 @@ def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
 
 
 def shared_out(
-    files: Sequence[tuple[_Holder, str]], weight: Callable[[_Holder], int] = lambda _: 1
+    files: Sequence[tuple[_Holder, DataFile]], weight: Callable[[_Holder], int] = lambda _: 1
 ) -> list[list[tuple[_Holder, str]]]:
-    """Files, with whatever is known of them, as Spark's tasks are to read them: about the same work for each.
+    """Paths of files, with whatever is known of them, as Spark's tasks are to read them: about the same work for each.
 
-    `weight` says how much work a byte of a holder's files is.
+    `weight` says how much work a byte of a holder's files is. How many there are the table's log tells: a store would
+    have to be asked once for each.
     """
-    work = [(size_of(path) * weight(holder), holder, path) for holder, path in files]
+    work = [(file.bytes * weight(holder), holder, file.path) for holder, file in files]
     shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(1 + sum(size for size, *_ in work) // _WORK_A_TASK)]
     loads = [(0, number) for number in range(len(shares))]
     # The largest first, each to who has the least so far.

@@ -211,7 +211,7 @@ def _parts(sides: Mapping[Holding, _Side]) -> int:
 def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
     """Hold all others against the first of them, by fingerprints: no violation found is none there."""
     (first, _), *_ = sides.items()
-    shares, files = _shares(sides), tuple(first.files)
+    shares, files = _shares(sides), tuple(first.paths)
 
     def held(share: int) -> Iterator[pa.RecordBatch]:
         found = np.zeros(3, dtype=np.int64)
@@ -230,7 +230,7 @@ def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
 def _shares(sides: Mapping[Holding, _Side]) -> list[list[tuple[_Side, str]]]:
     """The files that are read, for each task."""
     needed = [(side, holding) for holding, side in sides.items() if side.only is None or len(side.only)]
-    return shared_out([(side, path) for side, holding in needed for path in holding.files])
+    return shared_out([(side, file) for side, holding in needed for file in holding.files])
 
 
 def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
@@ -327,7 +327,7 @@ def _comparer(limit: int | None) -> Callable[[Batches], Batches]:
 
 def _count(workers: Workers, holding: Holding) -> int:
     """How many streams a generation has."""
-    shares = shared_out([(None, path) for path in holding.files])
+    shares = shared_out([(None, file) for file in holding.files])
 
     def count(share: int) -> Iterator[pa.RecordBatch]:
         for _, path in shares[share]:

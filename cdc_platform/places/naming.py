@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -43,15 +41,3 @@ def place_of(name: str | Path) -> Place:
 def address_of(name: str) -> str:
     """What a place is called everywhere: its address in a store, or its path as a `file:` one."""
     return name if is_address(name) else Path(name).as_uri()
-
-
-def size_of(name: str) -> int:
-    """The bytes of the file at a path or an address.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    seen = place_of(name).seen()
-    if seen is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    return seen.bytes

@@ -12,6 +12,8 @@ from support.store.s3 import S3
 
 from cdc_platform.clock import HOUR_US, Clock, Microseconds
 from cdc_platform.home import open_home
+from cdc_platform.invariants.audit import audit_lake
+from cdc_platform.invariants.findings import STREAMS_UNIQUE_ACROSS_GENERATIONS
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES, TABLES
 from cdc_platform.lake.volume import Workers
@@ -68,6 +70,17 @@ def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) 
     commits = more(held(lake), versions)
     assert commits >= STEPS
     assert looks <= A_COMMIT_LOOKS * commits + STEPS * (ASKED + AUDITED)
+
+
+def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
+    """The log tells that of each: a home that is old has thousands of them."""
+    lake = Lake(open_home(home).lake)
+    before = s3.counts()
+    summary = audit_lake(Workers.alone(), lake)
+    after = s3.counts()
+    across = next(each for each in summary if each.invariant == STREAMS_UNIQUE_ACROSS_GENERATIONS)
+    assert across.violations == 0 < across.population
+    assert (after["GET"] > before["GET"], after["HEAD"] - before["HEAD"]) == (True, 0)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def in_order(lake: Lake, held: Sequence[HeldGeneration]) -> list[HeldGeneration]
 
     def judged(rows: Holding) -> bool:
         beside = [] if rows.table is TOPOLOGY_DESCRIPTIONS else [(TOPOLOGY_DESCRIPTIONS, described.get(rows.key, []))]
-        return found.get((rows.key, rows.table.name)) == _content_of([(rows.table, rows.files), *beside])
+        return found.get((rows.key, rows.table.name)) == _content_of([(rows.table, rows.paths), *beside])
 
     return [each for each in held if each.rows is not None and judged(each.rows)]
 
