@@ -68,10 +68,10 @@ def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> 
     """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
     schema = pa.schema([table.schema.field(name).with_nullable(True) for name in columns])
     stored = [name for name in columns if name not in table.partition_by]
-    parts = [small_files.whole(file.path, stored) for file in held]
+    parts = small_files.wholes([file.path for file in held], stored)
     if not parts:
         return schema.empty_table()
-    rows = pa.concat_tables(parts) if stored else pa.table({})
+    rows = pa.concat_tables(parts)
     of_file = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
     for place, name in enumerate(table.partition_by):
         values = pa.array([file.partition[place] for file in held], table.schema.field(name).type)

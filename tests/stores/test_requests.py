@@ -12,7 +12,8 @@ from support.store.s3 import S3
 
 from cdc_platform.clock import HOUR_US, Clock, Microseconds
 from cdc_platform.home import open_home
-from cdc_platform.invariants.audit import audit_lake
+from cdc_platform.invariants import inventory
+from cdc_platform.invariants.audit import audit_across, audit_lake
 from cdc_platform.invariants.findings import STREAMS_UNIQUE_ACROSS_GENERATIONS
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES, TABLES
@@ -81,6 +82,18 @@ def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
     across = next(each for each in summary if each.invariant == STREAMS_UNIQUE_ACROSS_GENERATIONS)
     assert across.violations == 0 < across.population
     assert (after["GET"] > before["GET"], after["HEAD"] - before["HEAD"]) == (True, 0)
+
+
+def test_the_files_of_other_generations_are_fetched_once(s3: S3, home: str) -> None:
+    """For their ranges and, where streams may be shared, for those: one request a file, whoever reads it."""
+    lake = Lake(open_home(home).lake)
+    one, *_ = inventory.generations(lake)  # opens the tables
+    files = [file for table in inventory.READ if table.partition_by for file in lake.data_files(table)]
+    before = s3.counts()["GET"]
+    with lake.open_tables.looked_at_once():
+        assert len(inventory.generations(lake)) == 3
+        assert audit_across(Workers.alone(), lake, one.name)[0].violations == 0
+    assert s3.counts()["GET"] - before == len(files)
 
 
 @pytest.fixture
