@@ -74,7 +74,7 @@ def _counted(numbers: np.ndarray) -> np.ndarray:
 
 
 def _of_piece(piece: Piece) -> np.ndarray:
-    """A number of the bytes of each run, word by word; 0 of none."""
+    """A number of the bytes of each run, word by word, or of all of them where they are the same; 0 of none."""
     if isinstance(piece, np.ndarray):
         return _of_equal(piece)
     data, bounds = ragged(piece)
@@ -101,7 +101,9 @@ def _of_equal(runs: np.ndarray) -> np.ndarray:
     padded = np.zeros((count, 8 * words), dtype=np.uint8)
     padded[:, :width] = runs
     whole = padded.view(np.uint64)
-    found = np.zeros(count, dtype=np.uint64)
+    if count and (whole == whole[0]).all():
+        whole = whole[:1]  # as most times to live are
+    found = np.zeros(len(whole), dtype=np.uint64)
     for place in range(words):
         found += _of_words(whole[:, place], np.full(1, place))
     return found
