@@ -17,7 +17,7 @@ from bench.measure import Result, paired
 from bench.session import Bench
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
 from cdc_platform.cluster.current import kept
-from cdc_platform.cluster.current.keeping import Brought, Keeper
+from cdc_platform.cluster.current.keeping import ROWS_AT_ONCE, Brought, Keeper
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT
 from cdc_platform.lake import frames
@@ -31,7 +31,7 @@ from cdc_platform.log.state.wire import composed
 
 ROWS_VARIABLE = "CDC_PLATFORM_BENCH_KEPT_ROWS"
 _ROWS, _QUICK_ROWS = 5_000_000, 20_000
-_ROWS_A_PARTITION, _SLICES, _TOGETHER = 10, 100, 7
+_ROWS_A_PARTITION, _SLICES, _CELLS_A_ROW = 10, 100, 3
 _COPIED_US = Microseconds(1_790_000_000_000_000)
 _SCHEMA = TableSchema(
     "bench",
@@ -125,7 +125,8 @@ class _Kept:
     def _rewrite(self) -> None:
         """Put what both tables have in its own place, as much at a time as a merge has."""
         lake = self._lake
-        groups = [list(range(first, min(first + _TOGETHER, _SLICES))) for first in range(0, _SLICES, _TOGETHER)]
+        together = max(1, ROWS_AT_ONCE * _SLICES // (_CELLS_A_ROW * self._count))
+        groups = [list(range(first, min(first + together, _SLICES))) for first in range(0, _SLICES, together)]
         for table in (kept.cells_table(_SCHEMA), kept.current_table(_SCHEMA)):
 
             def batches(number: int, table: Any = table) -> Batches:

@@ -103,7 +103,7 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     monkeypatch.setattr(scanning, "ROWS_A_SLICE", 3)
     monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 2)
     monkeypatch.setattr(scanning, "MOST_SLICES", 5)
-    monkeypatch.setattr(keeping, "_ROWS_AT_ONCE", dice.choice((20, 10**6)))
+    monkeypatch.setattr(keeping, "ROWS_AT_ONCE", dice.choice((20, 10**6)))
     schema = drawn(dice)
     first: Any = description(time_uuid(FIRST_MS))
     if tablets:

@@ -41,7 +41,8 @@ from cdc_platform.log.state.shape import STATE
 from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
 
 _COMMITS = "current:commits"
-_ROWS_AT_ONCE = 1 << 20
+ROWS_AT_ONCE = 1 << 20
+"""So many rows of the state are merged at a time."""
 _LEAD_US = SECOND_US * 10
 """How far ahead of this machine a writer's clock may be for what it wrote to count as seen."""
 _FIRST = Microseconds(0)
@@ -233,7 +234,7 @@ class Keeper:
         sizes = {int(part.key[0]): part.rows for part in self._lake.slices(self._cells)}
         group, rows = list[int](), 0
         for each in chosen:
-            if group and rows + sizes.get(each, 0) > _ROWS_AT_ONCE:
+            if group and rows + sizes.get(each, 0) > ROWS_AT_ONCE:
                 yield group
                 group, rows = [], 0
             group.append(each)
@@ -267,7 +268,7 @@ class Keeper:
             self._again += len(places)
         if places or changes.num_rows:
             # By what was sure before these changes: who is killed here is followed by one that merges them again.
-            state = purged(schema, state, now.sure_us, as_of)
+            state = purged(state, found, now.sure_us, as_of)
             self._replace(self._cells, with_slices(state, now.slices), group, version)
             failpoints.reached(failpoints.AFTER_CURRENT_STATE)
         return found

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cql.schema import TableSchema
-from cdc_platform.log.state.selecting import deleted_at
+from cdc_platform.log.state.selecting import Shown
 from cdc_platform.log.state.shape import Kind
 
 _TOMBSTONES = (Kind.PARTITION_TOMBSTONE, Kind.RANGE_TOMBSTONE, Kind.ROW_TOMBSTONE, Kind.COLLECTION_TOMBSTONE)
 
 
-def purged(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> pa.Table:
+def purged(state: pa.Table, found: Shown, sure_us: Microseconds, now_us: Microseconds) -> pa.Table:
     """A merged state without what no write later than `sure_us` (µs) can meet, nothing older coming any more.
 
-    Cells and markers that a tombstone covers go at once; tombstones, dead cells, and what has expired by `now_us`, if
-    they are not younger than that. What is inexact stays: it may be compared with what is read again.
+    `found` is what it shows. Cells and markers that a tombstone covers go at once; tombstones, dead cells, and what has
+    expired by `now_us`, if they are not younger than that. What is inexact stays: it may be compared with what is read
+    again.
     """
     state = state.combine_chunks()
     if state.num_rows == 0:
@@ -28,7 +28,7 @@ def purged(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: 
     kinds, times = np.asarray(state["kind"]), np.asarray(state["timestamp"])
     expires = np.asarray(state["expires"])
     tombstones = np.isin(kinds, _TOMBSTONES)
-    covered = ~tombstones & (times <= deleted_at(schema, state))
+    covered = ~tombstones & (times <= found.deleted)
     over = tombstones | np.asarray(state["dead"]) | ((expires > 0) & (expires <= now_us))
     gone = covered | (over & (times <= sure_us) & ~np.asarray(state["inexact"]))
     return state.filter(pa.array(~gone)) if gone.any() else state

@@ -48,6 +48,9 @@ class Shown:
     `partitions` and `clusterings` are its keys as bytes, the latter null where a static row stands alone. `expires` is
     when the next of what it shows goes (int64, µs; 0: nothing does). `inexact` (bool): some of what it shows, or that
     it is there at all, rests on what was only seen in the cluster; `doubtful`: nobody knows whether it is still there.
+
+    `deleted` is of the rows of the state (int64, µs): when what each is of was deleted by partition, range or row,
+    `ranges.NEVER` where it was not.
     """
 
     rows: pa.Table
@@ -56,6 +59,7 @@ class Shown:
     expires: np.ndarray
     inexact: np.ndarray
     doubtful: np.ndarray
+    deleted: np.ndarray
 
 
 def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = None) -> Shown:
@@ -63,18 +67,10 @@ def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = No
     if state.num_rows == 0:
         none = pa.array([], pa.binary())
         times, marks = np.empty(0, np.int64), np.empty(0, bool)
-        return Shown(selected_schema(schema).empty_table(), none, none, times, marks, marks)
+        return Shown(selected_schema(schema).empty_table(), none, none, times, marks, marks, times)
     state = state.combine_chunks()
     seen = _Seen(schema, state, now_us)
-    return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state))
-
-
-def deleted_at(schema: TableSchema, state: pa.Table) -> np.ndarray:
-    """When what each row of a merged state is of was deleted by partition, range or row (int64, µs).
-
-    `ranges.NEVER` where it was not.
-    """
-    return _Seen(schema, state.combine_chunks(), None).deleted()
+    return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state), seen.deleted())
 
 
 def _rows(schema: TableSchema, seen: _Seen) -> pa.Table:
@@ -195,7 +191,7 @@ class _Seen:
         self._shown = pa.array(self._shown_rows, mask=self._shown_rows < 0)
 
     def deleted(self) -> np.ndarray:
-        """As `deleted_at`."""
+        """When what each row of the state is of was deleted."""
         return self._deleted
 
     def keys(self) -> tuple[pa.Array, pa.Array]:

@@ -22,7 +22,7 @@ from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_log import state_of_log
 from cdc_platform.log.state.of_mutations import mutations_of, state_of
 from cdc_platform.log.state.purging import purged
-from cdc_platform.log.state.selecting import selected
+from cdc_platform.log.state.selecting import selected, shown
 from cdc_platform.log.state.shape import Kind, empty
 
 History = tuple[TableSchema, list[list[Mutation]]]
@@ -121,7 +121,8 @@ def test_what_is_purged_is_missed_by_nobody(
     for state in states:
         late = min(state["timestamp"].to_pylist(), default=sure) > sure and chance.random() < 0.5
         (later if late else first).append(state)
-    kept = purged(schema, merged(schema, first), sure, now)
+    whole = merged(schema, first)
+    kept = purged(whole, shown(schema, whole), sure, now)
     old = [row for row in kept.to_pylist() if row["timestamp"] <= sure]
     assert not [row for row in old if row["dead"] or row["kind"] not in (Kind.MARKER, Kind.CELL)]
     assert selected(schema, kept, now).equals(selected(schema, merged(schema, first), now))
