@@ -71,7 +71,9 @@ def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> 
     parts = small_files.wholes([file.path for file in held], stored)
     if not parts:
         return schema.empty_table()
-    rows = pa.concat_tables(parts)
+    kinds = pa.schema([schema.field(name) for name in stored])
+    # Older files say of more columns that they may be null, and deltalake's of texts that they are views.
+    rows = pa.concat_tables([part if part.schema.equals(kinds) else part.cast(kinds) for part in parts])
     of_file = np.repeat(np.arange(len(parts)), [part.num_rows for part in parts])
     for place, name in enumerate(table.partition_by):
         values = pa.array([file.partition[place] for file in held], table.schema.field(name).type)
