@@ -14,7 +14,9 @@ from support.worlds.serving import Serving
 
 from cdc_platform.home import STATE_VARIABLE
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.leases import held
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
+from cdc_platform.places import Stored, place_of
 
 
 @pytest.mark.spark
@@ -40,10 +42,12 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
         await_true(lambda: published(address) == 1, 120, "a published generation")
         here.ask_for_the_end()
         assert here.end()[0] == 0
-        assert Path(there.start()["token_file"]).is_relative_to(tmp_path / "state of another")
+        lease = place_of(f"{address}/up.lease.json")
+        assert isinstance(lease, Stored)
+        with held(lease) as again:
+            assert again
     finally:
         here.stop()
-        there.stop()
     assert run("--home", address, "check", "--deep").exit_code == 0
 
 
