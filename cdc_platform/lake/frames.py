@@ -6,16 +6,17 @@ Only the API that Spark Connect has, so the same code runs embedded, on a warm s
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, digests, slices
+from cdc_platform.lake import commits, digests, slices, snapshots
 from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import quoted, spark_schema
+from cdc_platform.lake.stored_frames import frame_of
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, rows_of_files
@@ -26,10 +27,24 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-def read(spark: SparkSession, lake: Lake, table: Table, version: int | None = None) -> DataFrame:
-    """The table as it is now, or as it was at a version; no rows where it does not exist."""
+def read(
+    spark: SparkSession,
+    lake: Lake,
+    table: Table,
+    version: int | None = None,
+    columns: Collection[str] | None = None,
+) -> DataFrame:
+    """The table as it is now, or as it was at a version; no rows where it does not exist.
+
+    With some `columns`, in lower case, at least those of them that it has: Spark's own reader leaves out by itself what
+    is not asked of it.
+    """
     if not lake.exists(table):
         return spark.createDataFrame([], spark_schema(table))
+    if lake.place.here is None:
+        found = snapshots.newest(lake, table) if version is None else snapshots.of_version(lake, table, version)
+        assert found is not None
+        return frame_of(spark, found, columns)
     with translated(f"reading {table.full_name}"):
         reader = spark.read.format("delta")
         if version is not None:

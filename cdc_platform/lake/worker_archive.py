@@ -43,6 +43,7 @@ TASKS = (
     "cdc_platform.lake.frames",
     "cdc_platform.lake.packing",
     "cdc_platform.lake.slices",
+    "cdc_platform.lake.stored_frames",
     "cdc_platform.lake.volume",
     "cdc_platform.lifecycle.join.description_rows",
     "cdc_platform.lifecycle.join.publish",

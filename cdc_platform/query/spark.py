@@ -6,7 +6,7 @@ Nothing is created, and no name stays in Spark's catalog.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -54,12 +54,13 @@ def answer(lake: Lake, text: str, *, at: At = _NOW, limit: int | None = None) ->
     sources = names.sources(wanted.values(), at)
     run = uuid.uuid4().hex
     views = {source.table.full_name: f"sql_{run}_{number}" for number, source in enumerate(sources)}
+    columns = spark_tree.columns_of(tree)
     query = spark_tree.rewritten(tree, lambda reference: views[tables[reference].full_name])
     spark = spark_session()
     with ExitStack() as stack, translated("the query"):
         for source in sources:
             view = views[source.table.full_name]
-            _rows_of(spark, lake, source).createOrReplaceTempView(view)
+            _rows_of(spark, lake, source, columns).createOrReplaceTempView(view)
             stack.callback(spark.catalog.dropTempView, view)
         stack.enter_context(_set(spark, _SETTINGS))
         stack.enter_context(bounded_batches(spark))
@@ -74,10 +75,10 @@ def _found(names: Names, reference: Reference) -> Table:
     return table
 
 
-def _rows_of(spark: SparkSession, lake: Lake, source: Source) -> DataFrame:
+def _rows_of(spark: SparkSession, lake: Lake, source: Source, columns: Collection[str] | None) -> DataFrame:
     if source.snapshot is None:
         return spark.createDataFrame([], spark_schema(source.table))
-    return frames.read(spark, lake, source.table, source.snapshot.version)
+    return frames.read(spark, lake, source.table, source.snapshot.version, columns)
 
 
 def _batches(result: DataFrame) -> Rows:

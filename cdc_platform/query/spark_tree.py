@@ -115,6 +115,17 @@ def tables_of(tree: exp.Expr) -> list[tuple[exp.Table, Reference]]:
     return found
 
 
+def columns_of(tree: exp.Expr) -> set[str] | None:
+    """The names, in lower case, among which are all columns that a query reads; None where that may be any."""
+    stars = any(not _counts(each.parent) for each in tree.find_all(exp.Star))
+    natural = any(each.args.get("method") == "NATURAL" for each in tree.find_all(exp.Join))
+    return None if stars or natural else {each.name.lower() for each in tree.find_all(exp.Identifier)}
+
+
+def _counts(call: exp.Expr | None) -> bool:
+    return isinstance(call, exp.Count) or (isinstance(call, exp.Anonymous) and call.name.lower() == "count")
+
+
 def rewritten(tree: exp.Expr, view_of: Callable[[Reference], str]) -> str:
     """The query in Spark's own SQL, over views in place of tables; the tree is changed."""
     for place, reference in tables_of(tree):

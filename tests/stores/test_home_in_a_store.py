@@ -219,22 +219,52 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
 def test_tasks_of_spark_write_into_a_store(s3: S3, inputs: Path) -> None:
     """A join whose rows are all made, written and audited by Spark's workers; nothing of hadoop-aws is needed."""
     address = f"{s3.bucket()}/home"
+    _in_a_process(address, "bootstrap", str(inputs / "node1.json"), "--run")
+    assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+_ON_BOTH = (
+    "SELECT time, count(*) AS n, min(range_end) AS e, sum(cardinality(streams)) AS s"
+    " FROM cdc_streams_descriptions_v2 GROUP BY time ORDER BY time",
+    "SELECT * FROM cdc_generation_timestamps ORDER BY time",
+    "SELECT count(*) AS n FROM cdc_generation_descriptions_v2",
+    "SELECT g.generation_id, d.range_end FROM generations AS g JOIN cdc_generation_descriptions_v2 AS d"
+    " ON g.generation_id = d.id ORDER BY 1, 2",
+    "SELECT host_id FROM system.cdc_local",
+)
+
+
+@pytest.mark.spark
+def test_queries_on_spark_read_a_store(s3: S3, inputs: Path) -> None:
+    """Of all tables by one session: the answers of the embedded engine, by the names that a query has for columns."""
+    address = f"{s3.bucket()}/home"
+    for number in (1, 2):
+        joined = run("--home", address, "bootstrap", inputs / f"node{number}.json", "--run")
+        assert joined.exit_code == 0, joined
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    code += "from stores.test_home_in_a_store import answers_on_spark\nanswers_on_spark(sys.argv[1])"
+    told = json.loads(_run([sys.executable, "-c", code, address]))
+    assert told == [run("--home", address, "sql", query, "--json").json for query in _ON_BOTH]
+    assert [len(rows) for rows in told[:4]] == [2, 2, 1, told[2][0]["n"]]
+    assert all(told)
+
+
+def answers_on_spark(address: str) -> None:
+    """Print what all queries answer with on Spark, as the command says it: runs in a process of its own."""
+    print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").json for query in _ON_BOTH]))
+
+
+def _in_a_process(address: str, *command: str) -> str:
+    return _run([sys.executable, "-m", "cdc_platform", "--home", address, *command])
+
+
+def _run(command: list[str]) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    command = [
-        sys.executable,
-        "-m",
-        "cdc_platform",
-        "--home",
-        address,
-        "bootstrap",
-        str(inputs / "node1.json"),
-        "--run",
-    ]
     done = subprocess.run(
         command, env=environment | {IN_PROCESS_VARIABLE: "0"}, capture_output=True, text=True, timeout=280
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert run("--home", address, "check", "--deep").exit_code == 0
+    return done.stdout
 
 
 def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,32 @@
+"""The columns that a query can read at all, told from its text before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_platform.query.spark_tree import columns_of, judged
+
+ALL = "all"
+CASES = {
+    "SELECT a, t.B FROM ks.t WHERE \"cdc$time\" > 1": {"a", "b", "cdc$time"},
+    "SELECT count(*) FROM t": set(),
+    "SELECT * FROM t": ALL,
+    "SELECT t.* FROM t": ALL,
+    "SELECT count(*), x.* FROM t AS x": ALL,
+    "WITH g AS (SELECT max(time) AS m FROM t) SELECT m FROM g": {"time"},
+    "SELECT a FROM t JOIN u USING (k) ORDER BY c": {"a", "k", "c"},
+    "SELECT a FROM t NATURAL JOIN u": ALL,
+    "SELECT s.x.y FROM t AS s": {"x"},
+    "SELECT a FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.b = t.c)": {"a", "b", "c"},
+    "SELECT sum(size(streams)) OVER (PARTITION BY p) FROM t": {"streams", "p"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("query", CASES)
+def test_what_a_query_names_is_among_them(query: str) -> None:
+    """Every column that it reads, and no more than its names; all where it has a star or joins by what is alike."""
+    found, due = columns_of(judged(query)), CASES[query]
+    assert (found is None) == (due == ALL)
+    if found is not None:
+        assert found >= set(due)
+        assert len(found) < 12
