@@ -41,7 +41,7 @@ def base_writes(bench: Bench) -> list[Result]:
     details = {"writes_a_second": bench.sizes.writes / pairs.seconds}
     return [
         Result(
-            "base-writes", at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, 0.7, True, details=details
+            "base-writes", at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, 0.85, True, details=details
         )
     ]
 

@@ -53,7 +53,7 @@ def whole_life(bench: Bench) -> list[Result]:
     with bench.scratch() as folder, bench.floor_write(size) as floor:
         joins = Joins(bench.workers, size, folder)
         pairs = paired(joins.run, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=joins.prepare)
-    return [Result("whole-life", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 6.0)]
+    return [Result("whole-life", str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 3.0)]
 
 
 def audit_alone(bench: Bench) -> list[Result]:
@@ -72,7 +72,7 @@ def audit_alone(bench: Bench) -> list[Result]:
     at = f"{size}, {len(summary)} invariants"
     here = "the whole audit, in one process"
     return [
-        Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 1.0),
+        Result("audit-alone", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 0.75),
         Result("audit-jobs", at, pairs.seconds, "none: a count of Spark jobs", 0.0, float(len(jobs)), 3.0),
         Result("audit-pandera", at, judging.seconds, here, judging.floor_seconds, judging.ratio, 0.1),
     ]
@@ -133,7 +133,7 @@ def growth(bench: Bench) -> list[Result]:
         if size is bench.sizes.growth[-1]:
             peak = memory.peak / 1e9
             results.append(
-                Result("growth-memory", str(size), typical, "none: GB of JVM and Python driver", 0.0, peak, 3.0)
+                Result("growth-memory", str(size), typical, "none: GB of JVM and Python driver", 0.0, peak, 1.5)
             )
     return results
 

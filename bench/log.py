@@ -81,9 +81,9 @@ def log_volume(bench: Bench) -> list[Result]:
     grown = ordered.seconds / small.seconds
     at = f"{sizes.writes:,} writes by time against {sizes.small:,}"
     return [
-        _result("log-rows", sizes.writes, plain, floor, 0.4),
+        _result("log-rows", sizes.writes, plain, floor, 0.85),
         _result("log-rows-collections", sizes.collections, collections, floor, 0.25),
-        _result("log-rows-by-time", sizes.writes, ordered, f"{floor}, by time", 0.4),
+        _result("log-rows-by-time", sizes.writes, ordered, f"{floor}, by time", 0.85),
         Result("log-rows-growth", at, ordered.seconds, "a tenth of the writes", small.seconds, grown, 11),
     ]
 
