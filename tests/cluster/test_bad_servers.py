@@ -173,7 +173,9 @@ def test_an_ingest_of_a_broken_cluster_is_one_line(
     fault.happens(standin, log, monkeypatch)
     answer = run("--home", tmp_path / "home", "ingest", *fault.args)
     assert (answer.exit_code, answer.stdout) == (2, ""), answer
-    assert_one_line(answer.stderr, fault.says)
+    # Within a second a busy machine may not be told a node's time, which is a warning of its own.
+    told = [line for line in answer.stderr.splitlines() if not line.startswith("warning: node ")]
+    assert_one_line("\n".join(told), fault.says)
     assert "hunter2" not in answer.stderr
     assert OBSERVER[1] not in answer.stderr
     assert not lake_of(cluster).exists(log_table(log.schema))
