@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,7 +133,9 @@ _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, and draw those of the grids."""
+    """Measure what tests cost, and draw those of the grids; hear Ctrl-C also where a shell's background does not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what is started from here would ignore it as well
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Pace())
     config.pluginmanager.register(Drawing())
 
