@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cdc_platform.ring.mixing import mixed
 from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s, distinct
 
 _PLACE = np.uint64(0x9E3779B97F4A7C15)
@@ -66,13 +67,13 @@ def row_digests(
     2^64; nobody who makes rows can want that.
     """
     words = np.ascontiguousarray(streams).view(np.uint64)
-    hashes = _mixed(words[:, 0])
+    hashes = mixed(words[:, 0])
     hashes += words[:, 1]
     for place, value in damaged.items():
         told = b"null" if value is None else b"=" + value
         hashes[place] = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
     counts = np.maximum(lengths, 0)
-    sizes = _mixed(lengths.view(np.uint64) + _PLACE)
+    sizes = mixed(lengths.view(np.uint64) + _PLACE)
     alike = len(counts) > 0 and bool((counts == counts[0]).all())
     ends = np.cumsum(counts)
     if alike:
@@ -83,19 +84,9 @@ def row_digests(
 
     def summed(values: UInt64s) -> Int64s:
         if alike:
-            return _mixed(values.sum(axis=1) + sizes).view(np.int64)
+            return mixed(values.sum(axis=1) + sizes).view(np.int64)
         totals = np.append(np.uint64(0), np.cumsum(values))
-        return _mixed(totals[ends] - totals[ends - counts] + sizes).view(np.int64)
+        return mixed(totals[ends] - totals[ends - counts] + sizes).view(np.int64)
 
-    ordered = summed(_mixed(hashes + places * _PLACE))
-    return ordered, summed(_mixed(hashes)) if as_sets else np.zeros(len(lengths), dtype=np.int64)
-
-
-def _mixed(x: UInt64s) -> UInt64s:
-    """Every bit of each number spread over all of them (Stafford's finaliser)."""
-    x = x ^ (x >> np.uint64(30))
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
+    ordered = summed(mixed(hashes + places * _PLACE))
+    return ordered, summed(mixed(hashes)) if as_sets else np.zeros(len(lengths), dtype=np.int64)

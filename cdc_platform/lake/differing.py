@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.lake.digests import Piece, encoded, ragged
+from cdc_platform.ring.mixing import mixed
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _ROWS_AT_ONCE = 1 << 15
@@ -44,8 +45,8 @@ def _numbers(rows: pa.Table) -> np.ndarray:
         for place, piece in enumerate(pieces):
             key = np.frombuffer(blake2b(f"{place} {name}".encode(), digest_size=8).digest(), dtype=np.uint64)
             values = _of_piece(piece)
-            found += np.where(values == 0, values, _mixed(values ^ key))
-    return _mixed(found)
+            found += np.where(values == 0, values, mixed(values ^ key))
+    return mixed(found)
 
 
 def _lacking(numbers: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -111,14 +112,4 @@ def _of_equal(runs: np.ndarray) -> np.ndarray:
 
 def _of_words(words: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Each word with its place in its run."""
-    return _mixed(words + (places + 1).astype(np.uint64) * _ODD)
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Every bit of each number spread over all of them (Stafford's finaliser)."""
-    mixed = numbers ^ (numbers >> np.uint64(30))
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return mixed(words + (places + 1).astype(np.uint64) * _ODD)

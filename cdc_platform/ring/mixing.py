@@ -1,0 +1,17 @@
+"""A hash of whole numbers, for who compares many of them; none that a store or a cluster knows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cdc_platform.ring.tokens import UInt64s
+
+
+def mixed(numbers: UInt64s) -> UInt64s:
+    """Every bit of each number (uint64[n]) spread over all of them (Stafford's finaliser); no two give the same."""
+    found = numbers ^ (numbers >> np.uint64(30))
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    found ^= found >> np.uint64(27)
+    found *= np.uint64(0x94D049BB133111EB)
+    found ^= found >> np.uint64(31)
+    return found
