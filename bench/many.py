@@ -25,6 +25,7 @@ MANY, SOME, FEW = 2_000, 20, 3
 ANOTHER_RING = 2
 """Seed of an imported ring whose tokens a node that joins has not."""
 _TARGET = 3.0
+_PROGRAM = (sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home")
 _TABLES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
 # They leave at once: Arrow's threads, which still free thousands of files, may abort a process that ends by itself.
 _READ = "import os, sys, deltalake\nfor path in sys.argv[1:]:\n    deltalake.DeltaTable(path).to_pyarrow_table()\n"
@@ -42,12 +43,11 @@ def many_generations(bench: Bench) -> list[Result]:
         exports = folder / "exports"
         export(exports, count)
         homes = iter(range(100))
-        program = [sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home"]
         last = [""]
 
         def take_in() -> None:
             last[0] = str(folder / f"home{next(homes)}")
-            _run([*program, last[0], "import", str(exports)])
+            _run([*_PROGRAM, last[0], "import", str(exports)])
 
         take_in()
         lake = Lake(open_home(last[0]).path / "lake")
@@ -58,7 +58,7 @@ def many_generations(bench: Bench) -> list[Result]:
             take_in, lambda: _run([sys.executable, "-c", _COPY, next(copies), *paths]), repeats=repeats, warm_ups=0
         )
         judged = paired(
-            lambda: _run([*program, last[0], "check"]),
+            lambda: _run([*_PROGRAM, last[0], "check"]),
             lambda: _run([sys.executable, "-c", _READ, *paths]),
             repeats=repeats,
             warm_ups=0,
@@ -81,19 +81,7 @@ def many_generations(bench: Bench) -> list[Result]:
 def imported(name: str, count: int, folder: Path, seed: int = 1) -> Home:
     """A home (a folder, or an address in a store) of so many generations, taken in from files in a new `folder`."""
     export(folder, count, seed)
-    _run(
-        [
-            sys.executable,
-            "-m",
-            "cdc_platform",
-            "--clock",
-            format_us(CLOCK.now_us()),
-            "--home",
-            name,
-            "import",
-            str(folder),
-        ]
-    )
+    _run([*_PROGRAM, name, "import", str(folder)])
     return open_home(name)
 
 
