@@ -26,7 +26,8 @@ from dagster import _check as check
 from assets.declared import key
 from assets.failures import in_one_line
 from cdc_platform.clock import Clock
-from cdc_platform.invariants.findings import Family, Finding, Invariant
+from cdc_platform.invariants.families import Family, Invariant
+from cdc_platform.invariants.findings import Finding
 from cdc_platform.invariants.judge import Judgement, judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table

@@ -16,7 +16,8 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
-    from cdc_platform.invariants.findings import Family, Finding
+    from cdc_platform.invariants.families import Family
+    from cdc_platform.invariants.findings import Finding
     from cdc_platform.invariants.judge import Judgement
     from cdc_platform.lake.lake import Lake
     from cdc_platform.records.judgements import Judging

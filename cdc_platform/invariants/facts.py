@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cdc_platform.invariants import models
-from cdc_platform.invariants.findings import SHOWN, Invariant, Tally
+from cdc_platform.invariants.families import Invariant
+from cdc_platform.invariants.findings import SHOWN, Tally
 from cdc_platform.ring.tokens import Bools, Int64s
 
 Said = Mapping[tuple[str, int], str]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cdc_platform.invariants.findings import DECLARED, SHOWN, Invariant
+from cdc_platform.invariants.families import Invariant
+from cdc_platform.invariants.findings import DECLARED, SHOWN
 from cdc_platform.ring.tokens import Bools
 
 IN_RANGES = tuple(each for each in DECLARED.values() if each.in_range is not None)

@@ -16,13 +16,13 @@ import numpy as np
 from cdc_platform.generations.stream_ids import VERSION, StreamId, StreamIds, decode
 from cdc_platform.invariants import models
 from cdc_platform.invariants.facts import Facts, judged
+from cdc_platform.invariants.families import Invariant
 from cdc_platform.invariants.findings import (
     SHARD_COLOCATION,
     SHOWN,
     STREAM_FORMAT,
     STREAMS_UNIQUE,
     VNODE_COLOCATION,
-    Invariant,
     Tally,
 )
 from cdc_platform.ring import (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from cdc_platform.invariants.findings import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED, Family, Finding
+from cdc_platform.invariants.families import Family
+from cdc_platform.invariants.findings import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED, Finding
 from cdc_platform.lake.verification import Verified
 
 _SHOWN = 3

@@ -13,7 +13,8 @@ from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, from_d
 from cdc_platform.errors import InputError, NotFound, PlatformError
 from cdc_platform.invariants import audit_lake
 from cdc_platform.invariants import findings as families
-from cdc_platform.invariants.findings import FAMILIES, Family
+from cdc_platform.invariants.families import Family
+from cdc_platform.invariants.findings import FAMILIES
 from cdc_platform.invariants.judge import Judgement, judge
 from cdc_platform.invariants.stored import audit_stored
 from cdc_platform.lake import digests, provenance

@@ -10,7 +10,8 @@ from support.worlds.invariant_seeds import ONE, OWNERS, SeededLake, generation_r
 
 from cdc_platform.invariants import audit_description, models
 from cdc_platform.invariants.facts import Facts, judged
-from cdc_platform.invariants.findings import DECLARED, SHOWN, STREAM_FORMAT, Invariant, Tally, add_up
+from cdc_platform.invariants.families import Invariant
+from cdc_platform.invariants.findings import DECLARED, SHOWN, STREAM_FORMAT, Tally, add_up
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.ring import Node, Ring
