@@ -5,7 +5,7 @@ It alone knows how Delta writes a path down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc_platform.errors import StateError
+from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 from cdc_platform.places import Place, options, place_of
@@ -56,7 +57,7 @@ def plain_path(written: str) -> str:
 
     That is on top of what is quoted in the names of the folders.
     """
-    return unquote(written)
+    return unquote(written) if "%" in written else written
 
 
 def parquet(file: Place | str) -> pq.ParquetFile:
@@ -93,6 +94,10 @@ def files_of_partitions(
     opened: DeltaTable, partition_by: Sequence[str], folder: str, filters: Iterable[Filter] = ()
 ) -> list[DataFile]:
     """The same, of a table of which only these are known: the columns that it is partitioned by."""
+    filters = list(filters)
+    asked = {name: value for name, operator, value in filters if operator == "=" and value is not None}
+    if partition_by and len(filters) == len(partition_by) and set(asked) == set(partition_by):
+        return _of_partition(opened, tuple(partition_by), folder, asked)
     deciding = [
         (partition_by.index(name), PASSES[operator], value) for name, operator, value in filters if name in partition_by
     ]
@@ -106,21 +111,36 @@ def files_of_partitions(
     ]
 
 
+def _of_partition(
+    opened: DeltaTable, partition_by: tuple[str, ...], folder: str, values: Mapping[str, Any]
+) -> list[DataFile]:
+    """The files of one partition, found in the log's columns: a home that is old has thousands of others."""
+    added = _added(opened)
+    for name, value in values.items():
+        if added.num_rows:
+            column = added[f"partition.{name}"]
+            added = added.filter(compute.equal(column, pa.scalar(value, column.type)))
+    return _files_of(added, partition_by, folder)
+
+
 def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
-    """All files of an opened version, told from the log once: a home that is old has thousands of them."""
+    """All files of an opened version, told from the log once."""
     of = (opened.version(), partition_by, folder)
     known, files = vars(opened).get("_data_files", (None, []))
     if known != of:
-        added = _added(opened)
-        columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
-        keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
-        told = (_known(added, "num_records"), _known(added, "size_bytes"))
-        files = [
-            DataFile(path, rows or 0, size, key)
-            for path, rows, size, key in zip(_paths(added, folder), *told, keys, strict=True)
-        ]
+        files = _files_of(_added(opened), partition_by, folder)
         vars(opened)["_data_files"] = (of, files)
     return files
+
+
+def _files_of(added: pa.Table, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
+    columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
+    keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
+    told = (_known(added, "num_records"), _known(added, "size_bytes"))
+    return [
+        DataFile(path, rows or 0, size, key)
+        for path, rows, size, key in zip(_paths(added, folder), *told, keys, strict=True)
+    ]
 
 
 def paths(opened: DeltaTable) -> list[str]:

@@ -127,11 +127,7 @@ def waiting(lake: Lake) -> list[WaitingJoin]:
     inbox = lake.read(BOOTSTRAP_EVENTS, ["event_id", "kind", "generation_id", "host_id", "created_at"])
     inbox = inbox.sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     ledger = lake.read(GENERATIONS, ["generation_id", "published_at"])
-    published = {
-        generation
-        for generation, at in zip(ledger["generation_id"].to_pylist(), ledger["published_at"].to_pylist(), strict=True)
-        if at is not None
-    }
+    published = set(ledger["generation_id"].filter(ledger["published_at"].is_valid()).to_pylist())
     columns = [inbox[name].to_pylist() for name in ("event_id", "kind", "generation_id", "host_id")]
     rows = list(zip(*columns, strict=True))
     withdrawn = {generation for _, kind, generation, _ in rows if kind == WITHDRAW}

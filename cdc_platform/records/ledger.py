@@ -12,6 +12,7 @@ from typing import Literal
 from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
+from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import COMMITTED_GENERATIONS, GENERATIONS
 from cdc_platform.records import removals
@@ -28,17 +29,18 @@ class Entry:
 
 def entries(lake: Lake) -> list[Entry]:
     """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
-    rows = lake.read(GENERATIONS, ["generation_id", "time", "format"]).to_pylist()
+    rows = lake.read(GENERATIONS, ["generation_id", "time", "format"])
+    ids, formats = rows["generation_id"].to_pylist(), rows["format"].to_pylist()
     return [
-        Entry(row["generation_id"], ms_from_datetime(row["time"]), "v1" if row["format"] == "v1" else "v2")
-        for row in rows
+        Entry(id_, time_ms, "v1" if format_ == "v1" else "v2")
+        for id_, time_ms, format_ in zip(ids, known_milliseconds(rows["time"]), formats, strict=True)
     ]
 
 
 def committed_elsewhere(lake: Lake) -> dict[Milliseconds, str]:
     """The UUIDs of generations that a cluster has committed and of which no row had come here, by time (ms)."""
-    rows = lake.read(COMMITTED_GENERATIONS, ["time", "generation_id"]).to_pylist()
-    return {ms_from_datetime(row["time"]): row["generation_id"] for row in rows}
+    rows = lake.read(COMMITTED_GENERATIONS, ["time", "generation_id"])
+    return dict(zip(known_milliseconds(rows["time"]), rows["generation_id"].to_pylist(), strict=True))
 
 
 def introduced_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:

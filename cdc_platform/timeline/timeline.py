@@ -13,13 +13,13 @@ from typing import Literal
 from uuid import UUID
 
 import numpy as np
-import pyarrow as pa
 
-from cdc_platform.clock import Microseconds, Milliseconds, format_ms, ms_from_datetime, ms_of, us_of
+from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_of
 from cdc_platform.errors import NotFound, UnknownGeneration
 from cdc_platform.generations import GenerationId, operating_index
 from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Switch
+from cdc_platform.lake.arrow import known_milliseconds, milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
@@ -62,10 +62,8 @@ class Timeline:
         kept = named | _kept(lake)
         entries = ledger.entries(lake)
         cells, shown_v1 = _times(lake, GENERATION_DESCRIPTIONS), _times(lake, STREAMS_DESCRIPTIONS)
-        listed = {
-            ms_from_datetime(row["time"]): None if row["expired"] is None else ms_from_datetime(row["expired"])
-            for row in lake.read(GENERATION_TIMESTAMPS, ["time", "expired"]).to_pylist()
-        }
+        times = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"])
+        listed = dict(zip(known_milliseconds(times["time"]), milliseconds(times["expired"]), strict=True))
         gone = removals.decided(removals.noted(lake), listed)
         told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Held(lake, cells))
         generations = tuple(told.of(time_ms) for time_ms in sorted(told.times()))
@@ -268,5 +266,4 @@ def _kept(lake: Lake) -> dict[Milliseconds, GenerationId]:
 
 def _times(lake: Lake, table: Table) -> frozenset[Milliseconds]:
     """The times (ms) of a table's rows."""
-    column = lake.read(table, ["time"])["time"]
-    return frozenset(ms_of(np.asarray(column.cast(pa.int64()), dtype=np.int64)).tolist())
+    return frozenset(known_milliseconds(lake.read(table, ["time"])["time"]))
