@@ -12,7 +12,7 @@ import numpy as np
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants import first_format, inventory, sharing
+from cdc_platform.invariants import first_format, inventory, known_streams, sharing
 from cdc_platform.invariants.comparison import differing
 from cdc_platform.invariants.findings import (
     INVARIANTS,
@@ -137,17 +137,22 @@ def audit_across(
     """Look for streams of a generation that any other generation of the lake has.
 
     `in_order` tells of which generations it was found already, of the files that stand for them, that each stream lies
-    in its range: of those only the ranges are read that could have a stream in common with this one.
+    in its range: of those only the ranges are read that could have a stream in common with this one. Nothing is read
+    of those whose fingerprints are kept, unless one of them could have a stream of this one.
 
     One Spark job, at most four more where streams are shared or outside their ranges.
 
     Raises:
         NotFound: the lake holds nothing of this generation.
     """
-    held = inventory.standing(lake)
+    known = known_streams.known(lake, besides=generation_id)
+    held = inventory.standing(lake, known.generations)
     mine = inventory.find(held, generation_id)
     if mine.rows is None:
         return _lines(ACROSS_INVARIANTS, [], "the generation has no rows")
+    if known.meets(mine.rows):
+        held = inventory.standing(lake)
+        mine = inventory.find(held, generation_id)
     others = [each for each in held if each is not mine]
     shared = sharing.across(workers, [mine], others, in_order(others))
     return _lines(ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared})])

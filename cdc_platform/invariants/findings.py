@@ -236,6 +236,9 @@ STREAM_SETS_FOLLOW_LAYOUTS = FOLLOWING.asks(
 NODES_KEEP_LEDGER_IDS = FOLLOWING.asks(
     "nodes_keep_ledger_ids", "What a node keeps of a generation is the UUID and the time that the ledger has of it."
 )
+FINGERPRINTS_FOLLOW_STREAMS = FOLLOWING.asks(
+    "fingerprints_follow_streams", "What is kept of a generation, to hold others against it, is of the streams it has."
+)
 
 STORED = Family(
     of="all tables that lie in the home, those of logs and their sinks as well",

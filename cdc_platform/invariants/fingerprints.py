@@ -7,7 +7,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -32,7 +32,7 @@ class Fingerprints:
     """
 
     def __init__(self, streams: Iterable[UInt8s]) -> None:
-        self._sorted = np.concatenate([np.empty(0, dtype=np.uint64), *map(_fingerprints, streams)])
+        self._sorted = np.concatenate([np.empty(0, dtype=np.uint64), *map(numbers_of, streams)])
         self._sorted.sort()
         power = min(max((len(self._sorted) * _BITS_A_STREAM).bit_length(), _LEAST), _MOST)
         self._shift = np.uint64(64 - power)
@@ -42,7 +42,10 @@ class Fingerprints:
 
     def met(self, streams: UInt8s) -> int:
         """How many of some streams have a fingerprint that is here: 0 proves that none of them is."""
-        asked = _fingerprints(streams)
+        return self.among(numbers_of(streams))
+
+    def among(self, asked: UInt64s) -> int:
+        """How many of some fingerprints are here."""
         places = asked >> self._shift
         asked = asked[(self._bits[places >> np.uint64(3)] & _bit(places)) != 0]
         found = np.searchsorted(self._sorted, asked)
@@ -52,11 +55,18 @@ class Fingerprints:
 @lru_cache(maxsize=1)
 def fingerprints_of(files: tuple[str, ...]) -> Fingerprints:
     """Those of all streams in some files of a generation. What is there instead of a stream has one as well."""
-    batches = (batch.column("streams") for path in files for batch in file_batches(path, ["streams"]))
-    return Fingerprints(row_streams(column)[1] for column in batches)
+    return Fingerprints(streams_of(files))
 
 
-def _fingerprints(streams: UInt8s) -> UInt64s:
+def streams_of(files: Iterable[str]) -> Iterator[UInt8s]:
+    """All streams in some files, in parts; zeros where there is something else instead of one."""
+    for path in files:
+        for batch in file_batches(path, ["streams"]):
+            yield row_streams(batch.column("streams"))[1]
+
+
+def numbers_of(streams: UInt8s) -> UInt64s:
+    """The fingerprint of each stream (uint8[n, 16]) as uint64[n]; as tables keep them, so that it never changes."""
     words = ordered_words(streams)
     return (words[:, 0] ^ (words[:, 1] * _MIXING)) * _MIXING
 

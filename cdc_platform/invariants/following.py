@@ -13,7 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from cdc_platform.clock import format_us, from_datetime, ms_to_datetime
+from cdc_platform.invariants import known_streams
 from cdc_platform.invariants.findings import (
+    FINGERPRINTS_FOLLOW_STREAMS,
     NODES_KEEP_LEDGER_IDS,
     STREAM_SETS_FOLLOW_LAYOUTS,
     TABLES_FOLLOW_CHANGES,
@@ -46,6 +48,7 @@ def audit_following(lake: Lake) -> list[Finding]:
         TABLES_FOLLOW_CHANGES: _tables(lake),
         STREAM_SETS_FOLLOW_LAYOUTS: _stream_sets(lake),
         NODES_KEEP_LEDGER_IDS: _nodes(lake, ledger),
+        FINGERPRINTS_FOLLOW_STREAMS: known_streams.differing(lake),
     }
     return [line for name, found in judged.items() if (line := _finding(name, found)).population]
 

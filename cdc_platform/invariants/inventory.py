@@ -17,12 +17,11 @@ from cdc_platform.clock import (
     Milliseconds,
     format_ms,
     ms_from_datetime,
-    ms_of,
     ms_to_datetime,
     parse_time_ms,
 )
 from cdc_platform.errors import InputError, UnknownGeneration
-from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.arrow import compute, known_milliseconds
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -136,13 +135,27 @@ def generations(lake: Lake) -> list[HeldGeneration]:
     return _put_together(lake, described, inserted, published)
 
 
-def standing(lake: Lake) -> list[HeldGeneration]:
-    """Every generation, as `generations`, of each only the rows that stand for it: nothing is read of other tables."""
-    inserted = holdings(lake, GENERATION_DESCRIPTIONS_V2)
-    described = _but_for(lake, TOPOLOGY_DESCRIPTIONS, inserted)
-    held = {*inserted, *described}
+def standing(lake: Lake, but_for: Collection[str] = ()) -> list[HeldGeneration]:
+    """Every generation, as `generations`, of each only the rows that stand for it: nothing is read of other tables.
+
+    `but_for` (UUIDs) are those of which none is read: they come without rows.
+    """
+    inserted = _but_for(lake, GENERATION_DESCRIPTIONS_V2, but_for)
+    described = _but_for(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
+    held = {*inserted, *described, *but_for}
     times = {str(each.time_ms) for each in Timeline.read(lake).generations if each.id in held}
     return _put_together(lake, described, inserted, _but_for(lake, STREAMS_DESCRIPTIONS_V2, times))
+
+
+def standing_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
+    """The files of the rows that stand for each generation that has a UUID; none is opened."""
+    found: dict[str, tuple[DataFile, ...]] = {}
+    for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
+        held: dict[str, list[DataFile]] = {}
+        for file in lake.data_files(table):
+            held.setdefault(_key(table, file.partition[0]), []).append(file)
+        found |= {key: tuple(files) for key, files in held.items()}
+    return found
 
 
 def _but_for(lake: Lake, table: Table, known: Collection[str]) -> dict[str, Holding]:
@@ -216,12 +229,12 @@ def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
 def ledger_times(lake: Lake) -> dict[str, Milliseconds]:
     """The time (ms) of every generation that has been given one, by its UUID."""
     rows = lake.read(GENERATIONS, ["generation_id", "time"])
-    return dict(zip(rows["generation_id"].to_pylist(), _ms_of_column(rows["time"]).tolist(), strict=True))
+    return dict(zip(rows["generation_id"].to_pylist(), known_milliseconds(rows["time"]), strict=True))
 
 
 def listed_times(lake: Lake) -> list[Milliseconds]:
     """The times (ms) in `cdc_generation_timestamps`, ascending."""
-    return np.sort(_ms_of_column(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])).tolist()
+    return sorted(known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"]))
 
 
 def ring_nodes(lake: Lake) -> RingNodes:
@@ -251,7 +264,7 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
-    chosen = None if keys is None else [_stored(table, key) for key in keys]
+    chosen = None if keys is None else {_stored(table, key) for key in keys}
     rows, held = lake.rows_and_files(table, [_key_column(table), "range_end", *wanted], chosen)
     files: dict[str, list[DataFile]] = {}
     for file in held:
@@ -284,7 +297,9 @@ def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
     # Each key's rows in one piece: to take them out of a table with a chunk a file is a look at every chunk.
     values = rows[_key_column(table)]
     encoded = (
-        pa.array(_ms_of_column(values)) if table is STREAMS_DESCRIPTIONS_V2 else values.combine_chunks()
+        pa.array(known_milliseconds(values), pa.int64())
+        if table is STREAMS_DESCRIPTIONS_V2
+        else values.combine_chunks()
     ).dictionary_encode()
     codes = np.asarray(encoded.indices)
     sorted_rows = rows.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
@@ -331,7 +346,3 @@ def _unmarked(table: Table, name: str) -> str:
 def _numbers(column: pa.ChunkedArray) -> Int64s:
     """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
     return np.asarray(compute.fill_null(column.cast(pa.int64()), -(2**63)), dtype=np.int64)
-
-
-def _ms_of_column(moments: pa.ChunkedArray) -> Int64s:
-    return ms_of(np.asarray(moments.cast(pa.int64()), dtype=np.int64))

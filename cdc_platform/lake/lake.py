@@ -5,7 +5,7 @@ Rows are pyarrow tables. Spark's side of the same tables is in `frames`; what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -340,7 +340,7 @@ class Lake:
         return [file.path for file in self._files(table, normal_filters(table, filters))]
 
     def rows_and_files(
-        self, table: Table, columns: Sequence[str], keys: Sequence[Any] | None = None
+        self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[pa.Table, list[DataFile]]:
         """Columns of the rows of slices (values of the one partition column; all without) and the table's files.
 

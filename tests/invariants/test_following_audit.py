@@ -24,13 +24,14 @@ from cdc_platform.lake.tables import (
     CDC_TABLES,
     GENERATION_TIMESTAMPS,
     GENERATIONS,
+    STREAM_FINGERPRINTS,
     TABLES,
     TABLET_LAYOUTS,
     TABLET_TIMESTAMPS,
     Table,
 )
 
-TIMESTAMPS, CHANGES, SETS, NODES = FOLLOWING.invariants
+TIMESTAMPS, CHANGES, SETS, NODES, FINGERPRINTS = FOLLOWING.invariants
 HOUR, TIME = timedelta(hours=1), datetime(2026, 1, 1, tzinfo=UTC)
 Rows = list[dict[str, Any]]
 
@@ -80,6 +81,12 @@ SEEDS: dict[str, tuple[str, Table, Callable[[Rows], Rows], str]] = {
             row | {"streams_timestamp": row["streams_timestamp"] and row["streams_timestamp"] + HOUR} for row in rows
         ],
         "; the ledger has",
+    ),
+    "a fingerprint is of another stream": (
+        FINGERPRINTS,
+        STREAM_FINGERPRINTS,
+        lambda rows: [row | {"fingerprints": bytes(len(row["fingerprints"]))} for row in rows],
+        "not as its streams are",
     ),
     "the ledger has another time": (
         TIMESTAMPS,

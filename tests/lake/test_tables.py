@@ -31,6 +31,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.only_observed",
         "platform.passed_over",
         "platform.removed_generations",
+        "platform.stream_fingerprints",
         "platform.switch_promises",
         "platform.tablet_layouts",
         "platform.topology_descriptions",

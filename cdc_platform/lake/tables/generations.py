@@ -185,6 +185,27 @@ REMOVED_GENERATIONS = Table(
     generation_column="time",
 )
 
+STREAM_FINGERPRINTS = Table(
+    "platform",
+    "stream_fingerprints",
+    pa.schema(
+        [
+            column("generation_id", pa.string(), "UUID of the generation"),
+            column("files", array_of(pa.string()), "names of the data files that held its rows"),
+            column("streams", pa.int64(), "how many streams it has"),
+            column("fingerprints", pa.binary(), "eight bytes a stream, ascending as little-endian unsigned numbers"),
+        ]
+    ),
+    keys=("generation_id",),
+    comment="Of small generations what tells that another has none of their streams, where they are too many to open",
+    constraints={"a_file_is_named": "cardinality(files) >= 1"},
+    generation_column="generation_id",
+    follows_from=(
+        "platform.topology_descriptions",
+        "system_distributed_everywhere.cdc_generation_descriptions_v2",
+    ),
+)
+
 COMMITTED_GENERATIONS = Table(
     "platform",
     "committed_generations",

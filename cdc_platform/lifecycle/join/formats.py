@@ -23,6 +23,7 @@ from cdc_platform.invariants import (
     audit_published,
     audit_timestamps,
     first_format,
+    known_streams,
 )
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -73,10 +74,13 @@ def _insert_v1(joining: Joining) -> Inserted:
 
 def _description(joining: Joining) -> list[Finding]:
     before, after = bootstrap.rings(joining.lake, joining.generation_id)
-    return [
+    findings = [
         *audit_description(joining.workers, joining.lake, joining.generation_id, before, after),
         *audit_across(joining.workers, joining.lake, joining.generation_id, partial(verdicts.in_order, joining.lake)),
     ]
+    # Where many others were read, the next to join is held against what is kept of them.
+    known_streams.keep(joining.lake, besides=joining.generation_id)
+    return findings
 
 
 def _described(joining: Joining) -> Slices:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc_platform.clock import Clock
+from cdc_platform.invariants import known_streams
 from cdc_platform.invariants.findings import FILES_WHOLE
 from cdc_platform.invariants.judge import Judgement
 from cdc_platform.lake import only_observed
@@ -55,6 +56,7 @@ def every_table(folder: Path) -> Path:
         lake.merge(VERDICTS, _verdict(lake), update=False)
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
         lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
+        known_streams.keep(lake, at_least=1)
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])
