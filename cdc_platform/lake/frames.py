@@ -114,6 +114,10 @@ def replace_slice(
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translated(what):
         rows = _of_table(table, rows)
+        few = slices.few(workers, table, rows) if due is None else None
+        if few is not None:
+            fit = slices.checked(table, few, where, what)
+            return until_first(what, lambda: slices.commit_few(lake, table, fit, where))
         draft = slices.write_draft(workers, lake, table, rows, where, what)
     try:
         if due is not None and draft.digests != due:

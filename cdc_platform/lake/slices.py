@@ -13,12 +13,13 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties
+from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -26,7 +27,8 @@ from cdc_platform import drafts, errors
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.files import plain_path
+from cdc_platform.lake.files import data_files, plain_path
+from cdc_platform.lake.filters import filter_sql, normal_filters
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
@@ -46,6 +48,9 @@ _WRITER_PROPERTIES = WriterProperties(
     compression_level=1,
     column_properties={"streams.list.element": ColumnProperties(dictionary_enabled=False)},
 )
+
+
+_FEW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +99,62 @@ def write_draft(
             drafts.discard(folder)
         raise
     return Draft(folder, tuple(json.loads(line["file"]) for line in found))
+
+
+def few(workers: Workers, table: Table, rows: DataFrame | TaskRows) -> pa.Table | None:
+    """The rows of one task that this process makes, where they are few and their partition is named by no time."""
+    if not isinstance(rows, TaskRows) or rows.tasks != 1 or not workers.work_here(1) or placing.has_times(table):
+        return None
+    made: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows.batches(0):
+        size += batch.nbytes
+        if size > _FEW_BYTES:
+            return None
+        made += [batch] if batch.num_rows else []
+    return pa.Table.from_batches(made) if made else None
+
+
+def checked(table: Table, rows: pa.Table, where: Mapping[str, Any], what: str) -> pa.Table:
+    """Rows of a slice in the columns and types that they are written in.
+
+    Raises:
+        InputError: as `write_draft`.
+    """
+    fit = conform(table, rows)
+    for column, value in where.items():
+        _refuse_outside(fit, column, value, what)
+    return fit
+
+
+def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any]) -> int:
+    """Write checked rows in place of the slice's by one commit, without a draft: of few that takes a third of the time.
+
+    Answers, and gives way to other writers, as `commit`.
+    """
+    with lake.taken(table) as opened:
+        filters = normal_filters(table, [(name, "=", value) for name, value in where.items()])
+        # What has to make room is looked for in the log alone; where there is nothing, deltalake need not look.
+        held = data_files(opened, table, lake.path(table), filters)
+        replaced = " AND ".join(filter_sql(*part) for part in filters)
+        name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+        read_version = opened.version()
+        write = partial(
+            write_deltalake,
+            opened,
+            rows,
+            writer_properties=_WRITER_PROPERTIES,
+            post_commithook_properties=commits.hooks_of(opened),
+        )
+
+        def put(properties: commits.Properties) -> None:
+            if held:
+                write(mode="overwrite", predicate=replaced, commit_properties=properties)
+            else:
+                write(mode="append", commit_properties=properties)
+
+        commits.make(opened, put, digests={name: 0} | digests.of_rows(rows, table.partition_by))
+        return read_version + 1
 
 
 def commit(lake: Lake, table: Table, draft: Draft, where: Mapping[str, Any]) -> int:
@@ -272,20 +333,19 @@ class _Part:
     def _checked(self, batches: Batches, failed: list[Exception], seen: list[dict[str, int]]) -> Batches:
         try:
             for batch in batches:
-                rows = conform(self.table, pa.Table.from_batches([batch]))
-                for column, value in self.where.items():
-                    self._refuse_outside(rows, column, value)
+                rows = checked(self.table, pa.Table.from_batches([batch]), self.where, self.what)
                 seen.append(digests.of_rows(rows, self.table.partition_by))
                 yield from rows.to_batches()
         except Exception as error:
             failed.append(error)
             raise
 
-    def _refuse_outside(self, rows: pa.Table, column: str, value: Any) -> None:
-        due = pa.scalar(str(value) if isinstance(value, uuid.UUID) else value, rows[column].type)
-        wrong = compute.index(compute.equal(rows[column], due), False).as_py()
-        if wrong >= 0:
-            raise InputError(f"{self.what}: {OUTSIDE_SLICE} ({column} : {rows[column][wrong].as_py()})")
+
+def _refuse_outside(rows: pa.Table, column: str, value: Any, what: str) -> None:
+    due = pa.scalar(str(value) if isinstance(value, uuid.UUID) else value, rows[column].type)
+    wrong = compute.index(compute.equal(rows[column], due), False).as_py()
+    if wrong >= 0:
+        raise InputError(f"{what}: {OUTSIDE_SLICE} ({column} : {rows[column][wrong].as_py()})")
 
 
 def _placed(lake: Lake, table: Table, draft: Draft) -> list[AddAction | RemoveAction]:
