@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
@@ -99,7 +100,17 @@ def newest_first(folder: str, newest: int) -> Iterator[Commit]:
 
 def entry(folder: str, version: int) -> Place:
     """The file of a commit in Delta's log."""
-    return place_of(folder) / f"{LOG_FOLDER}/{version:020d}.json"
+    return _log(folder) / _name(version)
+
+
+@lru_cache(maxsize=256)
+def _log(folder: str) -> Place:
+    """Where a table's log is: it is asked for at each look."""
+    return place_of(folder) / LOG_FOLDER
+
+
+def _name(version: int) -> str:
+    return f"{version:020d}.json"
 
 
 @dataclass(frozen=True)
@@ -113,15 +124,15 @@ class Look:
 
 def look(folder: str, version: int, newest: int) -> Look:
     """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
-    last, after = entry(folder, newest), entry(folder, newest + 1)
-    at = last if version == newest else entry(folder, version)
-    if at.here is not None:
-        seen = {each.name: there for each in {at, last, after} if (there := each.seen()) is not None}
+    log = _log(folder)
+    at, last, after = (_name(number) for number in (version, newest, newest + 1))
+    if log.here is not None:
+        seen = {name: there for name in {at, last, after} if (there := (log / name).seen()) is not None}
     else:
         # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
-        seen = dict(at.folder.files(after=at.name.removesuffix(".json")))
-    mark, newest_mark = (seen[each.name].mark if each.name in seen else None for each in (at, last))
-    return Look(mark, newest_mark, after.name not in seen)
+        seen = dict(log.files(after=at.removesuffix(".json")))
+    mark, newest_mark = (seen[name].mark if name in seen else None for name in (at, last))
+    return Look(mark, newest_mark, after not in seen)
 
 
 def read(file: Place, version: int) -> Commit:

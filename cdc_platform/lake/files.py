@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -77,6 +78,12 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
         TableNotFoundError: there is none.
     """
     return DeltaTable(folder, version=version, storage_options=options(folder))
+
+
+@lru_cache(maxsize=256)
+def folder_in(lake: Place, table: Table) -> str:
+    """The folder of a table of a lake: its path, or its address in a store. It is asked for at each look."""
+    return str(lake / f"{table.keyspace}/{table.name}")
 
 
 def folder_of(opened: DeltaTable) -> str:
