@@ -142,6 +142,7 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
         "remove_from_topology_descriptions",
         "remove_from_cdc_generation_descriptions",
         "remove_from_unordered_ranges",
+        "remove_from_stream_fingerprints",
     ]
     assert [each.id for each in Timeline.read(lake).known] == list(IDS[1:])
     assert removal.unfinished(lake) == []

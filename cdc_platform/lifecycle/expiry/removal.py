@@ -24,6 +24,7 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     REMOVED_GENERATIONS,
+    STREAM_FINGERPRINTS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TIMESTAMP,
@@ -45,6 +46,7 @@ SHRINKING = (
     TOPOLOGY_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS,
     UNORDERED_RANGES,
+    STREAM_FINGERPRINTS,
 )
 """The tables that rows are removed from, in that order; each is vacuumed afterwards."""
 # One commit removes this many generations at most: their files are all named in it.
