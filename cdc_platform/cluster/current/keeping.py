@@ -146,7 +146,8 @@ class Keeper:
         marks = {tables.COPIED: copied, tables.SINCE: since, tables.SLICES: slices, tables.OF: of}
         if not lake.exists(self._cells):
             lake.ensure(self._cells)
-        frames.replace_all(self._workers, lake, self._cells, scan.cells(slices), (_COMMITS, number), marks)
+        rows = scan.cells(slices, one_by_one=self._workers.work_here(slices))
+        frames.replace_all(self._workers, lake, self._cells, rows, (_COMMITS, number), marks)
         failpoints.reached(failpoints.AFTER_COPY)
         made = kept(lake, schema)
         assert made is not None
@@ -257,7 +258,7 @@ class Keeper:
         """Merge changes into slices of the state, with what is read again for it; answers with what they show."""
         schema, version = self._schema, self._lake.version(self._cells)
         held = self._lake.read(self._cells, filters=[(tables.SLICE, "in", group)]).drop_columns([tables.SLICE])
-        state = merged(schema, [held, changes])
+        state = merged(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
         found = shown(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)
         places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of))

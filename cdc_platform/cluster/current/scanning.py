@@ -5,7 +5,7 @@ How large a table is nobody tells; it is thought to be as dense everywhere as at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,11 @@ import pyarrow as pa
 from cdc_platform.cluster.current.kept import SLICE, ranges, with_slices
 from cdc_platform.cluster.current.seen import Orders, seen, selection
 from cdc_platform.cluster.ingest.asking import Asking
+from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.volume import Batches, TaskRows
+from cdc_platform.log.state.forms import in_one_form
 from cdc_platform.log.state.merging import merged
 
 ROWS_A_SLICE = 50_000
@@ -55,19 +57,35 @@ class Scanning(Asking):
         rows = len(tokens) * 2**64 // max(reached, 1)
         return int(min(MOST_SLICES, max(1, -(-rows // ROWS_A_SLICE))))
 
-    def cells(self, slices: int) -> TaskRows:
-        """The state of what is seen in each slice, merged, a part a slice."""
+    def cells(self, slices: int, *, one_by_one: bool = False) -> TaskRows:
+        """The state of what is seen in each slice, merged, a part a slice.
+
+        `one_by_one`: a process makes them in their order, and the next is asked for while one is written.
+        """
         each = _REQUESTS_A_SLICE if slices > 1 else 1
         parts, key = ranges(slices * each), token(self.schema)
+        asked: dict[int, Iterator[list[RawPage]]] = {}
+
+        def answers(number: int) -> Iterator[list[RawPage]]:
+            mine = parts[number * each : (number + 1) * each]
+            return self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine])
 
         def batches(number: int) -> Batches:
-            mine = parts[number * each : (number + 1) * each]
-            for pages in self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine]):
-                state = merged(self.schema, [seen(self.schema, pages, self.orders)])
+            for place, pages in enumerate(asked.pop(number, None) or answers(number), 1):
+                if one_by_one and place == each and number + 1 < slices:
+                    asked[number + 1] = answers(number + 1)
+                state = self._one_a_place(seen(self.schema, pages, self.orders))
                 if state.num_rows:
                     yield from with_slices(state, slices).to_batches()
 
         return TaskRows(slices, batches)
+
+    def _one_a_place(self, state: pa.Table) -> pa.Table:
+        """What was seen, merged: a static cell comes with each row of its partition, an element with a tombstone."""
+        schema = self.schema
+        if schema.statics or any(column.type.multicell for column in schema.regulars):
+            return merged(schema, [state])
+        return in_one_form(schema, state)
 
 
 class _Sample(Asking):

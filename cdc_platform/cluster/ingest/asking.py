@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import pyarrow as pa
@@ -84,21 +85,24 @@ class Asking:
 def in_turn(
     requests: Iterable[Request], ask: Callable[[Request, int], Pages]
 ) -> Iterator[tuple[Request, list[RawPage]]]:
-    """Each request with its pages, in their order, while the next are under way.
+    """Each request with its pages, in their order, while the next are under way; the first are sent at once.
 
     `ask` sends one, at an attempt from 1; one that failed is asked again, whole, and what came of it is thrown away: a
     row must not come twice.
     """
-    waiting: deque[tuple[Request, Pages]] = deque()
     left = iter(requests)
+    return _answered(deque((request, _sent(request, ask, 1)) for request in islice(left, AT_ONCE)), left, ask)
+
+
+def _answered(
+    waiting: deque[tuple[Request, Pages]], left: Iterator[Request], ask: Callable[[Request, int], Pages]
+) -> Iterator[tuple[Request, list[RawPage]]]:
     try:
-        while True:
-            while len(waiting) < AT_ONCE and (request := next(left, None)) is not None:
-                waiting.append((request, _sent(request, ask, 1)))
-            if not waiting:
-                return
+        while waiting:
             request, first = waiting.popleft()
-            yield request, _whole(request, ask, first)
+            pages = _whole(request, ask, first)
+            waiting.extend((each, _sent(each, ask, 1)) for each in islice(left, 1))
+            yield request, pages
     finally:
         waiting.clear()
 
