@@ -44,7 +44,17 @@ class RangeLookup:
         if self._steps > _MOST_STEPS:
             rows = np.asarray(np.searchsorted(self._ends, tokens, side="left"))
         else:
-            rows = self._first[unbias(tokens) >> self._shift]
-            for _ in range(self._steps):
-                rows = rows + (self._padded[rows] < tokens)
+            rows = self._stepped(tokens.ravel()).reshape(tokens.shape)
         return np.where(rows == len(self._ends), 0, rows)
+
+    def _stepped(self, tokens: Int64s) -> Int64s:
+        """The first end at or after each token (int64[n]): a step for all, and more for the few that need them."""
+        cells = unbias(tokens) >> self._shift
+        rows = self._first.take(cells.view(np.int64))
+        rows += self._padded.take(rows) < tokens
+        left = np.flatnonzero(self._padded.take(rows) < tokens)
+        while len(left):
+            further = rows.take(left) + 1
+            rows[left] = further
+            left = left[self._padded.take(further) < tokens.take(left)]
+        return rows
