@@ -24,6 +24,7 @@ from cdc_platform.ring.tokens import Int64s, UInt8s
 
 Policy = Literal["strict", "recent-past"]
 LEEWAY_US = us_of(LEEWAY_MS)
+_FEW_GENERATIONS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +76,14 @@ def operating_index(gen_times_us: ArrayLike, ts_us: ArrayLike) -> Int64s:
 
     `gen_times_us` is int64[g] ascending. A generation operates from its timestamp to just before the next one's.
     """
-    times = np.asarray(gen_times_us, dtype=np.int64)
-    return np.asarray(np.searchsorted(times, np.asarray(ts_us, dtype=np.int64), side="right") - 1)
+    times, asked = np.asarray(gen_times_us, dtype=np.int64), np.asarray(ts_us, dtype=np.int64)
+    if len(times) > _FEW_GENERATIONS:
+        return np.asarray(np.searchsorted(times, asked, side="right") - 1)
+    # Of times in no order a search guesses each comparison wrong half the time; to count takes a sixth of it.
+    begun = np.full(asked.shape, -1, dtype=np.int8)
+    for time in times:
+        begun += asked >= time
+    return begun.astype(np.int64)
 
 
 def decide(
