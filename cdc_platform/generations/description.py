@@ -164,7 +164,7 @@ class TopologyDescription:
         for lo in range(0, len(tokens), _CHUNK):
             part = tokens[lo : lo + _CHUNK]
             rows = self.row_of(part)
-            np.take(self.streams, self.offsets[rows] + self.shards_of(part, rows), axis=0, out=found[lo : lo + _CHUNK])
+            found[lo : lo + _CHUNK] = self.streams.take(self.offsets.take(rows) + self.shards_of(part, rows), axis=0)
         return found
 
     def entry(self, row: int) -> RangeDescription:
