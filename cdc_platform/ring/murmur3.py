@@ -13,6 +13,8 @@ from cdc_platform.ring.tokens import LAST, MINIMUM, Int64s, UInt8s, UInt64s
 _C1 = np.uint64(0x87C37B91114253D5)
 _C2 = np.uint64(0x4CF5AD432745937F)
 _SIGNS = np.uint64(0x0101010101010101)
+# At 8 to 16 the masks of a word's first 0 to 8 bytes; before and behind those of none and of all.
+_FIRST_BYTES = np.array([2 ** (8 * min(max(count, 0), 8)) - 1 for count in range(-8, 16)], dtype=np.uint64)
 # A chunk's columns stay in the processor's second-level cache; long keys make a chunk shorter.
 _CHUNK_KEYS = 1 << 14
 _CHUNK_BYTES = 1 << 22
@@ -136,7 +138,7 @@ def _hash_sorted(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h
     for block in range(int(blocks[0])):
         live = slice(0, int(np.searchsorted(-blocks, -block, side="left")))
         at = begins[live] + 16 * block
-        _mix_body(h1[live], h2[live], _load(words, at), _load(words, at + 8))
+        _mix_body(h1[live], h2[live], *_load(words, at, 2))
     _mix_tail(words, begins + 16 * blocks, lengths & 15, h1, h2)
     size = lengths.astype(np.uint64)
     h1 ^= size
@@ -149,18 +151,24 @@ def _hash_sorted(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h
     h2 += h1
 
 
-def _load(words: UInt64s, at: Int64s) -> UInt64s:
-    """The eight bytes at each byte offset, little-endian."""
+def _load(words: UInt64s, at: Int64s, count: int) -> list[UInt64s]:
+    """The eight bytes at each byte offset, little-endian, and those that follow: `count` words of each."""
     index = at >> 3
+    found = [words.take(index)]
     shift = ((at & 7) << 3).astype(np.uint64)
-    low = words[index]
     if not shift.any():
-        return low
-    low >>= shift
-    high = words[index + 1] << np.uint64(1)
-    high <<= np.uint64(63) - shift
-    low |= high
-    return low
+        return found + [words.take(index + place) for place in range(1, count)]
+    # A shift by 64 is undefined: it comes in two steps.
+    rest = np.uint64(63) - shift
+    for place in range(count):
+        index += 1
+        following = words.take(index)
+        found[place] >>= shift
+        high = following << np.uint64(1)
+        high <<= rest
+        found[place] |= high
+        found.append(following)
+    return found[:count]
 
 
 def _mix_body(h1: UInt64s, h2: UInt64s, k1: UInt64s, k2: UInt64s) -> None:
@@ -179,18 +187,17 @@ def _mix_body(h1: UInt64s, h2: UInt64s, k1: UInt64s, k2: UInt64s) -> None:
 def _mix_tail(words: UInt64s, at: Int64s, left: Int64s, h1: UInt64s, h2: UInt64s) -> None:
     """The last `left` (0 to 15) bytes of each key; absent bytes are zeros and mix to zero."""
     most = int(left.max())
+    if most == 0:
+        return
+    loaded = _load(words, at, 2 if most > 8 else 1)
     if most > 8:
-        h2 ^= _scramble2(_sign_extended(_keep(_load(words, at + 8), left - 8)))
-    if most > 0:
-        h1 ^= _scramble1(_sign_extended(_keep(_load(words, at), left)))
+        h2 ^= _scramble2(_sign_extended(_keep(loaded[1], left, 8)))
+    h1 ^= _scramble1(_sign_extended(_keep(loaded[0], left, 0)))
 
 
-def _keep(words: UInt64s, count: Int64s) -> UInt64s:
-    """The first `count` bytes (clipped to 0..8) of each word, the rest zeros."""
-    bits = (np.clip(count, 0, 8) << 3).astype(np.uint64)
-    # All ones shifted out twice, since a shift by 64 is undefined.
-    half = bits >> np.uint64(1)
-    words &= ~(np.uint64(2**64 - 1) << half << (bits - half))
+def _keep(words: UInt64s, left: Int64s, before: int) -> UInt64s:
+    """Each word with the bytes that it has of a key's last `left` (0 to 15), the rest zeros; `before` are in others."""
+    words &= _FIRST_BYTES[8 - before :].take(left)
     return words
 
 
