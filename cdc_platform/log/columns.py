@@ -113,10 +113,11 @@ def _in_order(writes: np.ndarray, low: np.ndarray) -> np.ndarray:
 
     Writes to one partition at one time would else be in no order, and the same one twice would be one.
     """
-    order = np.argsort(writes, kind="stable")
-    starts = np.flatnonzero(np.diff(writes[order], prepend=~writes[order[:1]] if len(order) else 0))
-    if len(starts) == len(order):
+    ascending = np.sort(writes)
+    if not np.any(ascending[1:] == ascending[:-1]):
         return low
+    order = np.argsort(writes, kind="stable")
+    starts = np.flatnonzero(np.diff(ascending, prepend=~ascending[:1]))
     low = low.copy()
     for begin, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
         if end - begin > 1:

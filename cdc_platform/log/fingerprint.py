@@ -25,17 +25,20 @@ def fingerprints(columns: Iterable[pa.Array], rows: int) -> Hashes:
     total = np.zeros(rows, dtype=np.uint64)
     for column in columns:
         # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
-        hashes = _NULL if column.null_count == rows else _hashes(column)
-        total = _mixed(total + hashes)
+        total += _NULL if column.null_count == rows else _hashes(column)
+        total = _mixed(total)
     return _mixed(total)
 
 
 def _mixed(words: Hashes) -> Hashes:
     """The finaliser of splitmix64, which lets every bit of a word reach every other."""
     words = words + _STEP
-    words = (words ^ (words >> np.uint64(30))) * _FACTOR_1
-    words = (words ^ (words >> np.uint64(27))) * _FACTOR_2
-    return words ^ (words >> np.uint64(31))
+    words ^= words >> np.uint64(30)
+    words *= _FACTOR_1
+    words ^= words >> np.uint64(27)
+    words *= _FACTOR_2
+    words ^= words >> np.uint64(31)
+    return words
 
 
 def _hashes(column: pa.Array) -> Hashes:

@@ -18,6 +18,8 @@ _FIRST_BYTES = np.array([2 ** (8 * min(max(count, 0), 8)) - 1 for count in range
 # A chunk's columns stay in the processor's second-level cache; long keys make a chunk shorter.
 _CHUNK_KEYS = 1 << 14
 _CHUNK_BYTES = 1 << 22
+_SHORT = 1 << 15
+"""More blocks than keys have whose numbers of blocks fit into two bytes."""
 
 
 def tokens_of_keys(keys: Sequence[bytes]) -> Int64s:
@@ -124,7 +126,8 @@ def _hash(words: UInt64s, begins: Int64s, lengths: Int64s, h1: UInt64s, h2: UInt
     blocks = lengths >> 4
     longest, shortest = int(blocks.max()), int(blocks.min())
     if longest != shortest:
-        order = np.argsort(-blocks, kind="stable")
+        # Numbers of two bytes are sorted by their digits, in a fraction of the time.
+        order = np.argsort(-(blocks.astype(np.int16) if longest < _SHORT else blocks), kind="stable")
         sorted1, sorted2 = h1[order], h2[order]
         _hash_sorted(words, begins[order], lengths[order], sorted1, sorted2)
         h1[order], h2[order] = sorted1, sorted2
