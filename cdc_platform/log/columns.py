@@ -154,7 +154,7 @@ class _Batch:
         last = np.diff(source, append=-1) != 0
         same = len(source) == self._rows and not numbers.any()
         keep = None if same and np.array_equal(source, np.arange(self._rows)) else pa.array(source)
-        expiring = np.isin(piece, (Piece.STATIC_EXPIRING, Piece.UPDATE_EXPIRING))
+        expiring = _one_of(piece, Piece.STATIC_EXPIRING, Piece.UPDATE_EXPIRING)
         expiring |= (piece == Piece.INSERT) & self._expiring[source]
         found = {
             "cdc$stream_id": _taken(streams, keep),
@@ -229,14 +229,14 @@ class _Batch:
         apart |= self._expiring & _any([gone for _, _, gone, _ in regular], self._rows)
         placed = []
         for column, live, gone, _ in static:
-            expiring = np.where(self._expiring, Piece.STATIC_EXPIRING, Piece.STATIC)
-            placed.append(self._written_to(column, live, gone, expiring, np.full(self._rows, Piece.STATIC)))
+            expiring = _either(self._expiring, Piece.STATIC_EXPIRING, Piece.STATIC)
+            placed.append(self._written_to(column, live, gone, expiring, Piece.STATIC))
+        update = _either(self._expiring, Piece.UPDATE_EXPIRING, Piece.UPDATE)
         for column, live, gone, overwritten in regular:
-            update = np.where(self._expiring, Piece.UPDATE_EXPIRING, Piece.UPDATE)
             with_marker = self._inserted & ~(apart & ~overwritten) if column.type.multicell else self._inserted
             live_in = with_marker & ~(self._expiring & column.type.multicell)
-            live_piece = np.where(live_in, Piece.INSERT, update)
-            gone_piece = np.where(with_marker & ~self._expiring, Piece.INSERT, Piece.UPDATE)
+            live_piece = _either(live_in, Piece.INSERT, update)
+            gone_piece = _either(with_marker & ~self._expiring, Piece.INSERT, Piece.UPDATE)
             placed.append(self._written_to(column, live, gone, live_piece, gone_piece))
         return placed
 
@@ -256,30 +256,38 @@ class _Batch:
         return value, deleted, self._columns.get(f"cdc$deleted_elements_{column.name}")
 
     def _written_to(
-        self, column: Column, live: np.ndarray, gone: np.ndarray, live_piece: np.ndarray, gone_piece: np.ndarray
+        self,
+        column: Column,
+        live: np.ndarray,
+        gone: np.ndarray,
+        live_piece: np.ndarray,
+        gone_piece: np.ndarray | Piece,
     ) -> _Written:
         value, deleted, elements = self._arrays(column)
-        places = (np.where(there, piece, Piece.NONE) for there, piece in ((live, live_piece), (gone, gone_piece)))
+        places = (_either(there, piece, Piece.NONE) for there, piece in ((live, live_piece), (gone, gone_piece)))
         return _Written(column, value, deleted, elements, *places)
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
         """Of every log row its write (int64), ascending, and its piece (int8), ascending in each write."""
-        exists = np.zeros((self._rows, len(Piece) - 1), dtype=bool)
-        exists[:, Piece.INSERT] = self._inserted
-        exists[:, Piece.DELETE] = np.isin(self._operations, (Operation.ROW_DELETE, Operation.PARTITION_DELETE))
-        exists[:, Piece.RANGE_START] = self._ranges.told_start
-        exists[:, Piece.RANGE_END] = self._ranges.told_end
+        exists = np.zeros((len(Piece) - 1, self._rows), dtype=bool)
+        exists[Piece.INSERT] = self._inserted
+        exists[Piece.DELETE] = _one_of(self._operations, Operation.ROW_DELETE, Operation.PARTITION_DELETE)
+        exists[Piece.RANGE_START] = self._ranges.told_start
+        exists[Piece.RANGE_END] = self._ranges.told_end
         for written in self._written:
             for place in (written.live, written.gone):
-                for piece in np.unique(place[place != Piece.NONE]).tolist():
-                    exists[:, piece] |= place == piece
-        source, piece = np.nonzero(exists)
+                for piece in range(place.min(initial=Piece.DELETE), place.max(initial=Piece.NONE) + 1):
+                    if piece != Piece.NONE:
+                        exists[piece] |= place == piece
+        source, piece = np.nonzero(np.ascontiguousarray(exists.T))
         return source, piece.astype(np.int8)
 
     def _shown_operations(self, source: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        shown = np.where(piece == Piece.INSERT, Operation.INSERT, Operation.UPDATE)
-        shown = np.where(np.isin(piece, (Piece.DELETE, Piece.RANGE_START)), self._operations[source], shown)
-        return np.where(piece == Piece.RANGE_END, self._ranges.ends[source], shown).astype(np.int8)
+        shown = _either(piece == Piece.INSERT, Operation.INSERT, Operation.UPDATE)
+        if np.any(piece >= Piece.DELETE):
+            shown = np.where(_one_of(piece, Piece.DELETE, Piece.RANGE_START), self._operations[source], shown)
+            shown = np.where(piece == Piece.RANGE_END, self._ranges.ends[source], shown).astype(np.int8)
+        return shown
 
 
 def _shown(written: _Written, source: np.ndarray, piece: np.ndarray, keep: pa.Array | None) -> dict[str, pa.Array]:
@@ -348,12 +356,22 @@ def _filled_list(value: Any) -> np.ndarray:
     return _valid(value) & (np.diff(np.asarray(value.offsets, dtype=np.int64)) > 0)
 
 
+def _either(chosen: np.ndarray, there: np.ndarray | int, else_: np.ndarray | int) -> np.ndarray:
+    """Pieces or operations (int8): one where it is chosen, and the other where not."""
+    return np.where(chosen, np.asarray(there, dtype=np.int8), np.asarray(else_, dtype=np.int8))
+
+
+def _one_of(numbers: np.ndarray, first: int, second: int) -> np.ndarray:
+    return (numbers == first) | (numbers == second)
+
+
 def _any(masks: list[np.ndarray], rows: int) -> np.ndarray:
     return np.any(masks, axis=0) if masks else np.zeros(rows, dtype=bool)
 
 
 def _integers(column: pa.Array, missing: int = 0) -> np.ndarray:
-    return np.asarray(compute.fill_null(column, missing).cast(pa.int64()))
+    filled = compute.fill_null(column, missing) if column.null_count else column
+    return np.asarray(filled.cast(pa.int64()))
 
 
 def _refuse(wrong: np.ndarray, values: np.ndarray, name: str, rule: str) -> None:
