@@ -19,7 +19,7 @@ from cdc_platform.cql.types import GREGORIAN, UserType
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import compute, uuid_texts
 from cdc_platform.lake.tables import TIMESTAMP
-from cdc_platform.log.fingerprint import fingerprints
+from cdc_platform.log.fingerprint import Hashes, fingerprints, hashes
 from cdc_platform.log.key_bytes import key_bytes
 from cdc_platform.log.log_table import WRITTEN_AT, end_column, log_table, range_columns
 from cdc_platform.log.rows import Operation
@@ -93,12 +93,13 @@ def _checked(
     streams = streams_of(keys, columns["timestamp"])
     if streams.null_count:
         raise InputError(f"{streams.null_count} writes have a timestamp at which no known generation operates")
-    low = low_half(_identities(schema, keys, columns, len(writes)))
-    low = _in_order(fingerprints([keys, columns["timestamp"]], len(writes)), low)
+    hashed = hashes(keys)
+    low = low_half(_identities(schema, hashed, columns, len(writes)))
+    low = _in_order(fingerprints([hashed, columns["timestamp"]], len(writes)), low)
     return batch, keys, streams, low
 
 
-def _identities(schema: TableSchema, keys: pa.Array, columns: Mapping[str, pa.Array], rows: int) -> np.ndarray:
+def _identities(schema: TableSchema, keys: Hashes, columns: Mapping[str, pa.Array], rows: int) -> np.ndarray:
     """A hash (uint64) of each write; the ends of ranges count for writes that have them alone."""
     of_ranges = {name: columns[name] for name in range_columns(schema) if name in columns}
     found = fingerprints([keys, *(values for name, values in columns.items() if name not in of_ranges)], rows)

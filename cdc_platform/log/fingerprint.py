@@ -20,14 +20,19 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
-def fingerprints(columns: Iterable[pa.Array], rows: int) -> Hashes:
-    """One hash (uint64) a row of several columns of `rows` rows; the order of the columns counts."""
+def fingerprints(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
+    """One hash (uint64) a row of several columns of `rows` rows, or of their `hashes`; the order of the columns counts."""
     total = np.zeros(rows, dtype=np.uint64)
     for column in columns:
-        # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
-        total += _NULL if column.null_count == rows else _hashes(column)
+        total += column if isinstance(column, np.ndarray) else hashes(column)
         total = _mixed(total)
     return _mixed(total)
+
+
+def hashes(column: pa.Array) -> Hashes:
+    """What the values of a column add to the hashes of their rows, for who asks for several `fingerprints` with it."""
+    # What a row hashes to must not depend on the rows beside it: a column of nulls is as any null.
+    return np.full(len(column), _NULL) if column.null_count == len(column) else _hashes(column)
 
 
 def _mixed(words: Hashes) -> Hashes:
