@@ -21,7 +21,7 @@ _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
 def fingerprints(columns: Iterable[pa.Array | Hashes], rows: int) -> Hashes:
-    """One hash (uint64) a row of several columns of `rows` rows, or of their `hashes`; the order of the columns counts."""
+    """One hash (uint64) a row of columns of `rows` rows, or of their `hashes`; the order of the columns counts."""
     total = np.zeros(rows, dtype=np.uint64)
     for column in columns:
         total += column if isinstance(column, np.ndarray) else hashes(column)
