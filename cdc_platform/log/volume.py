@@ -52,12 +52,17 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
     if schema.cdc.has_images:
         return imaged_rows(lake, schema, rows, streams_of)
     schema = stored(schema)
+    whole = pa.schema([writes_schema(schema).field(name) for name in rows.columns])
+    # To a worker goes what is there; columns that are null in every write it makes itself.
+    given = [name for name in rows.columns if name in writes.columns]
 
     def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield log_batch(schema, batch, streams_of)
+            columns = dict(zip(given, batch.columns, strict=True))
+            filled = [columns[each.name] if each.name in columns else pa.nulls(len(batch), each.type) for each in whole]
+            yield log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
 
-    return rows.mapInArrow(logged, spark_struct(log_table(schema).schema))
+    return rows.select(*(f"`{name}`" for name in given)).mapInArrow(logged, spark_struct(log_table(schema).schema))
 
 
 def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: int) -> DataFrame:
