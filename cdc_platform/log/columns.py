@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,11 @@ from cdc_platform.timeline import StreamsOf
 _SIGNS = np.uint64(0x8080808080808080)
 
 
-class Piece(IntEnum):
-    """The log rows that one write can have, in their order; `NONE` is no row."""
+class Piece:
+    """The log rows that one write can have, in their order; `NONE` is no row.
+
+    They are plain numbers: numpy takes a member of an enum for one of eight bytes, and widens what it is held against.
+    """
 
     NONE = -1
     STATIC = 0
@@ -43,6 +45,7 @@ class Piece(IntEnum):
     DELETE = 5
     RANGE_START = 6
     RANGE_END = 7
+    COUNT = 8
 
 
 @dataclass(frozen=True)
@@ -153,18 +156,18 @@ class _Batch:
         firsts = np.flatnonzero(np.diff(source, prepend=-1))
         numbers = np.arange(len(source)) - np.repeat(firsts, np.diff(firsts, append=len(source)))
         last = np.diff(source, append=-1) != 0
-        same = len(source) == self._rows and not numbers.any()
-        keep = None if same and np.array_equal(source, np.arange(self._rows)) else pa.array(source)
+        same = np.array_equal(source, np.arange(self._rows))
+        keep, rows = (None, slice(None)) if same else (pa.array(source), source)
         expiring = _one_of(piece, Piece.STATIC_EXPIRING, Piece.UPDATE_EXPIRING)
-        expiring |= (piece == Piece.INSERT) & self._expiring[source]
+        expiring |= (piece == Piece.INSERT) & self._expiring[rows]
         found = {
             "cdc$stream_id": _taken(streams, keep),
             "cdc$time": _taken(times, keep),
             "cdc$batch_seq_no": pa.array(numbers.astype(np.int32)),
             "cdc$operation": pa.array(self._shown_operations(source, piece)),
-            "cdc$ttl": pa.array(self._ttls[source], mask=~expiring),
+            "cdc$ttl": pa.array(self._ttls[rows], mask=~expiring),
             "cdc$end_of_batch": pa.array(last, mask=~last),
-            WRITTEN_AT: pa.array(self.timestamps[source]).cast(TIMESTAMP),
+            WRITTEN_AT: pa.array(self.timestamps[rows]).cast(TIMESTAMP),
         }
         for key in self._schema.partition_key:
             found[key.name] = _taken(self._columns[key.name], keep)
@@ -174,7 +177,7 @@ class _Batch:
         # No column is written to in the piece of a deletion, so that there none is shown.
         told = piece if self._schema.cdc.delta == "full" else np.full_like(piece, Piece.DELETE)
         for written in self._written:
-            found |= _shown(written, source, told, keep)
+            found |= _shown(written, rows, told, keep)
         fields = log_table(self._schema).schema
         return pa.RecordBatch.from_arrays([found[field.name].cast(field.type) for field in fields], schema=fields)
 
@@ -262,7 +265,7 @@ class _Batch:
         live: np.ndarray,
         gone: np.ndarray,
         live_piece: np.ndarray,
-        gone_piece: np.ndarray | Piece,
+        gone_piece: np.ndarray | int,
     ) -> _Written:
         value, deleted, elements = self._arrays(column)
         places = (_either(there, piece, Piece.NONE) for there, piece in ((live, live_piece), (gone, gone_piece)))
@@ -270,7 +273,7 @@ class _Batch:
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
         """Of every log row its write (int64), ascending, and its piece (int8), ascending in each write."""
-        exists = np.zeros((len(Piece) - 1, self._rows), dtype=bool)
+        exists = np.zeros((Piece.COUNT, self._rows), dtype=bool)
         exists[Piece.INSERT] = self._inserted
         exists[Piece.DELETE] = _one_of(self._operations, Operation.ROW_DELETE, Operation.PARTITION_DELETE)
         exists[Piece.RANGE_START] = self._ranges.told_start
@@ -291,11 +294,13 @@ class _Batch:
         return shown
 
 
-def _shown(written: _Written, source: np.ndarray, piece: np.ndarray, keep: pa.Array | None) -> dict[str, pa.Array]:
+def _shown(
+    written: _Written, rows: np.ndarray | slice, piece: np.ndarray, keep: pa.Array | None
+) -> dict[str, pa.Array]:
     """The two or three columns of the log that a column has."""
     name = written.column.name
-    live = written.live[source] == piece
-    gone = written.gone[source] == piece
+    live = written.live[rows] == piece
+    gone = written.gone[rows] == piece
     value = _taken(written.value, keep)
     if written.column.type.multicell and isinstance(written.column.type, UserType):
         value = _fields(value, live, live | gone)
