@@ -228,11 +228,13 @@ def _streams(
 ) -> pa.Array:
     """The stream IDs (binary, null where there is none) of one batch. Removed generations have no ID here."""
     valid = compute.and_(compute.is_valid(keys), compute.is_valid(timestamps)).to_numpy(zero_copy_only=False)
-    when = compute.fill_null(timestamps, 0).to_numpy(zero_copy_only=False)
+    when = (compute.fill_null(timestamps, 0) if timestamps.null_count else timestamps).to_numpy(zero_copy_only=False)
     chosen = np.where(valid, operating_index(times_us, when), -1)
     gone = [index for index, generation_id in enumerate(ids) if generation_id is None]
-    chosen[np.isin(chosen, gone)] = -1
-    _assert_decided(times_us, undecided, when[chosen >= 0])
+    if gone:
+        chosen[np.isin(chosen, gone)] = -1
+    if undecided:
+        _assert_decided(times_us, undecided, when[chosen >= 0])
     tokens = tokens_of_column(keys)
     out = np.zeros((len(keys), STREAM_ID_BYTES), dtype=np.uint8)
     whole = out.view(_STREAM_ID)[:, 0]
