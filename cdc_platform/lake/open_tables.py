@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
+from cdc_platform.lake.rows import filled
 from cdc_platform.places import Place, fetching_once, options, place_of
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
@@ -73,9 +74,7 @@ class Opened(DeltaTable):
         """The rows of a file with the columns that name its partition; the last few files are kept."""
         rows = self._last_read.pop(file.path) if file.path in self._last_read else small_files.whole(file.path)
         self._last_read = dict([*self._last_read.items(), (file.path, rows)][-_KEPT_FILES:])
-        for name, value in zip(names, file.partition, strict=True):
-            rows = rows.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), rows.num_rows))
-        return _shaped(rows, schema)
+        return _shaped(rows, schema, dict(zip(names, file.partition, strict=True)))
 
     def _whole(self) -> pa.Table | None:
         """All rows; None where they cannot be read. A damaged file, a null where none may be: who needs it finds it."""
@@ -98,11 +97,9 @@ class Opened(DeltaTable):
             return None
 
 
-def _shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the columns that their table has now: a file from before one was added has none of it."""
-    there = rows.schema.names
-    columns = [rows[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in schema]
-    return _typed(pa.table(columns, names=schema.names), schema)
+def _shaped(rows: pa.Table, schema: pa.Schema, values: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
+    """Rows of a file, which has these values in partition columns, in the columns and types that its table has now."""
+    return _typed(pa.table(filled(rows, schema, values), names=schema.names), schema)
 
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:

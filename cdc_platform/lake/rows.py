@@ -1,8 +1,9 @@
-"""Rows on their way into a table: made to fit its columns and types, and refused where they cannot."""
+"""Rows on their way into a table, made to fit its columns and types or refused; and as files of it have them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,21 @@ def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:
     first = counted.sort_by([("count_all", "descending")]).slice(0, 1).to_pylist()[0]
     count = first.pop("count_all")
     raise InputError(f"{table.full_name}: key {first} comes {count} times in one write; a key names one row")
+
+
+def filled(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, values: Mapping[str, Any]) -> list[Any]:
+    """The columns of a schema for rows of one file, as they are in it: `values` are those of its partition columns.
+
+    A file from before a column was added has none of it: there it is null.
+    """
+    there, count = rows.schema.names, rows.num_rows
+
+    def of(field: pa.Field) -> Any:
+        if field.name in values:
+            return pa.repeat(pa.scalar(values[field.name], field.type), count)
+        return rows.column(field.name) if field.name in there else pa.nulls(count, field.type)
+
+    return [of(field) for field in schema]
 
 
 def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:

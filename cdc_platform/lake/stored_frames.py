@@ -6,12 +6,13 @@ bounds, which this one does not: all files of a table are read, in the columns t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from cdc_platform.errors import StateError
+from cdc_platform.lake.rows import filled
 from cdc_platform.lake.shape import spark_struct
 from cdc_platform.lake.snapshots import Snapshot
 from cdc_platform.lake.volume import Batches, TaskRows, file_batches
@@ -50,11 +51,5 @@ def _rows(path: str, values: Mapping[str, Any], schema: pa.Schema) -> Batches:
     """The rows of a file with the columns that name its partition, and nulls where it is older than a column."""
     inside = [name for name in schema.names if name not in values]
     for batch in file_batches(path, inside):
-        yield pa.RecordBatch.from_arrays([_column(batch, each, values) for each in schema], schema=schema)
-
-
-def _column(batch: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
-    if field.name in values:
-        return pa.repeat(pa.scalar(values[field.name], field.type), batch.num_rows)
-    names: Sequence[str] = batch.schema.names
-    return batch.column(field.name).cast(field.type) if field.name in names else pa.nulls(batch.num_rows, field.type)
+        columns = zip(filled(batch, schema, values), schema.types, strict=True)
+        yield pa.RecordBatch.from_arrays([column.cast(kind) for column, kind in columns], schema=schema)
