@@ -10,7 +10,7 @@ of its files is read once, and rows are chosen from in memory, where a query tak
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from cdc_platform.places import Place, fetching_once, options, place_of
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
 # Of partitions, which are read one after the other; so many files are as many bytes at most.
 _KEPT_FILES = 8
+_KEPT_ANSWERS = 32
 
 
 class Opened(DeltaTable):
@@ -40,6 +41,7 @@ class Opened(DeltaTable):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._last_read: dict[str, pa.Table] = {}
+        self._answers: tuple[int, dict[object, pa.Table]] = (-1, {})
 
     def few(self) -> pa.Table | None:
         """All rows in the columns that the table has; None where there are more than a few."""
@@ -63,6 +65,15 @@ class Opened(DeltaTable):
             return self._together(chosen)
         except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
             return None
+
+    def answer(self, asked: object, choose: Callable[[], pa.Table]) -> pa.Table:
+        """What the version has for a question; steps of a join ask a table the same a dozen times."""
+        version, answers = self._answers
+        if version != self.version() or len(answers) >= _KEPT_ANSWERS:
+            version, answers = self._answers = self.version(), {}
+        if asked not in answers:
+            answers[asked] = choose()
+        return answers[asked]
 
     def _together(self, chosen: Sequence[files.DataFile]) -> pa.Table:
         """The rows of these files in the columns that the table has."""
@@ -109,6 +120,11 @@ def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = (
         few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
     if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
         return _queried(opened, schema, filters)
+    assert isinstance(opened, Opened)
+    return opened.answer((schema, tuple(map(repr, filters))), lambda: _chosen(few, schema, filters))
+
+
+def _chosen(few: pa.Table, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
     return _typed(passing(few, filters).select(schema.names), schema)
 
 
