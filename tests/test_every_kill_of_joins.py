@@ -13,7 +13,7 @@ from support.processes.kills import Case, killed_and_run_again
 from support.processes.nursery import Nursery
 from support.read_logs import START_US, SWITCH_US
 
-from cdc_platform.clock import Microseconds, format_us, ms_of
+from cdc_platform.clock import DAY_US, Microseconds, format_us, ms_of
 from cdc_platform.home import open_home
 from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.lake import Lake
@@ -58,6 +58,23 @@ def test_a_join(nursery: Nursery, place: str, request: pytest.FixtureRequest, tm
 
     case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), AT, environment=of(place, request))
     assert killed_and_run_again(nursery, case, tmp_path, some=SOME[place]) > 0
+
+
+def test_a_join_beside_many(nursery: Nursery, tmp_path: Path) -> None:
+    """The same where it keeps what the next is held against: fingerprints of sixteen generations that were imported."""
+
+    later = format_us(Microseconds(START_US + DAY_US))
+
+    def waiting(home: Path) -> None:
+        times = {str(UUID(int=each, version=4)): ms_of(Microseconds(START_US + each * 1_000_000)) for each in range(16)}
+        home_with_generations(home.parent, times)
+        (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
+        command = ["--home", home, "--clock", later, "bootstrap", home.parent / "node.json"]
+        (queued,) = nursery.race([command])
+        assert queued.exit_code == 0, queued
+
+    case = Case(waiting, ("bootstrap", "{beside}/node.json", "--run"), later, without={"files"})
+    assert killed_and_run_again(nursery, case, tmp_path) > 0
 
 
 @BOTH
