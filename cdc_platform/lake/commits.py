@@ -149,11 +149,12 @@ def actions(file: Place) -> list[dict[str, Any]]:
     """The actions of an entry of a log, in its order; raises what `read` does."""
     try:
         found = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
-        if not all("path" in each[kind] for each in found for kind in _OF_FILES if kind in each):
-            raise ValueError("a file has no path")
         if not all(isinstance(each, dict) for each in found):
             raise ValueError("an action is none")
-    except (ValueError, TypeError) as error:
+        of_files = [each[kind] for each in found for kind in _OF_FILES if kind in each]
+        if not all(isinstance(each, dict) and "path" in each for each in of_files):
+            raise ValueError("a file has no path")
+    except ValueError as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
     return found
 
