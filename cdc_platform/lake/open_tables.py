@@ -41,7 +41,7 @@ class Opened(DeltaTable):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._last_read: dict[str, pa.Table] = {}
-        self._answers: tuple[int, dict[object, pa.Table]] = (-1, {})
+        self._answers: tuple[int, dict[object, pa.Table | None]] = (-1, {})
 
     def few(self) -> pa.Table | None:
         """All rows in the columns that the table has; None where there are more than a few."""
@@ -66,7 +66,7 @@ class Opened(DeltaTable):
         except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
             return None
 
-    def answer(self, asked: object, choose: Callable[[], pa.Table]) -> pa.Table:
+    def answer(self, asked: object, choose: Callable[[], pa.Table | None]) -> pa.Table | None:
         """What the version has for a question; steps of a join ask a table the same a dozen times."""
         version, answers = self._answers
         if version != self.version() or len(answers) >= _KEPT_ANSWERS:
@@ -115,16 +115,17 @@ def _shaped(rows: pa.Table, schema: pa.Schema, values: Mapping[str, Any] = Mappi
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
     """The rows that pass all (normal) filters, in the columns and types of a schema, in no order."""
-    few = None
+    found = None
     if isinstance(opened, Opened):
-        few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
+        found = opened.answer((schema, tuple(map(repr, filters))), lambda: _chosen(opened, schema, filters))
+    return _queried(opened, schema, filters) if found is None else found
+
+
+def _chosen(opened: Opened, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table | None:
+    """The same where the rows are few, and have these columns; else None."""
+    few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
     if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
-        return _queried(opened, schema, filters)
-    assert isinstance(opened, Opened)
-    return opened.answer((schema, tuple(map(repr, filters))), lambda: _chosen(few, schema, filters))
-
-
-def _chosen(few: pa.Table, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
+        return None
     return _typed(passing(few, filters).select(schema.names), schema)
 
 
