@@ -151,10 +151,7 @@ def standing_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
     """The files of the rows that stand for each generation that has a UUID; none is opened."""
     found: dict[str, tuple[DataFile, ...]] = {}
     for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
-        held: dict[str, list[DataFile]] = {}
-        for file in lake.data_files(table):
-            held.setdefault(_key(table, file.partition[0]), []).append(file)
-        found |= {key: tuple(files) for key, files in held.items()}
+        found |= _files_by_key(table, lake.data_files(table))
     return found
 
 
@@ -266,13 +263,16 @@ def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str,
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else {_stored(table, key) for key in keys}
     rows, held = lake.rows_and_files(table, [_key_column(table), "range_end", *wanted], chosen)
-    files: dict[str, list[DataFile]] = {}
-    for file in held:
-        files.setdefault(_key(table, file.partition[0]), []).append(file)
+    files = _files_by_key(table, held)
     unordered = _unordered(lake, table, keys) if rows.num_rows else {}
-    return {
-        key: _holding(table, tuple(files[key]), key, part, unordered.get(key)) for key, part in _by_key(table, rows)
-    }
+    return {key: _holding(table, files[key], key, part, unordered.get(key)) for key, part in _by_key(table, rows)}
+
+
+def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
+    found: dict[str, list[DataFile]] = {}
+    for file in held:
+        found.setdefault(_key(table, file.partition[0]), []).append(file)
+    return {key: tuple(files) for key, files in found.items()}
 
 
 def _holding(

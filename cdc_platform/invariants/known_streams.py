@@ -48,18 +48,11 @@ def known(lake: Lake, besides: str) -> Known:
     rows = lake.read(STREAM_FINGERPRINTS)
     if not rows.num_rows:
         return NOTHING
-    there = inventory.standing_files(lake)
-    ids, files = rows["generation_id"].to_pylist(), rows["files"].to_pylist()
-    streams, values = rows["streams"].to_pylist(), rows["fingerprints"].to_pylist()
-    chosen = [
-        place
-        for place, id_ in enumerate(ids)
-        if id_ != besides
-        and files[place] == _names(there.get(id_, ()))
-        and len(values[place]) == streams[place] * _STORED.itemsize
-    ]
-    joined = np.frombuffer(b"".join(values[place] for place in chosen), dtype=_STORED)
-    return Known(frozenset(ids[place] for place in chosen), joined.astype(np.uint64, copy=False))
+    rows = rows.filter(_mask(rows, _kept(rows, inventory.standing_files(lake)) - {besides}))
+    columns = (rows[name].to_pylist() for name in ("generation_id", "streams", "fingerprints"))
+    whole = [(id_, value) for id_, count, value in zip(*columns, strict=True) if len(value) == count * _STORED.itemsize]
+    joined = np.frombuffer(b"".join(value for _, value in whole), dtype=_STORED)
+    return Known(frozenset(id_ for id_, _ in whole), joined.astype(np.uint64, copy=False))
 
 
 def keep(lake: Lake, at_least: int | None = None, besides: str | None = None) -> int:
@@ -75,8 +68,11 @@ def keep(lake: Lake, at_least: int | None = None, besides: str | None = None) ->
         for id_, files in inventory.standing_files(lake).items()
         if id_ != besides and sum(file.bytes for file in files) <= _MOST_BYTES
     }
+    least = max(1, WORTH_A_COMMIT if at_least is None else at_least)
+    if len(small) < least:
+        return 0
     lacking = set(small) - _kept(lake.read(STREAM_FINGERPRINTS, ["generation_id", "files"]), small)
-    if len(lacking) < (WORTH_A_COMMIT if at_least is None else at_least) or not lacking:
+    if len(lacking) < least:
         return 0
     made = pa.Table.from_pylist([_row(id_, small[id_]) for id_ in lacking], schema=STREAM_FINGERPRINTS.schema)
 

@@ -81,9 +81,9 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
 
 
 @lru_cache(maxsize=256)
-def folder_in(lake: Place, table: Table) -> str:
+def folder_in(lake: Place, keyspace: str, name: str) -> str:
     """The folder of a table of a lake: its path, or its address in a store. It is asked for at each look."""
-    return str(lake / f"{table.keyspace}/{table.name}")
+    return str(lake / f"{keyspace}/{name}")
 
 
 def folder_of(opened: DeltaTable) -> str:

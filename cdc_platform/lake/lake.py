@@ -52,7 +52,7 @@ class Lake:
 
     def path(self, table: Table) -> str:
         """Where the table's files are."""
-        return files.folder_in(self.place, table)
+        return files.folder_in(self.place, table.keyspace, table.name)
 
     def exists(self, table: Table) -> bool:
         """Whether the table was ever created here."""

@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.lake.arrow import compute
+from cdc_platform.ring.mixing import mixed
 from cdc_platform.ring.murmur3 import hash128
 
 Hashes = np.ndarray
 """uint64[n]."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-_FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
-_FACTOR_2 = np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
@@ -37,13 +36,7 @@ def hashes(column: pa.Array) -> Hashes:
 
 def _mixed(words: Hashes) -> Hashes:
     """The finaliser of splitmix64, which lets every bit of a word reach every other."""
-    words = words + _STEP
-    words ^= words >> np.uint64(30)
-    words *= _FACTOR_1
-    words ^= words >> np.uint64(27)
-    words *= _FACTOR_2
-    words ^= words >> np.uint64(31)
-    return words
+    return mixed(words + _STEP)
 
 
 def _hashes(column: pa.Array) -> Hashes:
