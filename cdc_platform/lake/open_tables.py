@@ -29,7 +29,8 @@ from cdc_platform.places import Place, fetching_once, options, place_of
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
 # Of partitions, which are read one after the other; so many files are as many bytes at most.
 _KEPT_FILES = 8
-_KEPT_ANSWERS = 32
+# Of answers to the same questions; what is larger is asked for anew.
+_KEPT_ANSWERS, _ANSWER_BYTES = 32, 1 << 20
 
 
 class Opened(DeltaTable):
@@ -41,7 +42,7 @@ class Opened(DeltaTable):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._last_read: dict[str, pa.Table] = {}
-        self._answers: tuple[int, dict[object, pa.Table | None]] = (-1, {})
+        self._answers: tuple[int, dict[object, pa.Table]] = (-1, {})
 
     def few(self) -> pa.Table | None:
         """All rows in the columns that the table has; None where there are more than a few."""
@@ -66,14 +67,17 @@ class Opened(DeltaTable):
         except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
             return None
 
-    def answer(self, asked: object, choose: Callable[[], pa.Table | None]) -> pa.Table | None:
+    def answer(self, asked: object, choose: Callable[[], pa.Table]) -> pa.Table:
         """What the version has for a question; steps of a join ask a table the same a dozen times."""
         version, answers = self._answers
         if version != self.version() or len(answers) >= _KEPT_ANSWERS:
             version, answers = self._answers = self.version(), {}
-        if asked not in answers:
-            answers[asked] = choose()
-        return answers[asked]
+        if asked in answers:
+            return answers[asked]
+        rows = choose()
+        if rows.nbytes <= _ANSWER_BYTES:
+            answers[asked] = rows
+        return rows
 
     def _together(self, chosen: Sequence[files.DataFile]) -> pa.Table:
         """The rows of these files in the columns that the table has."""
@@ -115,17 +119,16 @@ def _shaped(rows: pa.Table, schema: pa.Schema, values: Mapping[str, Any] = Mappi
 
 def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
     """The rows that pass all (normal) filters, in the columns and types of a schema, in no order."""
-    found = None
-    if isinstance(opened, Opened):
-        found = opened.answer((schema, tuple(map(repr, filters))), lambda: _chosen(opened, schema, filters))
-    return _queried(opened, schema, filters) if found is None else found
+    if not isinstance(opened, Opened):
+        return _queried(opened, schema, filters)
+    return opened.answer((schema, tuple(map(repr, filters))), lambda: _chosen(opened, schema, filters))
 
 
-def _chosen(opened: Opened, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table | None:
-    """The same where the rows are few, and have these columns; else None."""
+def _chosen(opened: Opened, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
+    """The same: of few rows, which have these columns, out of memory."""
     few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
     if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
-        return None
+        return _queried(opened, schema, filters)
     return _typed(passing(few, filters).select(schema.names), schema)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 
@@ -111,7 +112,25 @@ def node_rows(nodes: Sequence[Node]) -> pa.Table:
 
 def nodes_of(rows: pa.Table) -> list[Node]:
     """The nodes that rows describe; rows without a status, as the inbox has them, are of NORMAL nodes."""
-    return [
+    return list(_described(_TheseRows(rows)))
+
+
+@dataclass(frozen=True, eq=False)
+class _TheseRows:
+    """Rows, and no others that are equal to them: what was read once of a version is the same object from then on."""
+
+    rows: pa.Table
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _TheseRows) and other.rows is self.rows
+
+    def __hash__(self) -> int:
+        return id(self.rows)
+
+
+@lru_cache(maxsize=4)
+def _described(these: _TheseRows) -> tuple[Node, ...]:
+    return tuple(
         Node(
             host_id=uuid.UUID(row["host_id"]),
             tokens=tuple(row["tokens"]),
@@ -123,5 +142,5 @@ def nodes_of(rows: pa.Table) -> list[Node]:
             features=tuple(row["features"] or ()),
             status=row.get("status", NORMAL),
         )
-        for row in rows.to_pylist()
-    ]
+        for row in these.rows.to_pylist()
+    )
