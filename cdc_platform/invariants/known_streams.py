@@ -23,7 +23,7 @@ from cdc_platform.ring.tokens import UInt64s
 
 _MOST_BYTES = 1 << 16
 """Of the files of a generation that is small: some four thousand streams. Of a larger one, to open it is the least."""
-WORTH_A_COMMIT = 16
+WORTH_A_COMMIT = 8
 """So many that were read once more are kept: a commit a join would cost more than it saves."""
 _STORED = np.dtype("<u8")
 
