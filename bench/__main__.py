@@ -28,7 +28,7 @@ ROWS: dict[str, str] = {
     "whole-life": "bench.life:whole_life",
     "audit-alone": "bench.life:audit_alone",
     "small-join": "bench.small:small_join",
-    "one-task": "bench.small:one_task",
+    "few-tasks": "bench.small:few_tasks",
     "look-ups": "bench.look_ups:look_ups",
     "many-generations": "bench.many:many_generations",
     "join-of-many": "bench.long_lived:join_of_many",

@@ -77,6 +77,11 @@ class Bench:
         """Those of that session, and nobody else: rows are of volume."""
         return Workers(lambda: self.spark, in_process=0)
 
+    @property
+    def default_workers(self) -> Workers:
+        """Those of a user: this process as far as that is quicker, and that session."""
+        return Workers(lambda: self.spark)
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder that is gone afterwards."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _MIXING = np.uint64(0x9E3779B97F4A7C15)
 _BITS_A_STREAM = 40
 _LEAST, _MOST = 10, 29
 """Powers of two: the bits of the smallest array, and of the largest, which is 64 MiB."""
+_making = Lock()
 
 
 class Fingerprints:
@@ -52,9 +54,14 @@ class Fingerprints:
         return int((self._sorted[np.minimum(found, len(self._sorted) - 1)] == asked).sum()) if len(asked) else 0
 
 
-@lru_cache(maxsize=1)
 def fingerprints_of(files: tuple[str, ...]) -> Fingerprints:
     """Those of all streams in some files of a generation. What is there instead of a stream has one as well."""
+    with _making:  # the other threads need the same
+        return _last(files)
+
+
+@lru_cache(maxsize=1)
+def _last(files: tuple[str, ...]) -> Fingerprints:
     return Fingerprints(streams_of(files))
 
 

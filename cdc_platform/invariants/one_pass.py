@@ -42,6 +42,8 @@ _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
 """What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
 # Bytes of files that a task reads, twice those whose rows it judges; fewer are not worth the start of a task.
 _WORK_A_TASK = 32 << 20
+# The same of threads of one process, whose start is nothing.
+_WORK_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +95,12 @@ class _Task:
 
 def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
     """Read the rows of all `readings` once, in one Spark job at most."""
-    result = PassResult()
+    result, workers = PassResult(), workers.of_arrays()
     if not readings:
         return result
     tasks = [_task(number, reading) for number, reading in enumerate(readings)]
     files = [(task, file) for task, reading in zip(tasks, readings, strict=True) for file in reading.holding.files]
-    shares = shared_out(files, lambda task: 1 + task.judged)
+    shares = shared_out(workers, files, lambda task: 1 + task.judged)
     audited = TaskRows(len(shares), lambda share: _audit(shares[share]))
     with translated("auditing"):
         parts = workers.table(audited, _OUTPUT).to_pylist()
@@ -116,15 +118,17 @@ def run(workers: Workers, readings: Sequence[Reading]) -> PassResult:
 
 
 def shared_out(
-    files: Sequence[tuple[_Holder, DataFile]], weight: Callable[[_Holder], int] = lambda _: 1
+    workers: Workers, files: Sequence[tuple[_Holder, DataFile]], weight: Callable[[_Holder], int] = lambda _: 1
 ) -> list[list[tuple[_Holder, str]]]:
-    """Paths of files, with whatever is known of them, as Spark's tasks are to read them: about the same work for each.
+    """Paths of files, with whatever is known of them, as workers are to read them: about the same work for each.
 
     `weight` says how much work a byte of a holder's files is. How many there are the table's log tells: a store would
     have to be asked once for each.
     """
     work = [(file.bytes * weight(holder), holder, file.path) for holder, file in files]
-    shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(1 + sum(size for size, *_ in work) // _WORK_A_TASK)]
+    all_work = sum(size for size, *_ in work)
+    parts = workers.parts(1 + all_work // _WORK_A_TASK, 1 + all_work // _WORK_A_THREAD)
+    shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(parts)]
     loads = [(0, number) for number in range(len(shares))]
     # The largest first, each to who has the least so far.
     for size, holder, path in sorted(work, key=lambda one: one[0], reverse=True):

@@ -38,8 +38,9 @@ from cdc_platform.ring import (
 from cdc_platform.ring.lookup import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
 
-# Streams worked on at once: their columns stay in the processor's second-level cache.
-_CHUNK = 1 << 14
+# Streams worked on at once: their columns stay in the processor's second-level cache, and a call of numpy takes longer
+# than threads wait for Python's lock between two of them.
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,6 @@ from cdc_platform.ring.tokens import Bools, Int64s, UInt8s, UInt64s, distinct
 
 # What one task compares: with 64 streams a range a million of them, 16 MB.
 _RANGES_A_TASK = 1 << 14
-# So many of them are compared, a third of a second each, before Spark would have started.
-_TASKS_HERE = 4
 _EMITTED = "part int, generation int, streams bigint, strays bigint, ids binary"
 _FOUND = pa.schema(
     {
@@ -211,7 +209,8 @@ def _parts(sides: Mapping[Holding, _Side]) -> int:
 def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
     """Hold all others against the first of them, by fingerprints: no violation found is none there."""
     (first, _), *_ = sides.items()
-    shares, files = _shares(sides), tuple(first.paths)
+    workers = workers.of_arrays()
+    shares, files = _shares(workers, sides), tuple(first.paths)
 
     def held(share: int) -> Iterator[pa.RecordBatch]:
         found = np.zeros(3, dtype=np.int64)
@@ -222,21 +221,21 @@ def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
         yield pa.RecordBatch.from_arrays([pa.array([number]) for number in found], schema=_PASSED)
 
     with translated("comparing streams"):
-        passed = workers.at_least(_TASKS_HERE).table(TaskRows(len(shares), held), _PASSED)
+        passed = workers.table(TaskRows(len(shares), held), _PASSED)
     streams, strays, met = (sum(passed[name].to_pylist()) for name in _PASSED.names)
     return _Found(streams, strays, met)
 
 
-def _shares(sides: Mapping[Holding, _Side]) -> list[list[tuple[_Side, str]]]:
+def _shares(workers: Workers, sides: Mapping[Holding, _Side]) -> list[list[tuple[_Side, str]]]:
     """The files that are read, for each task."""
     needed = [(side, holding) for holding, side in sides.items() if side.only is None or len(side.only)]
-    return shared_out([(side, file) for side, holding in needed for file in holding.files])
+    return shared_out(workers, [(side, file) for side, holding in needed for file in holding.files])
 
 
 def _search(workers: Workers, sides: Mapping[Holding, _Side], limit: int | None) -> _Found:
     """Bring equal streams together and count them, see `repeated`."""
-    workers = workers.at_least(_TASKS_HERE)
-    parts, shares = _parts(sides), _shares(sides)
+    workers = workers.of_arrays()
+    parts, shares = _parts(sides), _shares(workers, sides)
     emitted = TaskRows(len(shares), lambda share: chain.from_iterable(_emitted(*file, parts) for file in shares[share]))
     with translated("comparing streams"):
         found = _together(workers, emitted, parts, _comparer(limit)).to_pylist()
@@ -273,17 +272,19 @@ def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
     lengths, streams, damaged = row_streams(rows.column("streams"))
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
+    count = len(streams) - len(damaged)
     # A null, which only a foreign writer can leave, is the minimum token, which no key has.
     ends = np.asarray(compute.fill_null(rows.column("range_end"), MINIMUM), dtype=np.int64)
     places, lengths = np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0)
     strays, chosen = 0, whole
     if side.contested is not None:
-        chosen = whole & np.repeat(side.contested[places], lengths)
+        if not side.contested[places].all():
+            chosen = whole & np.repeat(side.contested[places], lengths)
         if not side.in_order:
             fields, ranks = decode(streams), np.repeat(places, lengths)
             stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
             strays = int((stray & whole).sum())
-    return int(whole.sum()) if side.counted else 0, strays, streams[chosen]
+    return count if side.counted else 0, strays, streams if chosen is whole and not damaged else streams[chosen]
 
 
 def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
@@ -327,7 +328,8 @@ def _comparer(limit: int | None) -> Callable[[Batches], Batches]:
 
 def _count(workers: Workers, holding: Holding) -> int:
     """How many streams a generation has."""
-    shares = shared_out([(None, file) for file in holding.files])
+    workers = workers.of_arrays()
+    shares = shared_out(workers, [(None, file) for file in holding.files])
 
     def count(share: int) -> Iterator[pa.RecordBatch]:
         for _, path in shares[share]:

@@ -82,7 +82,7 @@ def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mappi
             return
         columns = [column for column in table.schema.names if column not in table.partition_by]
         rows = slice_rows(lake, table, where, columns)
-        if (slices.held(workers, rows) if rows.tasks else 0) == due[name]:
+        if (slices.held(workers.of_arrays(), rows) if rows.tasks else 0) == due[name]:
             return
     raise StateError(
         f"{table.full_name} where {name} holds other rows than its commits put there, in version {version}: nothing is"
@@ -118,7 +118,7 @@ def replace_slice(
         if few is not None:
             fit = slices.checked(table, few, where, what)
             return until_first(what, lambda: slices.commit_few(lake, table, fit, where))
-        draft = slices.write_draft(workers, lake, table, rows, where, what)
+        draft = slices.write_draft(workers.of_arrays(), lake, table, rows, where, what)
     try:
         if due is not None and draft.digests != due:
             raise StateError(f"{what}: the rows made anew are not those that its commits put there; it stays as it was")

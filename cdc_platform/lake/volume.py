@@ -1,6 +1,7 @@
 """Rows in volume, past the JVM: Spark's tasks make them, or read them from Parquet, where they are worked on.
 
-Where there is work for one task only, Spark has nothing to share out, and it is done in the process that asks.
+Where there is work for one task only, Spark has nothing to share out, and it is done in the process that asks; so are a
+few tasks of arrays, on threads.
 
 Between Python and the JVM rows go one by one: with 64 stream IDs each that takes ten times as long as making or judging
 them. So what is large stays in Arrow from its source to its file, and Spark says who does which part and when. Which
@@ -13,8 +14,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,8 +34,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 IN_PROCESS_VARIABLE = "CDC_PLATFORM_TASKS_IN_PROCESS"
-"""How many tasks of work are done in the process that asks, one after the other; 0: Spark does everything."""
+"""How many tasks of work are done in the process that asks; 0: Spark does everything."""
 _IN_PROCESS = 1
+# Of numpy's and Arrow's work, which threads do side by side: up to eight million streams a warm Spark takes as long on
+# the cores of one machine, and a JVM starts in seconds. Two threads are worth one and a half: what hashes rows, and
+# what takes microseconds a call, holds Python's lock, for which reason their batches are not small.
+_ARRAYS_IN_PROCESS = 4
 
 # Of one batch of rows from a file: with what is made from it, it stays in the processor's caches.
 _BYTES_A_BATCH = 1 << 20
@@ -79,11 +87,12 @@ class Workers:
     """Who works on parts of rows: this process while there is nothing to share out, from then on tasks of Spark.
 
     `session` is called when Spark is needed, and not before: a JVM takes seconds to start. `in_process` is how many
-    tasks are done here, by default what `CDC_PLATFORM_TASKS_IN_PROCESS` says, or one.
+    tasks are done here, by default what `CDC_PLATFORM_TASKS_IN_PROCESS` says, or one; `threads` do them.
     """
 
     session: Callable[[], SparkSession]
     in_process: int = field(default_factory=lambda: int(os.environ.get(IN_PROCESS_VARIABLE, _IN_PROCESS)))
+    threads: int = 1
 
     @classmethod
     def alone(cls) -> Workers:
@@ -98,18 +107,37 @@ class Workers:
         """These, where so many tasks take less time here than Spark takes to start."""
         return replace(self, in_process=max(self.in_process, tasks)) if self.in_process else self
 
+    def of_arrays(self) -> Workers:
+        """These for tasks of numpy's and Arrow's work: more are done here, on as many threads as there are cores."""
+        return replace(self.at_least(_ARRAYS_IN_PROCESS), threads=os.cpu_count() or 1)
+
     def work_here(self, tasks: int) -> bool:
         """Whether so many tasks are done in this process."""
         return tasks <= self.in_process
 
+    def parts(self, tasks: int, threads: int) -> int:
+        """How many parts to make of the work of so many tasks: where it is done here, of use to so many threads."""
+        return max(tasks, min(threads, self.threads, self.in_process)) if self.work_here(tasks) else tasks
+
     def table(self, rows: TaskRows, schema: pa.Schema) -> pa.Table:
         """What all parts give, as one table: for what comes out of them, not for the volume itself."""
         if self.work_here(rows.tasks):
-            batches = [batch for number in range(rows.tasks) for batch in rows.batches(number)]
+            batches = list(self._made_here(rows))
             return pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
+
+    def _made_here(self, rows: TaskRows) -> Batches:
+        """What all parts give, in their order."""
+        if min(self.threads, rows.tasks) < 2:
+            return chain.from_iterable(map(rows.batches, range(rows.tasks)))
+        contexts = [copy_context() for _ in range(rows.tasks)]
+        with ThreadPoolExecutor(self.threads) as pool:
+            made = pool.map(
+                lambda number, context: context.run(lambda: list(rows.batches(number))), range(rows.tasks), contexts
+            )
+            return chain.from_iterable(list(made))
 
 
 def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Barrier
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -60,3 +63,59 @@ def test_parts_are_changed_where_they_are_made(tmp_path: Path) -> None:
     for _ in range(2):
         assert [batch["twice"].to_pylist() for batch in doubled.batches(1)] == [[0, 2, 4, 6]]
         assert [batch["twice"].to_pylist() for batch in last.batches(1)] == [[4, 6]]
+
+
+NUMBERS = pa.schema({"number": pa.int64()})
+
+
+def asked() -> NoReturn:
+    """The session of who must not need one."""
+    raise AssertionError("Spark was asked")
+
+
+def one_each(meeting: Barrier | None = None) -> volume.TaskRows:
+    """Four tasks with a row each; with a meeting, no task ends before as many as it is for have begun."""
+
+    def batches(number: int) -> Iterator[pa.RecordBatch]:
+        if meeting is not None:
+            meeting.wait(timeout=30)
+        yield pa.record_batch([pa.array([number])], schema=NUMBERS)
+
+    return volume.TaskRows(4, batches)
+
+
+def test_a_few_tasks_of_arrays_are_done_here_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the tasks, on threads; of other work, and by who gives Spark everything, Spark is asked."""
+    monkeypatch.setattr(volume.os, "cpu_count", lambda: 2)
+    workers = volume.Workers(asked, in_process=1)
+    found = workers.of_arrays().table(one_each(Barrier(2)), NUMBERS)
+    assert found["number"].to_pylist() == [0, 1, 2, 3]
+    for left in (workers, volume.Workers(asked, in_process=0).of_arrays()):
+        with pytest.raises(AssertionError, match="Spark was asked"):
+            left.table(one_each(), NUMBERS)
+
+
+def test_what_one_of_several_threads_raises_is_raised() -> None:
+    """As it is, by whichever task."""
+
+    def batches(number: int) -> Iterator[pa.RecordBatch]:
+        if number == 2:
+            raise ValueError("the third")
+        yield pa.record_batch([pa.array([number])], schema=NUMBERS)
+
+    with pytest.raises(ValueError, match="the third"):
+        volume.Workers(asked).of_arrays().table(volume.TaskRows(4, batches), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("in_process", "tasks", "threads", "parts"),
+    [(1, 1, 1, 1), (1, 1, 9, 4), (1, 3, 9, 4), (1, 5, 9, 5), (0, 1, 9, 1), (6, 1, 9, 6), (9, 1, 9, 8)],
+)
+def test_work_is_shared_out_as_far_as_threads_can_do_it(
+    monkeypatch: pytest.MonkeyPatch, in_process: int, tasks: int, threads: int, parts: int
+) -> None:
+    """Into as many parts as there are cores, but never so many that Spark would have to be asked for it."""
+    monkeypatch.setattr(volume.os, "cpu_count", lambda: 8)
+    workers = volume.Workers(asked, in_process=in_process).of_arrays()
+    assert workers.parts(tasks, threads) == parts
+    assert workers.work_here(parts) == workers.work_here(tasks)
