@@ -68,13 +68,17 @@ bench: java .venv ## the benchmarks: a table, and JSON in bench/results/
 .PHONY: .venv
 .venv: .venv/.installed ## Python with every package of requirements.lock, and .venv/bin/cdc-platform
 
-# uv comes from the lock like everything else: pip takes that one entry with its hashes, uv installs the rest.
+# uv comes from the lock like everything else: pip takes that one entry with its hashes, uv installs the rest. What it has
+# fetched and built before it takes without asking an index, which would have it build pyspark again. Python compiles what
+# is imported as it is; compiling all takes longer than the demo's first run, and is done where Python may not.
+PACKAGES = $(BIN)/uv pip install $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode) --python $(BIN)/python --require-hashes -r requirements.lock
+
 .venv/.installed: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found: install python3.11 (Debian: apt-get install python3.11 python3.11-venv), or name one with make PYTHON=..."; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@awk '/^uv==/ { inside = 1 } inside { print } inside && !/\\$$/ { exit }' requirements.lock > .venv/uv.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
-	@$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(PACKAGES) --quiet --offline 2>/dev/null || $(PACKAGES)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

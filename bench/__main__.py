@@ -27,6 +27,7 @@ ROWS: dict[str, str] = {
     "generate-and-write": "bench.life:generate_and_write",
     "whole-life": "bench.life:whole_life",
     "audit-alone": "bench.life:audit_alone",
+    "newcomer": "bench.newcomer:newcomer",
     "small-join": "bench.small:small_join",
     "few-tasks": "bench.small:few_tasks",
     "look-ups": "bench.look_ups:look_ups",

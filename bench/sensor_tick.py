@@ -63,12 +63,17 @@ def sensor_tick(bench: Bench) -> list[Result]:
         home = open_home(folder / "home")
         Lake(home.lake).merge(BOOTSTRAP_EVENTS, _events(waiting), update=False)
         took = ticks(home, folder / "dagster", turns)
-    starts = [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
+    starts = session_starts(bench)
     slowest, start = max(took), median(starts)
     details = {"first_tick": took[0], "ticks": took, "session_starts": starts}
     at = f"{waiting:,} events waiting, no JVM; the slowest of {turns} ticks"
     floor = "starting one embedded session"
     return [Result("sensor-tick", at, slowest, floor, start, slowest / start, 0.1, details=details)]
+
+
+def session_starts(bench: Bench) -> list[float]:
+    """Seconds of some starts of an embedded session, each in a process of its own."""
+    return [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
 
 
 def ticks(home: Home, folder: Path, turns: int) -> list[float]:
