@@ -28,13 +28,14 @@ from cdc_platform.lake.executors import cluster_conf, is_local, send_program, wo
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
 from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile, what_to_unset
-from cdc_platform.lake.volume import Workers
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+    from cdc_platform.lake.volume import Workers
 
 __all__ = [
     "bounded_batches",
@@ -95,6 +96,9 @@ def spark_session(
 
 def workers() -> Workers:
     """Who works on this process's rows: itself while they are few, then its session."""
+    # `up`, which has no rows, starts Spark and stays for weeks: it has a third of the memory without Arrow.
+    from cdc_platform.lake.volume import Workers
+
     return Workers(spark_session)
 
 

@@ -23,6 +23,11 @@ MOST_ROWS = 24
 """A picture with a row a thing shows this many."""
 
 
+def load() -> None:
+    """Import what drawing takes, by an empty picture: for a process whose forks will draw."""
+    png(new_figure(1, 1))
+
+
 def draw_dates(axes: Axes) -> None:
     """Let the x axis show times, as `days` has them."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter

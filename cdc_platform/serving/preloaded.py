@@ -6,10 +6,12 @@ from importlib import import_module
 
 from cdc_platform.invariants import models
 from cdc_platform.lease import leaving_alone
+from cdc_platform.pictures import drawing
 
 with leaving_alone():
-    for name in ("cdc_platform.definitions", "dagster._grpc.impl", "pyspark.sql.connect.session"):
+    for name in ("cdc_platform.definitions", "dagster._grpc.impl"):
         import_module(name)
-    # What pandera needs to judge it imports as it judges for the first time: a quarter of a second, in each run.
-    # matplotlib would save as much in those that draw, and takes 28 MB, which an idle `up` has not.
+    # What is imported by who judges for the first time, or draws: half a second, in each run of a join. Few runs want
+    # Spark, and last long: its client, which is 15 MB, they import themselves, in a tenth of a second.
     models.load()
+    drawing.load()

@@ -53,3 +53,23 @@ def test_pandas_is_there_for_who_imports_it(seeded_home: Path) -> None:
     ran = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in ran.stderr
     assert "pandas" in json.loads(ran.stderr.splitlines()[-1])
+
+
+def test_what_stays_for_weeks_is_light() -> None:
+    """The process of `up`, which starts and watches the others and has no rows itself, leaves out Arrow too."""
+    keeps = "cdc_platform.commands.up, cdc_platform.lake.session, cdc_platform.serving.parts, cdc_platform.places"
+    heavy = (*HEAVY, "numpy", "pyarrow", "deltalake", "obstore")
+    program = f"import sys, json, {keeps}; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(ran.stdout) == []
+
+
+def test_runs_find_what_judges_and_draws_there() -> None:
+    """In what they are forked from, which has one thread; Spark's client, which few of them want, is not."""
+    names = ("pandera", "matplotlib", "pyspark.sql.connect.session")
+    program = (
+        "import sys, json, threading, cdc_platform.serving.preloaded\n"
+        f"print(json.dumps([threading.active_count(), *(name for name in {names!r} if name in sys.modules)]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(ran.stdout.splitlines()[-1]) == [1, "pandera", "matplotlib"]
