@@ -132,7 +132,7 @@ def test_many_rows_are_not_kept(tmp_path: Path) -> None:
     assert few is opened.newest(str(path)).few()
     write_deltalake(path, rows(2), mode="append")
     assert rows_of(opened.newest(str(path)), few.schema).num_rows == 2
-    write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=100_000)), mode="append")
+    write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=200_000)), mode="append")
     assert opened.newest(str(path)).few() is None
     little = rows_of(opened.newest(str(path)), few.schema, [("n", "<=", 2)])
     assert little.num_rows >= 2
