@@ -45,6 +45,11 @@ def slice_name(columns: Sequence[str], values: Sequence[Any]) -> str:
     return "/".join(f"{name}={_text(value)}" for name, value in zip(columns, values, strict=True))
 
 
+def slice_of(columns: Sequence[str], where: Mapping[str, Any]) -> str:
+    """The name of the slice in which each of the partition columns has its value in `where`."""
+    return slice_name(columns, [where[name] for name in columns])
+
+
 def of_rows(rows: pa.Table, partition_by: Sequence[str]) -> dict[str, int]:
     """The sums of the digests of rows, by the slice that they belong to; none of no rows."""
     if not rows.num_rows:

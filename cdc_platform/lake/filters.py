@@ -84,8 +84,12 @@ def _mask(column: pa.ChunkedArray, operator: str, value: Any) -> pa.ChunkedArray
     return compute.if_else(compute.or_(column.is_valid(), not value), compute.invert(found), False)
 
 
-def filter_sql(name: str, operator: str, value: Any) -> str:
-    """A normal filter in SQL."""
+def filters_sql(filters: Iterable[Filter]) -> str:
+    """The condition in SQL that all (normal) filters are passed."""
+    return " AND ".join(_filter_sql(*each) for each in filters) or "true"
+
+
+def _filter_sql(name: str, operator: str, value: Any) -> str:
     if operator in ("in", "not in"):
         inside = ", ".join(_literal(each) for each in value)
         return f"{quoted(name)} {operator.upper()} ({inside})" if inside else str(operator == "not in").lower()

@@ -76,7 +76,7 @@ def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mappi
     _check_partition(table, where)
     with lake.open_tables.looked_at_once(), translated(f"reading {table.full_name}"):
         version = lake.version(table)
-        name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+        name = digests.slice_of(table.partition_by, where)
         due = None if version is None else commits.digests_at(lake.open_tables.newest(lake.path(table)), [name])
         if due is None:
             return

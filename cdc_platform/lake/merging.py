@@ -17,7 +17,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
-from cdc_platform.lake.filters import Filter, filter_sql, normal_filters, quoted
+from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
 from cdc_platform.lake.open_tables import Opened, rows_of
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
@@ -121,7 +121,7 @@ def merge(
 
 def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
     """Delete the rows that pass all (normal) filters; answers how many. None is no commit."""
-    predicate = " AND ".join(filter_sql(*part) for part in filters)
+    predicate = filters_sql(filters)
     if all(name in table.partition_by for name, _, _ in filters):
         gone = files.data_files(opened, table, files.folder_of(opened), filters)
         left = {digests.slice_name(table.partition_by, file.partition): 0 for file in gone}
@@ -166,7 +166,7 @@ def replace(
     numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications."""
-    predicate = " AND ".join(filter_sql(*part) for part in filters)
+    predicate = filters_sql(filters)
     removed = rows_of(opened, table.schema, filters)
 
     def commit(properties: commits.Properties) -> None:

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files, small_files
-from cdc_platform.lake.filters import Filter, filter_sql, passing, quoted
+from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
 from cdc_platform.lake.rows import filled
 from cdc_platform.places import Place, fetching_once, options, place_of
 
@@ -142,8 +142,7 @@ def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
     # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
-    where = " AND ".join(filter_sql(*part) for part in filters) or "true"
-    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {where}"
+    query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {filters_sql(filters)}"
     return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
 
 

@@ -122,7 +122,7 @@ def whole(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | N
 
 def said_at(lake: Lake, table: Table, where: Where, at_ms: int) -> int | None:
     """The digest that commits said a slice has at a time (ms by their writers' clocks); None where none says so."""
-    name = digests.slice_name(tuple(where), tuple(where.values()))
+    name = digests.slice_of(tuple(where), where)
     for entry in _entries(lake, table):
         said = entry.commit.envelope
         if said is not None and (entry.commit.at_ms or 0) <= at_ms and name in said.digests:

@@ -28,7 +28,7 @@ from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import data_files, plain_path
-from cdc_platform.lake.filters import filter_sql, normal_filters
+from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
@@ -136,8 +136,8 @@ def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any
         filters = normal_filters(table, [(name, "=", value) for name, value in where.items()])
         # What has to make room is looked for in the log alone; where there is nothing, deltalake need not look.
         held = data_files(opened, table, lake.path(table), filters)
-        replaced = " AND ".join(filter_sql(*part) for part in filters)
-        name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+        replaced = filters_sql(filters)
+        name = digests.slice_of(table.partition_by, where)
         read_version = opened.version()
         write = partial(
             write_deltalake,
@@ -175,7 +175,7 @@ def _commit(opened: DeltaTable, lake: Lake, table: Table, draft: Draft, where: M
     if not draft.files and not lake.files(table, [(name, "=", value) for name, value in where.items()]):
         return opened.version()
     placed = _placed(lake, table, draft)
-    name = digests.slice_name(table.partition_by, [where[column] for column in table.partition_by])
+    name = digests.slice_of(table.partition_by, where)
     read_version = opened.version()
     commits.make(
         opened,

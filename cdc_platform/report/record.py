@@ -293,6 +293,6 @@ def _parts(lake: Lake, names: Names) -> Iterable[dict[str, Any]]:
         digest = provenance.held(lake, part.table, part.where)
         yield {
             "table": part.table.full_name,
-            "rows": digests.slice_name(tuple(part.where), tuple(part.where.values())),
+            "rows": digests.slice_of(tuple(part.where), part.where),
             "digest": None if digest is None else f"{digest:032x}",
         }

@@ -53,5 +53,5 @@ def order(row: dict[str, Any]) -> tuple[str, str, int]:
 def _said(commit: Commit, table: Table, where: Where) -> str | None:
     said = {} if commit.envelope is None else commit.envelope.digests
     columns = tuple(where) if set(where) == set(table.partition_by) else ()
-    found = said.get(digests.slice_name(columns, tuple(where[name] for name in columns)))
+    found = said.get(digests.slice_of(columns, where))
     return None if found is None else f"{found:032x}"

@@ -138,7 +138,7 @@ class Contents:
         if table is CDC_LOCAL:
             return kept(names)
         columns = tuple(part.where)
-        name = digests.slice_name(columns, tuple(part.where.values()))
+        name = digests.slice_of(columns, part.where)
         if columns == part.table.partition_by:
             if part.table.full_name not in self._slices:
                 self._slices[part.table.full_name] = provenance.Slices(self._lake, part.table)

@@ -55,7 +55,7 @@ class Lacking:
     @property
     def slice(self) -> str:
         """Its name in commits."""
-        return digests.slice_name(self.table.partition_by, list(self.where.values()))
+        return digests.slice_of(self.table.partition_by, self.where)
 
 
 @dataclass(frozen=True)
