@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_platform.lake import digests, provenance
+from cdc_platform.lake import commits, digests, provenance
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.places import place_of
 
 TIME = datetime(2026, 1, 31, 12, 0, 0, 384000, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -131,3 +132,18 @@ def test_files_that_are_put_together_change_nothing(tmp_path: Path) -> None:
     before = told(lake, GENERATION_TIMESTAMPS, {"time": TIME})
     DeltaTable(lake.path(GENERATION_TIMESTAMPS)).optimize.compact()
     assert told(lake, GENERATION_TIMESTAMPS, {"time": TIME}) == before != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["no JSON", "7", '"add"', '["add"]', '{"add": 7}', '{"add": "a text with path in it"}', '{"remove": {"size": 1}}'],
+)
+def test_an_entry_that_is_none_is_told_by_its_file(tmp_path: Path, line: str) -> None:
+    """Whatever stands where an action, or a data file of one, has to be: one error, which names the entry."""
+    file = tmp_path / f"{3:020d}.json"
+    good = '{"add": {"path": "part-0.parquet", "dataChange": true}}'
+    file.write_text(f"{good}\n\n{good}\n")
+    assert commits.read(place_of(str(file)), 3).files == {"part-0.parquet"}
+    file.write_text(f"{good}\n{line}\n")
+    with pytest.raises(ValueError, match=rf"^{file.name} is damaged \("):
+        commits.read(place_of(str(file)), 3)
