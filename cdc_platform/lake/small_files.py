@@ -5,14 +5,14 @@ its few rows are worth. A home of some thousand small generations is nothing but
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from cdc_platform.lake.files import DataFile, parquet
+from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import place_of
 
 _FILE_BYTES, _KEPT_BYTES = 1 << 18, 1 << 26
@@ -80,6 +80,4 @@ def wholes(paths: Sequence[str], columns: Sequence[str]) -> list[pa.Table]:
     """All rows of some files, in some columns; of a store several files at once, since each is awaited."""
     if len(paths) < 2 or place_of(paths[0]).here is not None:
         return [whole(path, columns) for path in paths]
-    contexts = [copy_context() for _ in paths]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda path, context: context.run(whole, path, columns), paths, contexts))
+    return side_by_side(lambda path: whole(path, columns), paths, _AT_ONCE)

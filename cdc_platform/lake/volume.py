@@ -14,8 +14,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -28,6 +26,7 @@ import pyarrow.parquet as pq
 from cdc_platform.lake import small_files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import parquet
+from cdc_platform.lake.threads import side_by_side
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,12 +131,8 @@ class Workers:
         """What all parts give, in their order."""
         if min(self.threads, rows.tasks) < 2:
             return chain.from_iterable(map(rows.batches, range(rows.tasks)))
-        contexts = [copy_context() for _ in range(rows.tasks)]
-        with ThreadPoolExecutor(self.threads) as pool:
-            made = pool.map(
-                lambda number, context: context.run(lambda: list(rows.batches(number))), range(rows.tasks), contexts
-            )
-            return chain.from_iterable(list(made))
+        made = side_by_side(lambda number: list(rows.batches(number)), range(rows.tasks), self.threads)
+        return chain.from_iterable(made)
 
 
 def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:
