@@ -42,7 +42,7 @@ _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
 """What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
 # Bytes of files that a task reads, twice those whose rows it judges; fewer are not worth the start of a task.
 _WORK_A_TASK = 32 << 20
-# The same of threads of one process, whose start is nothing.
+# The same of threads, in files of as much: of smaller ones Python does most, which is one thread's at a time.
 _WORK_A_THREAD = 1 << 20
 
 
@@ -126,8 +126,9 @@ def shared_out(
     have to be asked once for each.
     """
     work = [(file.bytes * weight(holder), holder, file.path) for holder, file in files]
-    all_work = sum(size for size, *_ in work)
-    parts = workers.parts(1 + all_work // _WORK_A_TASK, 1 + all_work // _WORK_A_THREAD)
+    of_tasks = sum(size for size, *_ in work)
+    of_threads = sum(size for size, *_ in work if size >= _WORK_A_THREAD)
+    parts = workers.parts(1 + of_tasks // _WORK_A_TASK, 1 + of_threads // _WORK_A_THREAD)
     shares: list[list[tuple[_Holder, str]]] = [[] for _ in range(parts)]
     loads = [(0, number) for number in range(len(shares))]
     # The largest first, each to who has the least so far.
