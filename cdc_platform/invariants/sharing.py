@@ -272,7 +272,6 @@ def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
     lengths, streams, damaged = row_streams(rows.column("streams"))
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
-    count = len(streams) - len(damaged)
     # A null, which only a foreign writer can leave, is the minimum token, which no key has.
     ends = np.asarray(compute.fill_null(rows.column("range_end"), MINIMUM), dtype=np.int64)
     places, lengths = np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0)
@@ -284,7 +283,9 @@ def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
             fields, ranks = decode(streams), np.repeat(places, lengths)
             stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
             strays = int((stray & whole).sum())
-    return count if side.counted else 0, strays, streams if chosen is whole and not damaged else streams[chosen]
+    # Nearly always all of them are, and a copy of them would take as long as to compare them.
+    compared = streams if chosen is whole and not damaged else streams[chosen]
+    return len(streams) - len(damaged) if side.counted else 0, strays, compared
 
 
 def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:
