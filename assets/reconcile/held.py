@@ -125,7 +125,7 @@ def _by_columns(
     lake: Lake, table: Table, columns: tuple[str, ...], named: Callable[[tuple[Any, ...]], str]
 ) -> Iterator[Held]:
     rows = lake.read(table)
-    found = digests.of_rows(rows, columns)
+    found = digests.of_rows(rows, columns, lake.digest_rule(table))
     for values in sorted(set(zip(*(rows[name].to_pylist() for name in columns), strict=True))):
         where = dict(zip(columns, values, strict=True))
         digest = found.get(digests.slice_name(columns, values))

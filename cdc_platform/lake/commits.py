@@ -16,6 +16,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope
+from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
 from cdc_platform.places import Place, place_of
@@ -178,6 +179,16 @@ def _is_change(action: Mapping[str, Any]) -> bool:
     """Whether an action is about rows, columns or rules: files that are put together anew are not."""
     files = [action[kind] for kind in _OF_FILES if kind in action]
     return "metaData" in action or "protocol" in action or any(file.get("dataChange", True) for file in files)
+
+
+def digest_rule(opened: DeltaTable) -> Rule:
+    """The rule by which the commits of an opened table say what its slices hold.
+
+    Raises:
+        StateError: this version does not know it.
+    """
+    metadata = opened.metadata()
+    return rule_of(metadata.name or opened.table_uri, metadata.configuration)
 
 
 def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from cdc_platform import drafts
 from cdc_platform.errors import StateError
-from cdc_platform.lake import commits, envelope
+from cdc_platform.lake import commits, digests, envelope
 from cdc_platform.lake.tables import Table
 
 
@@ -28,7 +28,8 @@ def create(table: Table, target: Path) -> None:
             partition_by=list(table.partition_by),
             name=table.full_name,
             description=table.comment,
-            configuration=dict(table.properties),
+            configuration={**table.properties, digests.PROPERTY: digests.NEWEST.value},
+            raise_if_key_not_exists=False,
             commit_properties=commits.properties_of(envelope.sealed({} if table.partition_by else {"": 0})),
         )
         for name, rule in table.constraints.items():

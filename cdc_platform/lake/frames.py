@@ -82,7 +82,7 @@ def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mappi
             return
         columns = [column for column in table.schema.names if column not in table.partition_by]
         rows = slice_rows(lake, table, where, columns)
-        if (slices.held(workers.of_arrays(), rows) if rows.tasks else 0) == due[name]:
+        if (slices.held(workers.of_arrays(), rows, lake.digest_rule(table)) if rows.tasks else 0) == due[name]:
             return
     raise StateError(
         f"{table.full_name} where {name} holds other rows than its commits put there, in version {version}: nothing is"

@@ -20,11 +20,12 @@ from cdc_platform.lake import commits, contract, creation, files, merging, only_
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
+from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
-from cdc_platform.lake.rows import conform, of_files, refuse_repeated_keys
+from cdc_platform.lake.rows import conform, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.places import is_address, place_of
@@ -84,6 +85,10 @@ class Lake:
                 f"version expects {', '.join(table.schema.names)}; use the version that wrote it, or another --home"
             )
 
+    def digest_rule(self, table: Table) -> Rule:
+        """The rule by which the table's slices are digested; that of a new table where it does not exist."""
+        return NEWEST if (opened := self._open(table)) is None else commits.digest_rule(opened)
+
     def columns(self, table: Table) -> list[str]:
         """The columns that the table has here, in its order; none where it does not exist."""
         opened = self._open(table)
@@ -139,7 +144,7 @@ class Lake:
             ConflictError: other writers kept winning.
         """
         if update:
-            _refuse_append_only(table)
+            refuse_append_only(table)
         source = conform(table, rows)
         refuse_repeated_keys(table, source)
         self.ensure(table)
@@ -154,7 +159,7 @@ class Lake:
         """
         if not filters:
             raise InputError(f"deleting from {table.full_name} needs a filter")
-        _refuse_append_only(table)
+        refuse_append_only(table)
         chosen = normal_filters(table, filters)
         if not self.exists(table):
             return 0
@@ -169,7 +174,7 @@ class Lake:
             InputError: `rows` is not one row, or does not fit the table.
             StateError: the table is append-only.
         """
-        _refuse_append_only(table)
+        refuse_append_only(table)
         source = conform(table, rows)
         if source.num_rows != 1:
             raise InputError(f"{table.full_name}: compare and set takes one row, not {source.num_rows}")
@@ -195,7 +200,7 @@ class Lake:
             ConflictError: other writers kept winning.
         """
         if whole:
-            _refuse_append_only(table)
+            refuse_append_only(table)
         if not self.exists(table) and rule(table.schema.empty_table()) is None:
             return
         self.ensure(table)
@@ -214,7 +219,7 @@ class Lake:
             As `merge`.
         """
         if update:
-            _refuse_append_only(table)
+            refuse_append_only(table)
         if not self.exists(table) and judge() is None:
             return None
         self.ensure(table)
@@ -228,7 +233,7 @@ class Lake:
         Raises:
             InputError: the rows don't fit the table, or hold a key twice.
         """
-        _refuse_append_only(table)
+        refuse_append_only(table)
         source = conform(table, rows)
         refuse_repeated_keys(table, source)
         if not self.exists(table):
@@ -277,7 +282,7 @@ class Lake:
         """
         if not filters:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
-        _refuse_append_only(table)
+        refuse_append_only(table)
         source = conform(table, rows)
         chosen = normal_filters(table, filters)
 
@@ -393,8 +398,3 @@ class Lake:
                 return result
 
         return until_first(what, write)
-
-
-def _refuse_append_only(table: Table) -> None:
-    if table.is_append_only:
-        raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")

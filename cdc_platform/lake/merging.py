@@ -19,6 +19,7 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
 from cdc_platform.lake.open_tables import Opened, rows_of
+from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
@@ -80,8 +81,8 @@ def merge(
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
     held = rows_of(opened, table.schema, _of_keys(table, rows)) if there is None else there
-    place_of = {key: place for place, key in enumerate(digests.keys_of(rows, table.keys))}
-    keys_there = digests.keys_of(held, table.keys)
+    place_of = {key: place for place, key in enumerate(keys_of(rows, table.keys))}
+    keys_there = keys_of(held, table.keys)
     met = [place for place, key in enumerate(keys_there) if key in place_of]
     partners = [place_of[keys_there[place]] for place in met]
     old, new = held.take(pa.array(met, pa.int64())), rows.take(pa.array(partners, pa.int64()))
@@ -89,7 +90,7 @@ def merge(
     if met and only is not None:
         changing = np.asarray(compute.fill_null(only(old, new), False))
     elif met and update:
-        changing = (digests.row_digests(old) != digests.row_digests(new)).any(axis=1)
+        changing = (row_digests(old) != row_digests(new)).any(axis=1)
     inserted = np.ones(rows.num_rows, dtype=bool)
     inserted[partners] = False
     fresh = rows.slice(0, 0) if only is not None else rows.filter(pa.array(inserted))
@@ -189,7 +190,10 @@ def replace(
 def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:
     """The digests of the slices that rows come to and go from, as they are then."""
     names = dict.fromkeys(name for rows in (added, removed) for name in digests.slices_in(rows, table.partition_by))
-    came, went = (digests.of_rows(rows, table.partition_by) for rows in differing(added, removed))
+    rule = commits.digest_rule(opened)
+    if rule == digests.Rule.BLAKE2B:  # of numbers nothing is saved
+        added, removed = differing(added, removed)
+    came, went = (digests.of_rows(rows, table.partition_by, rule) for rows in (added, removed))
     nothing = dict.fromkeys(names, 0)
     return digests.changed(before(opened, table, names), nothing | came, went)
 
@@ -213,7 +217,7 @@ def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[st
     for name in slices:
         own = normal_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
         rows = rows_of(opened, pa.schema(opened.schema()), own)
-        found |= digests.of_rows(rows, table.partition_by)
+        found |= digests.of_rows(rows, table.partition_by, commits.digest_rule(opened))
     return found
 
 
@@ -267,8 +271,8 @@ def _exchange(
 
 def _exchanged(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
     """Rows without those that go and with those that come, in the order of their keys."""
-    gone = set(digests.keys_of(removed, table.schema.names))
-    stays = [row not in gone for row in digests.keys_of(held, table.schema.names)]
+    gone = set(keys_of(removed, table.schema.names))
+    stays = [row not in gone for row in keys_of(held, table.schema.names)]
     left = held.filter(pa.array(stays, pa.bool_()))
     return pa.concat_tables([left, added]).sort_by([(key, "ascending") for key in table.keys])
 

@@ -23,6 +23,7 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import DataFile, plain_path
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.row_digests import BYTES, keys_of
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import file_batches
@@ -63,6 +64,7 @@ class Slices:
     """The digests of a table's slices as they are now: what commits say of them, else what their files hold."""
 
     def __init__(self, lake: Lake, table: Table) -> None:
+        self._rule = lake.digest_rule(table)
         self._files: dict[str, list[DataFile]] = {}
         for file in lake.data_files(table):
             self._files.setdefault(digests.slice_name(table.partition_by, file.partition), []).append(file)
@@ -86,7 +88,7 @@ class Slices:
         if name not in self._said:
             if most_bytes is not None and sum(file.bytes for file in files) > most_bytes:
                 return None
-            return sum(_digest_of_file(file.path) for file in files) % digests.MODULUS
+            return sum(_digest_of_file(file.path, self._rule) for file in files) % digests.MODULUS
         return self._said[name]
 
 
@@ -101,7 +103,8 @@ def held(lake: Lake, table: Table, where: Where) -> int | None:
     if columns == table.partition_by:
         with translated(f"reading {table.full_name}"):
             return Slices(lake, table).digest(name)
-    return digests.of_rows(lake.read(table, filters=[(c, "=", v) for c, v in where.items()]), columns).get(name)
+    rows = lake.read(table, filters=[(c, "=", v) for c, v in where.items()])
+    return digests.of_rows(rows, columns, lake.digest_rule(table)).get(name)
 
 
 def whole(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | None:
@@ -117,7 +120,7 @@ def whole(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | N
     if not table.partition_by:
         return found[""]
     lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(found.items()))
-    return int.from_bytes(blake2b(lines.encode(), digest_size=digests.BYTES).digest(), "little")
+    return int.from_bytes(blake2b(lines.encode(), digest_size=BYTES).digest(), "little")
 
 
 def said_at(lake: Lake, table: Table, where: Where, at_ms: int) -> int | None:
@@ -177,9 +180,9 @@ def _entries(lake: Lake, table: Table) -> Iterator[_Entry]:
 
 
 @lru_cache(maxsize=_COMMITS_KEPT)
-def _digest_of_file(path: str) -> int:
+def _digest_of_file(path: str, rule: digests.Rule) -> int:
     """The sum of the digests of a file's rows. A file never changes."""
-    parts = (digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in file_batches(path))
+    parts = (digests.of_rows(pa.Table.from_batches([batch]), (), rule) for batch in file_batches(path))
     return sum(sum(part.values()) for part in parts) % digests.MODULUS
 
 
@@ -241,6 +244,6 @@ def _rows(lake: Lake, table: Table, files: Sequence[_File], rest: Where) -> set[
             column = rows[name].cast(pa.string()) if isinstance(value, str) else rows[name]
             same = compute.equal(column, pa.scalar(value, column.type))
             chosen &= np.asarray(compute.fill_null(same, False))
-        keys = digests.keys_of(rows, rows.schema.names)
+        keys = keys_of(rows, rows.schema.names)
         found |= {key for key, wanted in zip(keys, chosen.tolist(), strict=True) if wanted}
     return found

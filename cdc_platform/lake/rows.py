@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.errors import InputError
+from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import small_files
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.tables import Table
@@ -46,6 +46,16 @@ def _column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.ChunkedArray
     if nulls:
         raise InputError(f"{name} may not be null, and is in {nulls} of {rows.num_rows} rows")
     return values
+
+
+def refuse_append_only(table: Table) -> None:
+    """Refuse to change rows of a table that only takes new ones.
+
+    Raises:
+        StateError: it is one.
+    """
+    if table.is_append_only:
+        raise StateError(f"{table.full_name} only takes new rows; those that are there are never changed or removed")
 
 
 def refuse_repeated_keys(table: Table, rows: pa.Table) -> None:

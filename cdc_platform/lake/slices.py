@@ -84,7 +84,9 @@ def write_draft(
     folder = None if target.here is None else drafts.make_folder(target.here.parent, table.name)
     if folder is not None:
         drafts.sweep_unheld(folder.parent)
-    part = _Part(table, str(folder or ""), placing.blank(table), dict(where), what, str(target))
+    part = _Part(
+        table, str(folder or ""), placing.blank(table), dict(where), what, lake.digest_rule(table), str(target)
+    )
     try:
         if isinstance(rows, TaskRows):
             answers = workers.table(rows.through(part.write), _ANSWER)
@@ -153,7 +155,9 @@ def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any
             else:
                 write(mode="append", commit_properties=properties)
 
-        commits.make(opened, put, digests={name: 0} | digests.of_rows(rows, table.partition_by))
+        commits.make(
+            opened, put, digests={name: 0} | digests.of_rows(rows, table.partition_by, commits.digest_rule(opened))
+        )
         return read_version + 1
 
 
@@ -252,15 +256,15 @@ def _commit_once(
     return True
 
 
-def held(workers: Workers, rows: TaskRows) -> int:
+def held(workers: Workers, rows: TaskRows, rule: digests.Rule) -> int:
     """The digest of the rows of a slice, without the columns that name it, as tasks read them."""
-    answers = workers.table(rows.through(_digested), _DIGESTS)["digest"].to_pylist()
+    answers = workers.table(rows.through(partial(_digested, rule)), _DIGESTS)["digest"].to_pylist()
     return sum(int(digest, 16) for digest in answers) % digests.MODULUS
 
 
-def _digested(batches: Batches) -> Batches:
+def _digested(rule: digests.Rule, batches: Batches) -> Batches:
     """Rows in; a line with their digest out."""
-    found = digests.summed(digests.of_rows(pa.Table.from_batches([batch]), ()) for batch in batches)
+    found = digests.summed(digests.of_rows(pa.Table.from_batches([batch]), (), rule) for batch in batches)
     yield pa.RecordBatch.from_pydict({"digest": [f"{found.get('', 0):032x}"]}, schema=_DIGESTS)
 
 
@@ -283,6 +287,7 @@ class _Part:
     blank: placing.Filled
     where: Mapping[str, Any]
     what: str
+    rule: digests.Rule
     target: str = ""
 
     def write(self, batches: Batches) -> Batches:
@@ -334,7 +339,7 @@ class _Part:
         try:
             for batch in batches:
                 rows = checked(self.table, pa.Table.from_batches([batch]), self.where, self.what)
-                seen.append(digests.of_rows(rows, self.table.partition_by))
+                seen.append(digests.of_rows(rows, self.table.partition_by, self.rule))
                 yield from rows.to_batches()
         except Exception as error:
             failed.append(error)

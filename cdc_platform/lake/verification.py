@@ -145,6 +145,7 @@ class _Look:
         self._folder = folder
         self._digests: dict[str, int] = {}
         self._born_known = False
+        self._rule = digests.NEWEST
         history = self._history()
         if not self.found.damage:
             self._judge_commits(history)
@@ -241,6 +242,7 @@ class _Look:
     def _list_slices(self, opened: DeltaTable) -> None:
         keyspace, _, name = self.found.name.partition(".")
         partition_by = tuple(opened.metadata().partition_columns)
+        self._rule = commits.digest_rule(opened)
         table = Table(keyspace, name, pa.schema(opened.schema()), (), "", partition_by)
         # A slice whose files are all gone from the log has no rows, which its commits may have said.
         self.slices = {name: [] for name in self._digests}
@@ -263,7 +265,7 @@ class _Look:
         try:
             for batch in file_batches(file.path):
                 rows += batch.num_rows
-                held += sum(digests.of_rows(pa.Table.from_batches([batch]), ()).values())
+                held += sum(digests.of_rows(pa.Table.from_batches([batch]), (), self._rule).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_line(error)})")
         else:

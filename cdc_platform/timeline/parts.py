@@ -136,7 +136,7 @@ class Contents:
         if part is None:
             return None
         if table is CDC_LOCAL:
-            return kept(names)
+            return kept(self._lake, names)
         columns = tuple(part.where)
         name = digests.slice_of(columns, part.where)
         if columns == part.table.partition_by:
@@ -144,7 +144,9 @@ class Contents:
                 self._slices[part.table.full_name] = provenance.Slices(self._lake, part.table)
             return self._slices[part.table.full_name].digest(name)
         if part.table.full_name not in self._rows:
-            self._rows[part.table.full_name] = digests.of_rows(self._lake.read(part.table), columns)
+            self._rows[part.table.full_name] = digests.of_rows(
+                self._lake.read(part.table), columns, self._lake.digest_rule(part.table)
+            )
         return self._rows[part.table.full_name].get(name)
 
 
@@ -154,11 +156,11 @@ def content(lake: Lake, names: Names, table: Table) -> int | None:
     if part is None:
         return None
     if table is CDC_LOCAL:
-        return kept(names)
+        return kept(lake, names)
     return provenance.held(lake, part.table, part.where)
 
 
-def kept(names: Names) -> int | None:
+def kept(lake: Lake, names: Names) -> int | None:
     """The digest of the row of `cdc_local` in which a generation's own node keeps its ID; None before it does."""
     if names.time_ms is None or names.host_id is None:
         return None
@@ -168,7 +170,8 @@ def kept(names: Names) -> int | None:
         "streams_timestamp": ms_to_datetime(names.time_ms),
         "uuid": None if names.is_v1 else names.id,
     }
-    return digests.of_rows(pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), ())[""]
+    rows = pa.Table.from_pylist([row], schema=CDC_LOCAL.schema)
+    return digests.of_rows(rows, (), lake.digest_rule(CDC_LOCAL))[""]
 
 
 def _host(keys: Keys, generation_id: str | None) -> str | None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.lake import differing as module
-from cdc_platform.lake.differing import differing, row_numbers
+from cdc_platform.lake import row_numbers as numbers
+from cdc_platform.lake.differing import differing
+from cdc_platform.lake.row_numbers import row_numbers
 
 SCHEMA = pa.schema(
     {
@@ -44,7 +46,7 @@ ROWS = st.lists(ROW, min_size=1, max_size=6).flatmap(lambda few: st.lists(st.sam
 def all_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are compared however few there are, and three at a time."""
     monkeypatch.setattr(module, "_FEW", -1)
-    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(numbers, "_ROWS_AT_ONCE", 3)
 
 
 def counted(rows: list[dict[str, Any]]) -> Counter[str]:

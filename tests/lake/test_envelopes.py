@@ -6,6 +6,7 @@ import getpass
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from dagster import job, op
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from support.command_line import run
 from support.nodes import node_text
 
 from cdc_platform import __version__
 from cdc_platform.dagster_home import USER_TAG
-from cdc_platform.errors import ConflictError
-from cdc_platform.lake import frames, merging, placing, slices
+from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.lake import digests, frames, merging, placing, slices
 from cdc_platform.lake.commits import Commit
+from cdc_platform.lake.digests import Rule
 from cdc_platform.lake.envelope import KEY, Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMERS, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, Table, column
@@ -113,13 +115,21 @@ def changed() -> pa.Table:
     return pa.concat_tables([first, other, streams(0, 8), streams(1, 1, stream=b"fedcba9876543210"), streams(2, 1)])
 
 
+@pytest.fixture(params=Rule)
+def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rule:
+    """How tables that the test makes digest their rows: as those of today do, and as those of before."""
+    monkeypatch.setattr(digests, "NEWEST", request.param)
+    return request.param
+
+
 @pytest.fixture
-def filled(lake: Lake) -> Lake:
+def filled(lake: Lake, rule: Rule) -> Lake:
     """A lake with some rows, one of its files unused since a row was replaced."""
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.concat_tables([streams(0, 1, 2, 3), streams(1, 1, 5)]), update=False)
     lake.merge(GENERATION_TIMESTAMPS, stamps(0, 1, 2), update=False)
     lake.merge(GENERATION_TIMESTAMPS, stamps(2, expired=TIME), update=True)
     lake.merge(CONSUMERS, consumer(0), update=False)
+    assert lake.digest_rule(CONSUMERS) == rule
     return lake
 
 
@@ -269,6 +279,20 @@ def test_a_table_of_before_is_unknown_until_the_platform_writes(lake: Lake) -> N
     assert (found.strange, found.foreign, found.unknown, found.commits) == ([], [], 0, 1)
 
 
+def test_a_rule_of_a_later_version_is_refused_in_one_line(lake: Lake) -> None:
+    """Digests that this version cannot make are told of no table: neither written into it nor held against it."""
+    lake.ensure(GENERATION_TIMESTAMPS)
+    DeltaTable(lake.path(GENERATION_TIMESTAMPS)).alter.set_table_properties(
+        {digests.PROPERTY: "words-512"}, raise_if_not_exists=False
+    )
+    told = "system_distributed.cdc_generation_timestamps digests rows by 'words-512', this version knows "
+    with pytest.raises(StateError, match=f"^{re.escape(told)}"):
+        lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
+    [found] = verify(lake)
+    assert [told in line for line in found.damage] == [True]
+    assert lake.read(GENERATION_TIMESTAMPS).num_rows == 0
+
+
 def test_a_strange_envelope_is_none(filled: Lake) -> None:
     """What others write under that name, or a program of later, is a commit without one and no failure."""
     for said in ("", "[]", "{}", '{"id": 1, "digests": {"": "x"}}'):
@@ -342,12 +366,12 @@ def test_rows_in_volume_have_their_envelopes(spark: SparkSession, filled: Lake) 
         assert_sealed(filled, table)
 
 
-def test_a_lost_answer_to_a_slice_is_found(filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_to_a_slice_is_found(filled: Lake, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that Spark's tasks wrote: the commit that is there is not made again."""
     table = STREAMS_DESCRIPTIONS_V2
     folder = Path(filled.path(table)).with_name(f".{table.name}.draft")
     folder.mkdir()
-    part = slices._Part(table, str(folder), placing.blank(table), {"time": TIME}, "a test")
+    part = slices._Part(table, str(folder), placing.blank(table), {"time": TIME}, "a test", rule)
     lines = [line for batch in part.write(iter(streams(0, 4).to_batches())) for line in batch.to_pylist()]
     draft = slices.Draft(folder, tuple(json.loads(line["file"]) for line in lines))
     opened = slices.DeltaTable

@@ -52,7 +52,7 @@ def test_a_slice_is_what_its_rows_are(tmp_path: Path) -> None:
     for hour in (0, 1):
         lake.merge(STREAMS_DESCRIPTIONS_V2, streams(hour, 1, 2), update=False)
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME + HOUR)])
-    own = digests.of_rows(streams(0, 1, 2), ["time"])
+    own = digests.of_rows(streams(0, 1, 2), ["time"], digests.NEWEST)
     assert provenance.Slices(lake, STREAMS_DESCRIPTIONS_V2).names == list(own)
     assert provenance.held(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}) == next(iter(own.values()))
     assert provenance.held(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME + HOUR}) is None
@@ -69,19 +69,21 @@ def test_a_table_is_all_its_slices(tmp_path: Path) -> None:
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME + HOUR)])
     assert provenance.whole(lake, STREAMS_DESCRIPTIONS_V2) == one != both
     lake.merge(GENERATION_TIMESTAMPS, stamps(0), update=False)
-    assert provenance.whole(lake, GENERATION_TIMESTAMPS, most_bytes=0) == digests.of_rows(stamps(0), ())[""]
+    own = digests.of_rows(stamps(0), (), digests.NEWEST)[""]
+    assert provenance.whole(lake, GENERATION_TIMESTAMPS, most_bytes=0) == own
     for entry in Path(lake.path(GENERATION_TIMESTAMPS), "_delta_log").glob("*.json"):
         entry.write_text(entry.read_text().replace("cdc_platform", "nobody"))
-    assert provenance.whole(Lake(tmp_path), GENERATION_TIMESTAMPS) == digests.of_rows(stamps(0), ())[""]
+    old = digests.of_rows(stamps(0), (), digests.Rule.BLAKE2B)[""]
+    assert provenance.whole(Lake(tmp_path), GENERATION_TIMESTAMPS) == old != own
 
 
 def test_a_slice_without_an_envelope_is_read(tmp_path: Path) -> None:
-    """What was written before there were envelopes is told from its rows."""
+    """What was written before there were envelopes, and rules of digests, is told from its rows."""
     lake = Lake(tmp_path)
     lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 1), update=False)
     for entry in Path(lake.path(STREAMS_DESCRIPTIONS_V2), "_delta_log").glob("*.json"):
         entry.write_text(entry.read_text().replace("cdc_platform", "nobody"))
-    (own,) = digests.of_rows(streams(0, 1), ["time"]).values()
+    (own,) = digests.of_rows(streams(0, 1), ["time"], digests.Rule.BLAKE2B).values()
     assert provenance.held(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}) == own
 
 
@@ -115,7 +117,7 @@ def test_a_slice_leads_to_its_commits(tmp_path: Path) -> None:
     found = told(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME})
     assert [(command, written) for _, command, written, _ in found] == [("more", 1), ("first", 1)]
     changes = list(provenance.changes(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}))
-    (one,) = digests.of_rows(streams(0, 1), ["time"]).values()
+    (one,) = digests.of_rows(streams(0, 1), ["time"], digests.NEWEST).values()
     assert changes[1].commit.at_ms is not None
     assert provenance.said_at(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}, changes[1].commit.at_ms) == one
     assert provenance.said_at(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}, 0) is None

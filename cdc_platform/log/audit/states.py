@@ -12,8 +12,8 @@ import pyarrow as pa
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError, Unavailable
 from cdc_platform.invariants.findings import STATE_IS_THE_LOGS, Finding
-from cdc_platform.lake.digests import keys_of
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.row_digests import keys_of
 from cdc_platform.log.audit.logs import logged_tables
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import ROWS_AT_ONCE
