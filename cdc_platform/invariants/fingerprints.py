@@ -7,51 +7,94 @@ changes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from threading import Lock
 
 import numpy as np
 
-from cdc_platform.generations.stream_ids import ordered_words
+from cdc_platform.generations.stream_ids import decode, ordered_words
 from cdc_platform.invariants.one_pass import row_streams
+from cdc_platform.lake.threads import side_by_side
 from cdc_platform.lake.volume import file_batches
-from cdc_platform.ring.tokens import UInt8s, UInt64s
+from cdc_platform.ring.tokens import Bools, UInt8s, UInt64s
 
 _MIXING = np.uint64(0x9E3779B97F4A7C15)
 """An odd number without a pattern: what is multiplied by it differs in its first bits where it differs anywhere."""
-_BITS_A_STREAM = 40
+_BITS_A_STREAM, _BITS_A_QUESTION = 40, 16
+_AT_ONCE = 1 << 15
+Part = tuple[UInt64s, np.ndarray]
+"""The fingerprints (uint64[n]) of some streams, and the numbers (uint32[n]) of the ranges that they say they are of."""
 _LEAST, _MOST = 10, 29
 """Powers of two: the bits of the smallest array, and of the largest, which is 64 MiB."""
 _making = Lock()
 
 
 class Fingerprints:
-    """Of some streams, in parts (uint8[n, 16]); `met` says whether others are among them.
+    """Of some streams, in parts as `part_of` makes them; `perhaps` and `among` say whether others are among them.
 
-    A search for each would take a fifth of a second a million. A bit for each, at the place that its first bits name,
-    answers for all but a fortieth of those that are not there.
+    A search for each would take a fifth of a second a million, and to sort them before it half as long. A bit for each
+    answers for all but a fortieth of those that are not there. Streams of one range have theirs side by side, so that
+    who asks for streams in their order finds the bits in the processor's cache: it takes a fifth of the time.
     """
 
-    def __init__(self, streams: Iterable[UInt8s]) -> None:
-        self._sorted = np.concatenate([np.empty(0, dtype=np.uint64), *map(numbers_of, streams)])
-        self._sorted.sort()
-        power = min(max((len(self._sorted) * _BITS_A_STREAM).bit_length(), _LEAST), _MOST)
-        self._shift = np.uint64(64 - power)
-        self._bits = np.zeros(1 << (power - 3), dtype=np.uint8)
-        places = self._sorted >> self._shift
-        np.bitwise_or.at(self._bits, places >> np.uint64(3), _bit(places))
+    def __init__(self, made: Iterable[Part]) -> None:
+        parts = list(made)
+        self._numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(numbers for numbers, _ in parts)])
+        power, ranges = (
+            _power(len(self._numbers), _BITS_A_STREAM),
+            max((int(some.max(initial=0)) for _, some in parts), default=0),
+        )
+        self._of_range = np.uint64(max(power - ranges.bit_length(), 0))
+        self._bits = _Bits(power)
+        for numbers, some in parts:
+            self._bits.put(self._places(numbers, some))
 
-    def met(self, streams: UInt8s) -> int:
-        """How many of some streams have a fingerprint that is here: 0 proves that none of them is."""
-        return self.among(numbers_of(streams))
+    def perhaps(self, streams: UInt8s) -> UInt64s:
+        """The fingerprints of those of some streams that may be here: of those that are, and of few others."""
+        numbers, ranges = part_of(streams)
+        return numbers[self._bits.have(self._places(numbers, ranges))]
 
     def among(self, asked: UInt64s) -> int:
         """How many of some fingerprints are here."""
-        places = asked >> self._shift
-        asked = asked[(self._bits[places >> np.uint64(3)] & _bit(places)) != 0]
-        found = np.searchsorted(self._sorted, asked)
-        return int((self._sorted[np.minimum(found, len(self._sorted) - 1)] == asked).sum()) if len(asked) else 0
+        power = _power(len(asked), _BITS_A_QUESTION)
+        bits, shift = _Bits(power), np.uint64(64 - power)
+        bits.put(asked >> shift)
+        starts = range(0, len(self._numbers), _AT_ONCE)
+        parts = (self._numbers[start : start + _AT_ONCE] for start in starts)
+        here = np.sort(np.concatenate([asked[:0], *(part[bits.have(part >> shift)] for part in parts)]))
+        if not len(here):
+            return 0
+        found = np.searchsorted(here, asked)
+        return int((here[np.minimum(found, len(here) - 1)] == asked).sum())
+
+    def _places(self, numbers: UInt64s, ranges: np.ndarray) -> UInt64s:
+        """Where the bits of fingerprints are: by the numbers of their streams' ranges, then by themselves."""
+        if not self._of_range:
+            return numbers >> (np.uint64(64) - np.uint64(self._bits.power))
+        places = ranges.astype(np.uint64) << self._of_range
+        places |= numbers >> (np.uint64(64) - self._of_range)
+        places &= np.uint64((1 << self._bits.power) - 1)
+        return places
+
+
+class _Bits:
+    """2^power bits, which are put and asked for by their places (uint64[n])."""
+
+    def __init__(self, power: int) -> None:
+        self.power = power
+        self._bytes = np.zeros(1 << (power - 3), dtype=np.uint8)
+
+    def put(self, places: UInt64s) -> None:
+        np.bitwise_or.at(self._bytes, (places >> np.uint64(3)).view(np.int64), _bit(places))
+
+    def have(self, places: UInt64s) -> Bools:
+        # All places are there: to look whether they are takes as long as to look them up.
+        found = self._bytes.take((places >> np.uint64(3)).view(np.int64), mode="clip")
+        found &= _bit(places)
+        return found != 0
 
 
 def fingerprints_of(files: tuple[str, ...]) -> Fingerprints:
@@ -62,7 +105,14 @@ def fingerprints_of(files: tuple[str, ...]) -> Fingerprints:
 
 @lru_cache(maxsize=1)
 def _last(files: tuple[str, ...]) -> Fingerprints:
-    return Fingerprints(streams_of(files))
+    # All threads wait for it: they may as well read.
+    read = side_by_side(_read, files, os.cpu_count() or 1)
+    return Fingerprints(chain.from_iterable(read))
+
+
+def part_of(streams: UInt8s) -> Part:
+    """Some streams (uint8[n, 16]) as a part of `Fingerprints`."""
+    return numbers_of(streams), decode(streams).indexes.astype(np.uint32)
 
 
 def streams_of(files: Iterable[str]) -> Iterator[UInt8s]:
@@ -76,6 +126,14 @@ def numbers_of(streams: UInt8s) -> UInt64s:
     """The fingerprint of each stream (uint8[n, 16]) as uint64[n]; as tables keep them, so that it never changes."""
     words = ordered_words(streams)
     return (words[:, 0] ^ (words[:, 1] * _MIXING)) * _MIXING
+
+
+def _power(count: int, bits_each: int) -> int:
+    return min(max((count * bits_each).bit_length(), _LEAST), _MOST)
+
+
+def _read(path: str) -> list[Part]:
+    return [part_of(streams) for streams in streams_of([path])]
 
 
 def _bit(places: UInt64s) -> UInt8s:

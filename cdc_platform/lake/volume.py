@@ -115,8 +115,14 @@ class Workers:
         return tasks <= self.in_process
 
     def parts(self, tasks: int, threads: int) -> int:
-        """How many parts to make of the work of so many tasks: where it is done here, of use to so many threads."""
-        return max(tasks, min(threads, self.threads, self.in_process)) if self.work_here(tasks) else tasks
+        """How many parts to make of the work of so many tasks: where it is done here, of use to so many threads.
+
+        Each of those gets as many of them: at the end none waits for another's last one.
+        """
+        if not self.work_here(tasks):
+            return tasks
+        used = max(1, min(threads, self.threads, self.in_process))
+        return min(-(-tasks // used), self.in_process // used) * used
 
     def table(self, rows: TaskRows, schema: pa.Schema) -> pa.Table:
         """What all parts give, as one table: for what comes out of them, not for the volume itself."""

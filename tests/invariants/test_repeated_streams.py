@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.histories.strategies import tokens
 from support.oracles import oracle
 
-from cdc_platform.invariants.fingerprints import Fingerprints
+from cdc_platform.generations.stream_ids import encode
+from cdc_platform.invariants.fingerprints import Fingerprints, part_of
 from cdc_platform.invariants.sharing import contested, repeated
 
 # Few tokens and few random bits, so that streams are equal, or equal in one half alone, again and again.
@@ -53,9 +54,20 @@ def test_a_stream_counts_once_across_generations(streams: list[tuple[bytes, int]
 @given(parts=st.lists(st.lists(few_streams, max_size=9), max_size=3), asked=st.lists(few_streams, max_size=9))
 def test_no_stream_is_met_that_is_not_there(parts: list[list[bytes]], asked: list[bytes]) -> None:
     """And each that is, as often as it is asked for: of streams that differ in either half alone as well."""
-    there = Fingerprints([columns([(stream, 0) for stream in part])[0] for part in parts])
+    there = Fingerprints(part_of(columns([(stream, 0) for stream in part])[0]) for part in parts)
     known = {stream for part in parts for stream in part}
-    assert there.met(columns([(stream, 0) for stream in asked])[0]) == sum(stream in known for stream in asked)
+    assert there.among(there.perhaps(columns([(stream, 0) for stream in asked])[0])) == sum(
+        stream in known for stream in asked
+    )
+
+
+def test_few_streams_are_taken_for_others() -> None:
+    """Of as many streams of the same ranges with other random bits: all but a tenth are known not to be there."""
+    ranges, randoms = np.repeat(np.arange(500), 64), np.random.default_rng(7).integers(0, 2**38, (2, 32_000))
+    one, other = (encode(ranges * 2**40, ranges, random) for random in randoms)
+    there = Fingerprints([part_of(one[:10_000]), part_of(one[10_000:])])
+    assert len(there.perhaps(other)) < 3_200
+    assert there.among(there.perhaps(one)) == len(one)
 
 
 rings = st.lists(st.sets(tokens, min_size=1, max_size=6).map(sorted), min_size=1, max_size=5)

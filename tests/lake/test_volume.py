@@ -109,7 +109,17 @@ def test_what_one_of_several_threads_raises_is_raised() -> None:
 
 @pytest.mark.parametrize(
     ("in_process", "tasks", "threads", "parts"),
-    [(1, 1, 1, 1), (1, 1, 9, 4), (1, 3, 9, 4), (1, 5, 9, 5), (0, 1, 9, 1), (6, 1, 9, 6), (9, 1, 9, 8)],
+    [
+        (1, 1, 1, 1),
+        (1, 1, 9, 4),
+        (1, 3, 9, 4),
+        (1, 5, 9, 5),
+        (0, 1, 9, 1),
+        (6, 1, 9, 6),
+        (9, 1, 9, 8),
+        (9, 3, 2, 4),
+        (1, 4, 3, 3),
+    ],
 )
 def test_work_is_shared_out_as_far_as_threads_can_do_it(
     monkeypatch: pytest.MonkeyPatch, in_process: int, tasks: int, threads: int, parts: int
