@@ -39,8 +39,8 @@ _ENVIRONMENT = (
     *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURITE_BLOB_STORAGE_URL"),
     "GOOGLE_SERVICE_ACCOUNT",
 )
-# An emulator of Azure's store has no TLS.
-_WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
+# Emulators on loopback have no TLS.
+_WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
 # A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
 _AT_ONCE_BYTES = 4 << 20
 _KEPT_BYTES = 8 << 20
@@ -114,7 +114,7 @@ class Stored(Place):
     def seen(self) -> Seen | None:
         with self._asked():
             try:
-                return _of_meta(self._store.head(self.path))
+                return self._of_meta(self._store.head(self.path))
             except FileNotFoundError:
                 return None
 
@@ -140,7 +140,7 @@ class Stored(Place):
                 found = self._store.list(self.path, offset=f"{self.path}/{after}").collect()
             else:
                 found = self._store.list_with_delimiter(self.path or None)["objects"]
-        named = [(PurePosixPath(each["path"]), _of_meta(each)) for each in found]
+        named = [(PurePosixPath(each["path"]), self._of_meta(each)) for each in found]
         return sorted((path.name, seen) for path, seen in named if plain(path.parent) == self.path)
 
     def create(self, content: bytes) -> str | None:
@@ -149,7 +149,7 @@ class Stored(Place):
 
     def replace(self, content: bytes, mark: str) -> str | None:
         """Put another file in place of the one with this mark; its mark, or None where that one is there no more."""
-        return self._put(content, {"e_tag": mark})
+        return self._put(content, {"version" if self._goes_by_versions else "e_tag": mark})
 
     def receive(self, written: Path) -> None:
         with self._asked():
@@ -197,9 +197,20 @@ class Stored(Place):
 
         with self._asked():
             try:
-                return str(self._store.put(self.path, content, mode=mode, use_multipart=False)["e_tag"])  # pyright: ignore[reportArgumentType]
+                put = self._store.put(self.path, content, mode=mode, use_multipart=False)  # pyright: ignore[reportArgumentType]
+                return str(put["version" if self._goes_by_versions else "e_tag"])
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 return None
+
+    @property
+    def _goes_by_versions(self) -> bool:
+        """Whether the store tells an object from another in its place by its version alone, as Google's does."""
+        return self.root.startswith("gs://")
+
+    def _of_meta(self, meta: Any) -> Seen:
+        # A list does not say versions: its marks are compared with those of lists.
+        told = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
+        return Seen(meta["size"], str(told))
 
     @property
     def _store(self) -> ObjectStore:
@@ -245,10 +256,6 @@ class _Ranges(io.RawIOBase):
         return self._place.read_range(start, end)
 
 
-def _of_meta(meta: Any) -> Seen:
-    return Seen(meta["size"], str(meta["e_tag"] or meta["last_modified"]))
-
-
 @lru_cache(maxsize=16)
 def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> ObjectStore:
     """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
@@ -262,12 +269,16 @@ def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> Ob
         "client_options": {
             "connect_timeout": f"{_CONNECT_SECONDS}s",
             "timeout": f"{_PATIENCE_SECONDS}s",
-            "allow_http": any(os.environ.get(name, "").lower() in ("true", "1") for name in _WITHOUT_TLS),
+            "allow_http": _allow_http(),
         },
     }
     if root.startswith("s3://") and os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID"):
         settings["credential_provider"] = _of_profile()
     return from_url(root, **settings)
+
+
+def _allow_http() -> bool:
+    return any(os.environ.get(name, "").lower() in ("true", "1") for name in _WITHOUT_TLS)
 
 
 def _of_profile() -> Any:
@@ -288,6 +299,7 @@ def options(name: str) -> dict[str, str] | None:
     if "://" not in name:
         return None
     return {
+        **({"allow_http": "true"} if _allow_http() else {}),
         "max_retries": str(_RETRIES),
         "retry_timeout": f"{_PATIENCE_SECONDS}s",
         "connect_timeout": f"{_CONNECT_SECONDS}s",

@@ -1,4 +1,4 @@
-"""The contract of a store and commits of several writers in Azure's protocol, by Azurite where that is installed."""
+"""The contract of a store and commits of several writers as Azure and Google speak, by emulators that are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from support.command_line import run
 from support.nodes import node_text
-from support.store.azurite import HOW_TO_HAVE_IT, PROGRAM, Azurite
+from support.store import azurite, fake_gcs
 
 from cdc_platform.lake import contract
 from cdc_platform.lake.lake import Lake
@@ -19,30 +19,42 @@ from cdc_platform.lake.tables import Table, column
 from cdc_platform.lake.verification import verify
 from cdc_platform.places import Stored, place_of
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=HOW_TO_HAVE_IT)
+EMULATORS = {"Azure": azurite, "Google": fake_gcs}
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Azurite]:
-    """One for all of these tests."""
-    shared = Azurite()
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.skipif(each.PROGRAM is None, reason=each.HOW_TO_HAVE_IT))
+        for name, each in EMULATORS.items()
+    ],
+)
+def emulator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[azurite.Azurite | fake_gcs.FakeGcs]:
+    """One of each for all of these tests."""
+    folder = tmp_path_factory.mktemp("google")
+    shared = azurite.Azurite() if request.param == "Azure" else fake_gcs.FakeGcs(folder)
     yield shared
     shared.stop()
 
 
 @pytest.fixture
 def container(
-    emulator: Azurite, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    emulator: azurite.Azurite | fake_gcs.FakeGcs,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> str:
     """The address of a container of the test's own."""
     for name, value in emulator.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
-    return emulator.container(request.node.name.replace("_", "-")[:60].strip("-"))
+    return emulator.container(request.node.originalname.replace("_", "-")[:60].strip("-"))
 
 
-def test_azure_keeps_the_contract(container: str, tmp_path: Path) -> None:
+def test_a_store_keeps_the_contract(container: str, tmp_path: Path) -> None:
     """One of two writers makes each object, one of two replaces it; lists, ranges and a missing object are as in S3."""
     folder = place_of(f"{container}/some/where")
     file = folder / "a"
@@ -58,6 +70,9 @@ def test_azure_keeps_the_contract(container: str, tmp_path: Path) -> None:
     (folder / "deep/b").receive(tmp_path / "b")
     assert (folder.names(), [each.name for each in folder.folders()]) == (["a"], ["deep"])
     assert [name for name, _ in (folder / "deep").files(after="a")] == ["b"]
+    seen = file.seen()
+    assert seen is not None
+    assert file.replace(b"third", seen.mark) is not None
     file.remove()
     file.remove()
     assert (file.seen(), folder.names()) == (None, [])
@@ -65,7 +80,7 @@ def test_azure_keeps_the_contract(container: str, tmp_path: Path) -> None:
         file.read()
 
 
-def test_writers_in_azure_count_up_together(container: str) -> None:
+def test_writers_in_a_store_count_up_together(container: str) -> None:
     """Three writers, twice each, by what they have read: no step is lost, and every commit stands once."""
     address = f"{container}/home/lake"
     Lake(address).merge(COUNTS, counts(0), update=False)
@@ -88,7 +103,7 @@ def counts(value: int) -> pa.Table:
     return pa.Table.from_pylist([{"k": 1, "v": value}], schema=COUNTS.schema)
 
 
-def test_a_node_joins_in_azure(container: str, tmp_path: Path) -> None:
+def test_a_node_joins_in_a_store(container: str, tmp_path: Path) -> None:
     """By the command line, and every byte of what is left is checked."""
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     at = ("--home", f"{container}/home", "--clock", "2026-01-01T00:00:00Z")

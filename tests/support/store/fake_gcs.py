@@ -1,0 +1,148 @@
+"""fake-gcs-server, an emulator of Google's object store, on loopback: Go has it, and it is optional.
+
+Of the XML API, by which clients of many stores speak to Google's, it lacks two things, which what stands before it here
+adds: a plain PUT with its condition in a header is said as an upload of the JSON API, and a list that begins behind a
+name is cut. Everything else is as it comes: to keep the condition is the emulator's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.etree import ElementTree as ET
+
+VERSION = "1.56.1"
+"""The version that was tried."""
+PROGRAM = shutil.which("fake-gcs-server") or shutil.which("fake-gcs-server", path=str(Path.home() / "go" / "bin"))
+HOW_TO_HAVE_IT = f"NOT TRIED: there is no fake-gcs-server; go install github.com/fsouza/fake-gcs-server@v{VERSION}"
+_STARTS_WITHIN_SECONDS = 60
+_CONDITION = "x-goog-if-generation-match"
+_OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+
+
+class FakeGcs:
+    """An emulator that was started, with everything in its memory."""
+
+    def __init__(self, folder: Path) -> None:
+        assert PROGRAM is not None, HOW_TO_HAVE_IT
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        here = f"127.0.0.1:{self._port}"
+        where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-public-host", here]
+        self._process = subprocess.Popen(
+            [PROGRAM, "-backend", "memory", "-log-level", "error", *where],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + _STARTS_WITHIN_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, "fake-gcs-server has ended"
+            assert time.monotonic() < until, "fake-gcs-server does not answer"
+            time.sleep(0.1)
+        # A process of its own: deltalake asks some things without letting other threads of Python run.
+        self._front = subprocess.Popen(
+            [sys.executable, __file__, str(self._port)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        )
+        assert self._front.stdout is not None
+        self._account = folder / "account.json"
+        address = f"http://127.0.0.1:{int(self._front.stdout.readline())}"
+        of_nobody = {"client_email": "", "private_key": "", "private_key_id": ""}
+        self._account.write_text(json.dumps({"gcs_base_url": address, "disable_oauth": True, **of_nobody}))
+
+    def stop(self) -> None:
+        """End both processes."""
+        for process in (self._front, self._process):
+            process.terminate()
+            process.wait(30)
+
+    def environment(self) -> dict[str, str]:
+        """What a process has to have in its environment to reach it."""
+        return {"GOOGLE_SERVICE_ACCOUNT": str(self._account), "GOOGLE_ALLOW_HTTP": "true"}
+
+    def container(self, name: str) -> str:
+        """The address of a new bucket."""
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/storage/v1/b?project=tests",
+            method="POST",
+            headers={"Content-Type": "application/json"},
+            data=json.dumps({"name": name}).encode(),
+        )
+        with urllib.request.urlopen(asked, timeout=30):
+            return f"gs://{name}"
+
+    def _answers(self) -> bool:
+        with socket.socket() as door:
+            return door.connect_ex(("127.0.0.1", self._port)) == 0
+
+
+def _behind(listed: bytes, name: str) -> bytes:
+    """A list without what does not come behind a name."""
+    root = ET.fromstring(listed)
+    for each in root.findall("{*}Contents"):
+        if (each.findtext("{*}Key") or "") <= name:
+            root.remove(each)
+    return ET.tostring(root)
+
+
+def _front(port: int) -> type[BaseHTTPRequestHandler]:
+    class Front(BaseHTTPRequestHandler):
+        """Hands requests on to the emulator."""
+
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+        def _hand_on(self) -> None:
+            content = self.rfile.read(int(self.headers.get("content-length") or 0))
+            method, target, is_put = self.command, self.path, self.command == "PUT"
+            if is_put:
+                bucket, _, name = urlsplit(self.path).path.lstrip("/").partition("/")
+                condition = self.headers.get(_CONDITION)
+                only = f"&ifGenerationMatch={condition}" if condition is not None else ""
+                named = quote(unquote(name), safe="")
+                method, target = "POST", f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={named}{only}"
+            emulator = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            emulator.request(method, target, content, {name: self.headers[name] for name in self._names(self.headers)})
+            answer = emulator.getresponse()
+            content = answer.read()
+            after = parse_qs(urlsplit(self.path).query).get("start-after")
+            if after and answer.status == 200:
+                content = _behind(content, after[0])
+            self.send_response(answer.status)
+            for name in self._names(answer.headers):
+                self.send_header(name, answer.headers[name])
+            if is_put and answer.status == 200:
+                told, content = json.loads(content), b""
+                self.send_header("ETag", f'"{told["etag"]}"')
+                self.send_header("x-goog-generation", told["generation"])
+            size = answer.headers.get("content-length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", size or str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            emulator.close()
+
+        def _names(self, headers: Message) -> list[str]:
+            return [name for name in headers if name.lower() not in _OF_A_CONNECTION]
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _hand_on
+
+    return Front
+
+
+if __name__ == "__main__":
+    with ThreadingHTTPServer(("127.0.0.1", 0), _front(int(sys.argv[1]))) as server:
+        print(server.server_address[1], flush=True)
+        server.serve_forever()
