@@ -26,6 +26,7 @@ from cdc_platform.lake import encoding
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.encoding import Piece
 from cdc_platform.ring.mixing import mixed
+from cdc_platform.ring.tokens import UInt64s
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 # What is worked on at once stays in a core's cache.
@@ -71,7 +72,7 @@ def _key(name: str, place: int) -> np.uint64:
     return np.frombuffer(blake2b(f"{place} {name}".encode(), digest_size=8).digest(), dtype=np.uint64)[0]
 
 
-def _spread(numbers: np.ndarray, keys: np.ndarray | np.uint64) -> np.ndarray:
+def _spread(numbers: UInt64s, keys: UInt64s | np.uint64) -> UInt64s:
     """What parts of rows put into them."""
     spread = mixed(numbers ^ keys)
     if not numbers.all():

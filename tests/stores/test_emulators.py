@@ -1,4 +1,4 @@
-"""The contract of a store and commits of several writers as Azure and Google speak, by emulators that are installed."""
+"""The contract of a store and commits of several writers in servers and emulators that somebody has installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from support.command_line import run
 from support.nodes import node_text
-from support.store import azurite, fake_gcs
+from support.store.azurite import Azurite
+from support.store.fake_gcs import FakeGcs
+from support.store.s3_programs import Minio, Versity
 
 from cdc_platform.lake import contract
 from cdc_platform.lake.lake import Lake
@@ -19,7 +21,8 @@ from cdc_platform.lake.tables import Table, column
 from cdc_platform.lake.verification import verify
 from cdc_platform.places import Stored, place_of
 
-EMULATORS = {"Azure": azurite, "Google": fake_gcs}
+EMULATORS = {"Azurite": Azurite, "fake-gcs-server": FakeGcs, "MinIO": Minio, "versitygw": Versity}
+Emulator = Azurite | FakeGcs | Minio | Versity
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
 
 
@@ -30,19 +33,16 @@ COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v
         for name, each in EMULATORS.items()
     ],
 )
-def emulator(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[azurite.Azurite | fake_gcs.FakeGcs]:
+def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
     """One of each for all of these tests."""
-    folder = tmp_path_factory.mktemp("google")
-    shared = azurite.Azurite() if request.param == "Azure" else fake_gcs.FakeGcs(folder)
+    shared = EMULATORS[request.param](tmp_path_factory.mktemp("emulator"))
     yield shared
     shared.stop()
 
 
 @pytest.fixture
 def container(
-    emulator: azurite.Azurite | fake_gcs.FakeGcs,
+    emulator: Emulator,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -5,49 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import shutil
-import socket
-import subprocess
-import time
 import urllib.request
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
 
-VERSION = "3.37.0"
-"""The version that was tried."""
-PROGRAM = shutil.which("azurite-blob")
-HOW_TO_HAVE_IT = f"NOT TRIED: there is no azurite-blob; npm install --global azurite@{VERSION}"
-_STARTS_WITHIN_SECONDS = 60
+from support.store.program import Program, found, free_port
+
 _API = "2023-11-03"
 # What every emulator of this store has, as its documentation says; it opens nothing else.
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
-class Azurite:
+class Azurite(Program):
     """An emulator that was started, with everything in its memory."""
 
-    def __init__(self) -> None:
-        assert PROGRAM is not None, HOW_TO_HAVE_IT
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        where = ["--blobHost", "127.0.0.1", "--blobPort", str(self._port)]
-        self._process = subprocess.Popen(
-            [PROGRAM, "--silent", "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", *where],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + _STARTS_WITHIN_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, "azurite-blob has ended"
-            assert time.monotonic() < until, "azurite-blob does not answer"
-            time.sleep(0.1)
+    PROGRAM: ClassVar = found("azurite-blob")
+    HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no azurite-blob; npm install --global azurite@3.37.0"
 
-    def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.wait(30)
+    def __init__(self, _folder: Path) -> None:
+        self._port = free_port()
+        quiet = ["--silent", "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"]
+        super().__init__([self.PROGRAM, *quiet, "--blobHost", "127.0.0.1", "--blobPort", str(self._port)], self._port)
 
     def environment(self) -> dict[str, str]:
         """What a process has to have in its environment to reach it."""
@@ -71,7 +51,3 @@ class Azurite:
         )
         with urllib.request.urlopen(asked, timeout=30):
             return f"az://{name}"
-
-    def _answers(self) -> bool:
-        with socket.socket() as door:
-            return door.connect_ex(("127.0.0.1", self._port)) == 0

@@ -9,51 +9,43 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
-import socket
+import os
 import subprocess
 import sys
-import time
 import urllib.request
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
-VERSION = "1.56.1"
-"""The version that was tried."""
-PROGRAM = shutil.which("fake-gcs-server") or shutil.which("fake-gcs-server", path=str(Path.home() / "go" / "bin"))
-HOW_TO_HAVE_IT = f"NOT TRIED: there is no fake-gcs-server; go install github.com/fsouza/fake-gcs-server@v{VERSION}"
-_STARTS_WITHIN_SECONDS = 60
+from support.store.program import Program, found, free_port
+
 _CONDITION = "x-goog-if-generation-match"
 _OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 
 
-class FakeGcs:
+class FakeGcs(Program):
     """An emulator that was started, with everything in its memory."""
 
+    PROGRAM: ClassVar = found("fake-gcs-server")
+    HOW_TO_HAVE_IT: ClassVar = (
+        "NOT TRIED: there is no fake-gcs-server; go install github.com/fsouza/fake-gcs-server@v1.56.1"
+    )
+
     def __init__(self, folder: Path) -> None:
-        assert PROGRAM is not None, HOW_TO_HAVE_IT
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         here = f"127.0.0.1:{self._port}"
         where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-public-host", here]
-        self._process = subprocess.Popen(
-            [PROGRAM, "-backend", "memory", "-log-level", "error", *where],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        until = time.monotonic() + _STARTS_WITHIN_SECONDS
-        while not self._answers():
-            assert self._process.poll() is None, "fake-gcs-server has ended"
-            assert time.monotonic() < until, "fake-gcs-server does not answer"
-            time.sleep(0.1)
+        super().__init__([self.PROGRAM, "-backend", "memory", "-log-level", "error", *where], self._port)
         # A process of its own: deltalake asks some things without letting other threads of Python run.
         self._front = subprocess.Popen(
-            [sys.executable, __file__, str(self._port)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "support.store.fake_gcs", str(self._port)],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._front.stdout is not None
         self._account = folder / "account.json"
@@ -63,9 +55,9 @@ class FakeGcs:
 
     def stop(self) -> None:
         """End both processes."""
-        for process in (self._front, self._process):
-            process.terminate()
-            process.wait(30)
+        self._front.terminate()
+        self._front.wait(30)
+        super().stop()
 
     def environment(self) -> dict[str, str]:
         """What a process has to have in its environment to reach it."""
@@ -81,10 +73,6 @@ class FakeGcs:
         )
         with urllib.request.urlopen(asked, timeout=30):
             return f"gs://{name}"
-
-    def _answers(self) -> bool:
-        with socket.socket() as door:
-            return door.connect_ex(("127.0.0.1", self._port)) == 0
 
 
 def _behind(listed: bytes, name: str) -> bytes:

@@ -1,0 +1,63 @@
+"""Servers that speak S3 and are no part of the tests' own: MinIO and versitygw. Go has both, and both are optional."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from support.store.program import Program, found, free_port
+
+_KEY, _SECRET = "tests", "not-to-be-told"
+
+
+class _S3Program(Program):
+    """A server that was started, with an empty folder."""
+
+    def __init__(self, command: list[str | None], port: int, environment: dict[str, str]) -> None:
+        super().__init__(command, port, environment)
+        self._url = f"http://127.0.0.1:{port}"
+
+    def environment(self) -> dict[str, str]:
+        """What a process has to have in its environment to reach it."""
+        return {
+            "AWS_ENDPOINT_URL": self._url,
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def container(self, name: str) -> str:
+        """The address of a new bucket."""
+        import boto3
+
+        who = {"aws_access_key_id": _KEY, "aws_secret_access_key": _SECRET, "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=self._url, **who).create_bucket(Bucket=name)
+        return f"s3://{name}"
+
+
+class Versity(_S3Program):
+    """versitygw, a gateway to a folder."""
+
+    PROGRAM: ClassVar = found("versitygw")
+    HOW_TO_HAVE_IT: ClassVar = (
+        "NOT TRIED: there is no versitygw; go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+    )
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        command = [self.PROGRAM, "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(folder)]
+        super().__init__(command, port, {"ROOT_ACCESS_KEY": _KEY, "ROOT_SECRET_KEY": _SECRET})
+
+
+class Minio(_S3Program):
+    """MinIO, on one disk."""
+
+    PROGRAM: ClassVar = found("minio")
+    HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no minio; go install github.com/minio/minio@latest"
+
+    def __init__(self, folder: Path) -> None:
+        port, console = free_port(), free_port()
+        where = ["--address", f"127.0.0.1:{port}", "--console-address", f"127.0.0.1:{console}"]
+        who = {"MINIO_ROOT_USER": _KEY, "MINIO_ROOT_PASSWORD": _SECRET, "MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
+        super().__init__([self.PROGRAM, "server", *where, str(folder)], port, who)
