@@ -98,6 +98,41 @@ def test_writers_in_a_store_count_up_together(container: str) -> None:
     assert (found.damage, found.strange, found.foreign, found.commits) == ([], [], [], 8)
 
 
+@pytest.fixture(scope="module")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
+    """One for buckets of all kinds."""
+    shared = Minio(tmp_path_factory.mktemp("minio"))
+    yield shared
+    shared.stop()
+
+
+@pytest.mark.skipif(Minio.PROGRAM is None, reason=Minio.HOW_TO_HAVE_IT)
+@pytest.mark.parametrize("kind", ["versioned", "locked", "encrypted"])
+def test_a_bucket_may_keep_lock_or_encrypt(
+    minio: Minio, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The contract, a join and every byte of it, where objects that are replaced or removed stay behind."""
+    for name, value in minio.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "SHA256")  # as a locked bucket of Amazon's asks for
+    monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
+    address = getattr(minio, kind)(kind)
+    folder = place_of(f"{address}/some/where")
+    assert isinstance(folder, Stored)
+    assert contract.winners(folder) == [1] * contract.KEYS
+    assert (folder / ".contract").names() == []
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    at = ("--home", f"{address}/home", "--clock", "2026-01-01T00:00:00Z")
+    joined = run(*at, "bootstrap", tmp_path / "node1.json", "--run")
+    assert joined.exit_code == 0, joined
+    assert run(*at, "check", "--deep").exit_code == 0
+    told = minio.client().list_object_versions(Bucket=kind)
+    assert bool(told.get("DeleteMarkers")) == (kind != "encrypted")
+    if kind == "encrypted":
+        entry, *_ = (each["Key"] for each in told["Versions"])
+        assert minio.client().head_object(Bucket=kind, Key=entry)["ServerSideEncryption"] == "aws:kms"
+
+
 def counts(value: int) -> pa.Table:
     """The one row of the table."""
     return pa.Table.from_pylist([{"k": 1, "v": value}], schema=COUNTS.schema)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from support.store.program import Program, found, free_port
 
@@ -29,11 +30,15 @@ class _S3Program(Program):
 
     def container(self, name: str) -> str:
         """The address of a new bucket."""
+        self.client().create_bucket(Bucket=name)
+        return f"s3://{name}"
+
+    def client(self) -> Any:
+        """What speaks to it as its owner does."""
         import boto3
 
         who = {"aws_access_key_id": _KEY, "aws_secret_access_key": _SECRET, "region_name": "us-east-1"}
-        boto3.client("s3", endpoint_url=self._url, **who).create_bucket(Bucket=name)
-        return f"s3://{name}"
+        return boto3.client("s3", endpoint_url=self._url, **who)
 
 
 class Versity(_S3Program):
@@ -60,4 +65,26 @@ class Minio(_S3Program):
         port, console = free_port(), free_port()
         where = ["--address", f"127.0.0.1:{port}", "--console-address", f"127.0.0.1:{console}"]
         who = {"MINIO_ROOT_USER": _KEY, "MINIO_ROOT_PASSWORD": _SECRET, "MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
-        super().__init__([self.PROGRAM, "server", *where, str(folder)], port, who)
+        sealing = {"MINIO_KMS_SECRET_KEY": f"tests:{base64.b64encode(bytes(32)).decode()}"}
+        super().__init__([self.PROGRAM, "server", *where, str(folder)], port, who | sealing)
+
+    def versioned(self, name: str) -> str:
+        """The address of a new bucket that keeps every object that was there."""
+        address = self.container(name)
+        self.client().put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+        return address
+
+    def locked(self, name: str) -> str:
+        """The address of a new bucket in which no version of an object can be removed for a day."""
+        self.client().create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
+        rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+        locking = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+        self.client().put_object_lock_configuration(Bucket=name, ObjectLockConfiguration=locking)
+        return f"s3://{name}"
+
+    def encrypted(self, name: str) -> str:
+        """The address of a new bucket whose objects are encrypted by a key of its key management."""
+        address = self.container(name)
+        by = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "tests"}}
+        self.client().put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [by]})
+        return address
