@@ -111,7 +111,7 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
 def test_a_bucket_may_keep_lock_or_encrypt(
     minio: Minio, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The contract, a join and every byte of it, where objects that are replaced or removed stay behind."""
+    """The contract, a join, every byte of it and a copy, where objects that are replaced or removed stay behind."""
     for name, value in minio.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "SHA256")  # as a locked bucket of Amazon's asks for
@@ -126,6 +126,8 @@ def test_a_bucket_may_keep_lock_or_encrypt(
     joined = run(*at, "bootstrap", tmp_path / "node1.json", "--run")
     assert joined.exit_code == 0, joined
     assert run(*at, "check", "--deep").exit_code == 0
+    copied = run("home", "copy", f"{address}/home", str(folder))
+    assert copied.exit_code == 0, copied
     told = minio.client().list_object_versions(Bucket=kind)
     assert bool(told.get("DeleteMarkers")) == (kind != "encrypted")
     if kind == "encrypted":
