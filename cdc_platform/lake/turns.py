@@ -150,7 +150,8 @@ def _opened(place: Place) -> TextIO:
     assert path is not None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
+        path.touch()
+        return path.open("r+", encoding="utf-8")
     except OSError as error:
         raise EnvironmentProblem(f"{place} cannot be made: {error.strerror}; check permissions and space") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_platform.clock import Microseconds, to_datetime
-from cdc_platform.errors import ConflictError, InputError, StateError
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, StateError
 from cdc_platform.lake import turns
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
@@ -190,6 +191,18 @@ def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
         lake.transact(CDC_TABLES, rule)
     assert asked == [(1, 0), (2, 1)]
     assert ttls(lake) == {"first": 1, "second": 4, "third": 3}
+
+
+def test_a_file_that_cannot_be_locked_is_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says which file, as it does where it cannot be made."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(turns.fcntl, "flock", refused)
+    told = r"^/.*\.turns/joining cannot be locked: Input/output error$"
+    with pytest.raises(EnvironmentProblem, match=told), turns.turn(lake, "joining"):
+        raise AssertionError("nobody has the turn")
 
 
 def test_a_turn_is_a_new_look(lake: Lake) -> None:
