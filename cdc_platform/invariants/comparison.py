@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdc_platform.ring.mixing import mixed
+from cdc_platform.ring.mixing import ODD, mixed
 from cdc_platform.ring.tokens import Int64s, UInt8s, UInt64s, distinct
-
-_PLACE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +71,7 @@ def row_digests(
         told = b"null" if value is None else b"=" + value
         hashes[place] = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
     counts = np.maximum(lengths, 0)
-    sizes = mixed(lengths.view(np.uint64) + _PLACE)
+    sizes = mixed(lengths.view(np.uint64) + ODD)
     alike = len(counts) > 0 and bool((counts == counts[0]).all())
     ends = np.cumsum(counts)
     if alike:
@@ -88,5 +86,5 @@ def row_digests(
         totals = np.append(np.uint64(0), np.cumsum(values))
         return mixed(totals[ends] - totals[ends - counts] + sizes).view(np.int64)
 
-    ordered = summed(mixed(hashes + places * _PLACE))
+    ordered = summed(mixed(hashes + places * ODD))
     return ordered, summed(mixed(hashes)) if as_sets else np.zeros(len(lengths), dtype=np.int64)

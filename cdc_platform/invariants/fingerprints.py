@@ -19,10 +19,9 @@ from cdc_platform.generations.stream_ids import decode, ordered_words
 from cdc_platform.invariants.one_pass import row_streams
 from cdc_platform.lake.threads import side_by_side
 from cdc_platform.lake.volume import file_batches
+from cdc_platform.ring.mixing import ODD
 from cdc_platform.ring.tokens import Bools, UInt8s, UInt64s
 
-_MIXING = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number without a pattern: what is multiplied by it differs in its first bits where it differs anywhere."""
 _BITS_A_STREAM, _BITS_A_QUESTION = 40, 16
 _AT_ONCE = 1 << 15
 Part = tuple[UInt64s, np.ndarray]
@@ -125,7 +124,7 @@ def streams_of(files: Iterable[str]) -> Iterator[UInt8s]:
 def numbers_of(streams: UInt8s) -> UInt64s:
     """The fingerprint of each stream (uint8[n, 16]) as uint64[n]; as tables keep them, so that it never changes."""
     words = ordered_words(streams)
-    return (words[:, 0] ^ (words[:, 1] * _MIXING)) * _MIXING
+    return (words[:, 0] ^ (words[:, 1] * ODD)) * ODD
 
 
 def _power(count: int, bits_each: int) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.lake.row_numbers import row_numbers
+from cdc_platform.ring.mixing import ODD
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _FEW = 512
 """So few rows are digested in the time in which they are compared."""
 
@@ -48,5 +48,5 @@ def _counted(numbers: np.ndarray) -> np.ndarray:
     places = np.arange(len(placed))
     times = places - np.maximum.accumulate(np.where(fresh, places, 0))
     counted = np.empty_like(numbers)
-    counted[order] = placed + times.astype(np.uint64) * _ODD
+    counted[order] = placed + times.astype(np.uint64) * ODD
     return counted

@@ -25,10 +25,9 @@ import pyarrow as pa
 from cdc_platform.lake import encoding
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.encoding import Piece
-from cdc_platform.ring.mixing import mixed
+from cdc_platform.ring.mixing import ODD, mixed
 from cdc_platform.ring.tokens import UInt64s
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 # What is worked on at once stays in a core's cache.
 _ROWS_AT_ONCE = 1 << 15
 _WORDS_AT_ONCE = 1 << 15
@@ -44,7 +43,7 @@ def row_numbers(rows: pa.Table) -> np.ndarray:
 
 
 def _numbers(rows: pa.Table) -> np.ndarray:
-    found = np.full(rows.num_rows, _ODD)
+    found = np.full(rows.num_rows, ODD)
     few = rows.num_rows <= _FEW_ROWS
     keys, parts = list[np.uint64](), list[np.ndarray]()
     for name in rows.schema.names:
@@ -131,4 +130,4 @@ def _words(runs: np.ndarray) -> np.ndarray:
 
 
 def _keys(places: np.ndarray) -> np.ndarray:
-    return (places + 1).astype(np.uint64) * _ODD
+    return (places + 1).astype(np.uint64) * ODD

@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_platform.lake.arrow import compute
-from cdc_platform.ring.mixing import mixed
+from cdc_platform.ring.mixing import ODD, mixed
 from cdc_platform.ring.murmur3 import hash128
 
 Hashes = np.ndarray
 """uint64[n]."""
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
@@ -36,7 +35,7 @@ def hashes(column: pa.Array) -> Hashes:
 
 def _mixed(words: Hashes) -> Hashes:
     """The finaliser of splitmix64, which lets every bit of a word reach every other."""
-    return mixed(words + _STEP)
+    return mixed(words + ODD)
 
 
 def _hashes(column: pa.Array) -> Hashes:
@@ -80,6 +79,6 @@ def _of_lists(column: Any) -> Hashes:
     lengths = np.diff(offsets)
     places = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)
     sums = np.zeros(last - first + 1, dtype=np.uint64)
-    np.cumsum(_mixed(elements + places.astype(np.uint64) * _STEP), out=sums[1:])
+    np.cumsum(_mixed(elements + places.astype(np.uint64) * ODD), out=sums[1:])
     totals = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
     return _mixed(totals + lengths.astype(np.uint64))

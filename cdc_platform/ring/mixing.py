@@ -6,6 +6,9 @@ import numpy as np
 
 from cdc_platform.ring.tokens import UInt64s
 
+ODD = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number without a pattern: multiples of it differ in their first bits, and no two up to 2^64 are the same."""
+
 
 def mixed(numbers: UInt64s) -> UInt64s:
     """Every bit of each number (uint64[n]) spread over all of them (Stafford's finaliser); no two give the same."""
