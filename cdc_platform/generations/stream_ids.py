@@ -86,9 +86,14 @@ def decode(ids: UInt8s) -> StreamIds:
     return StreamIds(
         tokens=high.view(np.int64),
         versions=(low & np.uint64((1 << _VERSION_BITS) - 1)).view(np.int64),
-        indexes=(low >> np.uint64(_INDEX_SHIFT) & np.uint64(_INDEX_MASK)).view(np.int64),
+        indexes=indexes_of(low).view(np.int64),
         randoms=low >> _RANDOM_SHIFT,
     )
+
+
+def indexes_of(low: UInt64s) -> UInt64s:
+    """The vnode indexes in the less significant words of stream IDs, see `ordered_words`."""
+    return low >> np.uint64(_INDEX_SHIFT) & np.uint64(_INDEX_MASK)
 
 
 def ordered_words(ids: UInt8s) -> UInt64s:

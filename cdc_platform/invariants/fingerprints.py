@@ -15,7 +15,7 @@ from threading import Lock
 
 import numpy as np
 
-from cdc_platform.generations.stream_ids import decode, ordered_words
+from cdc_platform.generations.stream_ids import indexes_of, ordered_words
 from cdc_platform.invariants.one_pass import row_streams
 from cdc_platform.lake.threads import side_by_side
 from cdc_platform.lake.volume import file_batches
@@ -42,14 +42,12 @@ class Fingerprints:
     def __init__(self, made: Iterable[Part]) -> None:
         parts = list(made)
         self._numbers = np.concatenate([np.empty(0, dtype=np.uint64), *(numbers for numbers, _ in parts)])
-        power, ranges = (
-            _power(len(self._numbers), _BITS_A_STREAM),
-            max((int(some.max(initial=0)) for _, some in parts), default=0),
-        )
-        self._of_range = np.uint64(max(power - ranges.bit_length(), 0))
+        power = _power(len(self._numbers), _BITS_A_STREAM)
+        last = max((int(ranges.max(initial=0)) for _, ranges in parts), default=0)
+        self._of_range = np.uint64(max(power - last.bit_length(), 1))
         self._bits = _Bits(power)
-        for numbers, some in parts:
-            self._bits.put(self._places(numbers, some))
+        for numbers, ranges in parts:
+            self._bits.put(self._places(numbers, ranges))
 
     def perhaps(self, streams: UInt8s) -> UInt64s:
         """The fingerprints of those of some streams that may be here: of those that are, and of few others."""
@@ -71,8 +69,6 @@ class Fingerprints:
 
     def _places(self, numbers: UInt64s, ranges: np.ndarray) -> UInt64s:
         """Where the bits of fingerprints are: by the numbers of their streams' ranges, then by themselves."""
-        if not self._of_range:
-            return numbers >> (np.uint64(64) - np.uint64(self._bits.power))
         places = ranges.astype(np.uint64) << self._of_range
         places |= numbers >> (np.uint64(64) - self._of_range)
         places &= np.uint64((1 << self._bits.power) - 1)
@@ -111,7 +107,8 @@ def _last(files: tuple[str, ...]) -> Fingerprints:
 
 def part_of(streams: UInt8s) -> Part:
     """Some streams (uint8[n, 16]) as a part of `Fingerprints`."""
-    return numbers_of(streams), decode(streams).indexes.astype(np.uint32)
+    words = ordered_words(streams)
+    return _of_words(words), indexes_of(words[:, 1]).astype(np.uint32)
 
 
 def streams_of(files: Iterable[str]) -> Iterator[UInt8s]:
@@ -123,7 +120,10 @@ def streams_of(files: Iterable[str]) -> Iterator[UInt8s]:
 
 def numbers_of(streams: UInt8s) -> UInt64s:
     """The fingerprint of each stream (uint8[n, 16]) as uint64[n]; as tables keep them, so that it never changes."""
-    words = ordered_words(streams)
+    return _of_words(ordered_words(streams))
+
+
+def _of_words(words: UInt64s) -> UInt64s:
     return (words[:, 0] ^ (words[:, 1] * ODD)) * ODD
 
 
