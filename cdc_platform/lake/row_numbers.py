@@ -32,7 +32,6 @@ from cdc_platform.ring.tokens import UInt64s
 _ROWS_AT_ONCE = 1 << 15
 _WORDS_AT_ONCE = 1 << 15
 _FEW_WORDS = 8
-_FEW_ROWS = 1 << 10
 
 
 def row_numbers(rows: pa.Table) -> np.ndarray:
@@ -44,8 +43,6 @@ def row_numbers(rows: pa.Table) -> np.ndarray:
 
 def _numbers(rows: pa.Table) -> np.ndarray:
     found = np.full(rows.num_rows, ODD)
-    few = rows.num_rows <= _FEW_ROWS
-    keys, parts = list[np.uint64](), list[np.ndarray]()
     for name in rows.schema.names:
         values = encoding.one_array(rows[name])
         if values.null_count == len(values):
@@ -53,16 +50,7 @@ def _numbers(rows: pa.Table) -> np.ndarray:
         given = np.asarray(compute.is_valid(values)) if values.null_count else slice(None)
         pieces = encoding.side_by_side(encoding.pieces_of(values.drop_null() if values.null_count else values))
         for place, piece in enumerate(pieces):
-            key, numbers = _key(name, place), _of_piece(piece)
-            if few:
-                part = np.zeros(len(found), dtype=np.uint64)
-                part[given] = numbers
-                keys.append(key)
-                parts.append(part)
-            else:
-                found[given] += _spread(numbers, key)
-    if few and parts:  # all at once: each of numpy's steps takes a microsecond however few numbers it is about
-        found += _spread(np.array(parts), np.array(keys)[:, None]).sum(axis=0, dtype=np.uint64)
+            found[given] += _spread(_of_piece(piece), _key(name, place))
     return mixed(found)
 
 
@@ -71,9 +59,9 @@ def _key(name: str, place: int) -> np.uint64:
     return np.frombuffer(blake2b(f"{place} {name}".encode(), digest_size=8).digest(), dtype=np.uint64)[0]
 
 
-def _spread(numbers: UInt64s, keys: UInt64s | np.uint64) -> UInt64s:
-    """What parts of rows put into them."""
-    spread = mixed(numbers ^ keys)
+def _spread(numbers: UInt64s, key: np.uint64) -> UInt64s:
+    """What a part of rows puts into them."""
+    spread = mixed(numbers ^ key)
     if not numbers.all():
         spread[numbers == 0] = 0
     return spread
