@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 from support.files.bad_input import Case, argument, assert_one_line, assert_refused, listing
+from support.ports import free_ports
 from support.standin.certificates import Certificates, make_certificates
 from support.standin.cluster import NODES, PASSWORD, USER, StandIn, nodes
 from support.standin.proxy import UNAVAILABLE, Proxy
-from support.standin.server import free_ports
 from support.standin.silent import listening
 from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Answer, run
+from support.ports import free_ports
 from support.standin.certificates import make_certificates
 from support.standin.cluster import NODES, PASSWORD, USER, StandIn
 from support.standin.proxy import Proxy, place_of
-from support.standin.server import free_ports
 from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN
 

@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from support.ports import free_ports, is_open
 
 from cdc_platform.lake.executors import CONF_VARIABLE
 from cdc_platform.lake.jars import jars, spark_home
@@ -132,9 +133,7 @@ class Standalone:
     def __init__(self, folder: Path, hidden: Sequence[Path], environment: Mapping[str, str], workers: int = 2) -> None:
         self._hidden = [path for path in (Path.home(), CHECKOUT, *hidden) if path.is_dir()]
         self._given = dict(environment)
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self._port = int(probe.getsockname()[1])
+        (self._port,) = free_ports(1)
         self._shared = f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(16)}\n"
         self.conf = folder / "spark.conf"
         self.conf.touch(mode=0o600)
@@ -178,10 +177,7 @@ class Standalone:
 
     def _wait(self, log: Path) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex((HOST, self._port)) == 0:
-                    return
+        while not is_open(self._port):
             if self._master.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(log.read_text(encoding="utf-8", errors="replace")[-2000:])
             time.sleep(0.1)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from support.ports import free_ports
 from support.standin.proxy import Proxy
-from support.standin.server import CassandraServer, free_ports
+from support.standin.server import CassandraServer
 from support.standin.world import World, time_uuid
 
 from cdc_platform.clock import Milliseconds

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.ports import free_ports
 from support.standin.jars import cassandra_jars
 
 NEEDED = 17
@@ -91,15 +92,6 @@ def java17() -> str:
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at on any loopback address now, each another."""
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class CassandraServer:

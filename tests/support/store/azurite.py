@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
-from support.store.program import Program, found, free_port
+from support.ports import free_ports
+from support.store.program import Program, found
 
 _API = "2023-11-03"
 # What every emulator of this store has, as its documentation says; it opens nothing else.
@@ -25,7 +26,7 @@ class Azurite(Program):
     HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no azurite-blob; npm install --global azurite@3.37.0"
 
     def __init__(self, _folder: Path) -> None:
-        self._port = free_port()
+        (self._port,) = free_ports(1)
         quiet = ["--silent", "--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"]
         super().__init__([self.PROGRAM, *quiet, "--blobHost", "127.0.0.1", "--blobPort", str(self._port)], self._port)
 

@@ -20,7 +20,10 @@ from typing import ClassVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
-from support.store.program import Program, found, free_port
+from support.ports import free_ports
+from support.store.program import Program, found
+
+from cdc_platform.supervisor import die_with_parent
 
 _CONDITION = "x-goog-if-generation-match"
 _OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-encoding"})
@@ -35,7 +38,7 @@ class FakeGcs(Program):
     )
 
     def __init__(self, folder: Path) -> None:
-        self._port = free_port()
+        (self._port,) = free_ports(1)
         here = f"127.0.0.1:{self._port}"
         where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-public-host", here]
         super().__init__([self.PROGRAM, "-backend", "memory", "-log-level", "error", *where], self._port)
@@ -46,6 +49,7 @@ class FakeGcs(Program):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=die_with_parent(),
         )
         assert self._front.stdout is not None
         self._account = folder / "account.json"

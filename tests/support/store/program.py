@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from support.ports import is_open
+
+from cdc_platform.supervisor import die_with_parent
 
 _STARTS_WITHIN_SECONDS = 60
 
@@ -16,13 +19,6 @@ _STARTS_WITHIN_SECONDS = 60
 def found(name: str) -> str | None:
     """Where a program is: in a folder of the path, or where Go puts what it installs."""
     return shutil.which(name) or shutil.which(name, path=str(Path.home() / "go" / "bin"))
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Program:
@@ -36,9 +32,10 @@ class Program:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent(),
         )
         name, until = Path(given[0]).name, time.monotonic() + _STARTS_WITHIN_SECONDS
-        while not _answers(port):
+        while not is_open(port):
             assert self._process.poll() is None, f"{name} has ended"
             assert time.monotonic() < until, f"{name} does not answer"
             time.sleep(0.1)
@@ -47,8 +44,3 @@ class Program:
         """End the process."""
         self._process.terminate()
         self._process.wait(30)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as door:
-        return door.connect_ex(("127.0.0.1", port)) == 0

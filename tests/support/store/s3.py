@@ -13,8 +13,19 @@ from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
 ROOM = "/room-for-writes"
-SECRET = "not-to-be-told-to-anybody"
+KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """What a process has to have in its environment to reach a server of the tests there."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
 
 
 class S3:
@@ -41,13 +52,7 @@ class S3:
 
     def environment(self, door: str = "plain") -> dict[str, str]:
         """What a process has to have in its environment to reach the store by a door."""
-        return {
-            "AWS_ENDPOINT_URL": self._url(door),
-            "AWS_ACCESS_KEY_ID": "tests",
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        return environment_of(self._url(door))
 
     def bucket(self) -> str:
         """The address of a new bucket."""

@@ -6,9 +6,9 @@ import base64
 from pathlib import Path
 from typing import Any, ClassVar
 
-from support.store.program import Program, found, free_port
-
-_KEY, _SECRET = "tests", "not-to-be-told"
+from support.ports import free_ports
+from support.store.program import Program, found
+from support.store.s3 import KEY, SECRET, environment_of
 
 
 class _S3Program(Program):
@@ -20,13 +20,7 @@ class _S3Program(Program):
 
     def environment(self) -> dict[str, str]:
         """What a process has to have in its environment to reach it."""
-        return {
-            "AWS_ENDPOINT_URL": self._url,
-            "AWS_ACCESS_KEY_ID": _KEY,
-            "AWS_SECRET_ACCESS_KEY": _SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        return environment_of(self._url)
 
     def container(self, name: str) -> str:
         """The address of a new bucket."""
@@ -37,7 +31,7 @@ class _S3Program(Program):
         """What speaks to it as its owner does."""
         import boto3
 
-        who = {"aws_access_key_id": _KEY, "aws_secret_access_key": _SECRET, "region_name": "us-east-1"}
+        who = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
         return boto3.client("s3", endpoint_url=self._url, **who)
 
 
@@ -50,9 +44,9 @@ class Versity(_S3Program):
     )
 
     def __init__(self, folder: Path) -> None:
-        port = free_port()
+        (port,) = free_ports(1)
         command = [self.PROGRAM, "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(folder)]
-        super().__init__(command, port, {"ROOT_ACCESS_KEY": _KEY, "ROOT_SECRET_KEY": _SECRET})
+        super().__init__(command, port, {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET})
 
 
 class Minio(_S3Program):
@@ -62,9 +56,9 @@ class Minio(_S3Program):
     HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no minio; go install github.com/minio/minio@latest"
 
     def __init__(self, folder: Path) -> None:
-        port, console = free_port(), free_port()
+        port, console = free_ports(2)
         where = ["--address", f"127.0.0.1:{port}", "--console-address", f"127.0.0.1:{console}"]
-        who = {"MINIO_ROOT_USER": _KEY, "MINIO_ROOT_PASSWORD": _SECRET, "MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
+        who = {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET, "MINIO_UPDATE": "off", "MINIO_BROWSER": "off"}
         sealing = {"MINIO_KMS_SECRET_KEY": f"tests:{base64.b64encode(bytes(32)).decode()}"}
         super().__init__([self.PROGRAM, "server", *where, str(folder)], port, who | sealing)
 
