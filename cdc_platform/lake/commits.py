@@ -7,7 +7,7 @@ caller.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.lake import envelope
+from cdc_platform.lake import envelope, mirror
 from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
-from cdc_platform.places import Place, place_of
+from cdc_platform.places import Place, Seen, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
@@ -61,6 +61,7 @@ def make(
     read_version = opened.version()
     try:
         commit(properties_of(seal))
+        mirror.put(opened, read_version + 1)
     except Exception:
         if not _stands(folder_of(opened), read_version, seal.id):
             raise
@@ -123,7 +124,11 @@ class Look:
     is_newest: bool
 
 
-def look(folder: str, version: int, newest: int) -> Look:
+Lister = Callable[[Place, str], Iterable[tuple[str, Seen]]]
+"""What tells the files of a folder of a store whose names come after one."""
+
+
+def look(folder: str, version: int, newest: int, listed: Lister) -> Look:
     """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
     log = _log(folder)
     at, last, after = (_name(number) for number in (version, newest, newest + 1))
@@ -131,7 +136,7 @@ def look(folder: str, version: int, newest: int) -> Look:
         seen = {name: there for name in {at, last, after} if (there := (log / name).seen()) is not None}
     else:
         # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
-        seen = dict(log.files(after=at.removesuffix(".json")))
+        seen = dict(listed(log, at.removesuffix(".json")))
     mark, newest_mark = (seen[name].mark if name in seen else None for name in (at, last))
     return Look(mark, newest_mark, after not in seen)
 
@@ -201,7 +206,7 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
     for version in range(opened.version(), -1, -1):
         if version not in known:
             try:
-                known[version] = read(entry(folder, version), version).envelope
+                known[version] = read(_entry_of(opened, folder, version), version).envelope
             except FileNotFoundError:
                 return None
         said = known[version]
@@ -212,6 +217,13 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
             if version == 0:
                 return {name: found.get(name, 0) for name in wanted}
     return None
+
+
+def _entry_of(opened: DeltaTable, folder: str, version: int) -> Place:
+    """The file of a commit of an opened table: out of its mirror, if it is there."""
+    mirrored = mirror.mirror_of(opened)
+    here = None if mirrored is None else mirrored.entry(version)
+    return entry(folder, version) if here is None else place_of(here)
 
 
 def _said_by(opened: DeltaTable) -> dict[int, Envelope | None]:

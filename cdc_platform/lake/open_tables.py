@@ -9,6 +9,7 @@ of its files is read once, and rows are chosen from in memory, where a query tak
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
+from cdc_platform.lake.mirror import Mirror, OpenedLog, is_log, with_files
 from cdc_platform.lake.rows import filled
-from cdc_platform.places import Place, fetching_once, options, place_of
+from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once, place_of
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
@@ -33,14 +35,14 @@ _KEPT_FILES = 8
 _KEPT_ANSWERS, _ANSWER_BYTES = 32, 1 << 20
 
 
-class Opened(DeltaTable):
+class Opened(OpenedLog):
     """An open table, and all rows of the version that it is at, where they are few."""
 
     _few: tuple[int, pa.Table | None] = (-1, None)
     _by_file: Mapping[str, pa.Table] = MappingProxyType({})
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, path: str, mirror: Mirror | None = None) -> None:
+        super().__init__(path, mirror)
         self._last_read: dict[str, pa.Table] = {}
         self._answers: tuple[int, dict[object, pa.Table]] = (-1, {})
 
@@ -143,18 +145,15 @@ def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
     # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
     query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {filters_sql(filters)}"
-    return pa.table(QueryBuilder().register("t", opened).execute(query).read_all()).cast(schema)
-
-
-def _opened(path: str) -> Opened:
-    return Opened(path, storage_options=options(path))
+    return pa.table(QueryBuilder().register("t", with_files(opened)).execute(query).read_all()).cast(schema)
 
 
 class OpenTables:
     """The tables that a thread has open, by path; none travels to another thread or process."""
 
     def __init__(self) -> None:
-        self._of_thread = _OfThread()
+        self._process, self._of_thread = os.getpid(), _OfThread()
+        self._kept = Kept()
 
     def __reduce__(self) -> tuple[type[OpenTables], tuple[()]]:
         return OpenTables, ()
@@ -165,15 +164,13 @@ class OpenTables:
         Raises:
             TableNotFoundError: there is none.
         """
-        mine = self._of_thread
+        mine = self._mine()
         if path in mine.missing:
             raise TableNotFoundError(f"no table at {path}")
         if path in mine.seen:
             return mine.known[path].opened
         try:
-            if path not in mine.known and mine.lacks(path):
-                raise TableNotFoundError(f"no table at {path}")
-            mine.known[path] = _newer(path, mine.known.pop(path, None))
+            mine.known[path] = _newer(path, mine.known.pop(path, None), mine.files)
         except TableNotFoundError:
             if mine.depth:
                 mine.missing.add(path)
@@ -184,10 +181,11 @@ class OpenTables:
 
     def is_there(self, path: str) -> bool:
         """Whether there is a table, by names alone."""
-        mine = self._of_thread
+        mine = self._mine()
         if path in mine.seen or path in mine.missing:
             return path in mine.seen
-        found = not mine.lacks(path) and DeltaTable.is_deltatable(path, options(path))
+        log = place_of(path) / files.LOG_FOLDER
+        found = is_log(dict(mine.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
         if mine.depth and not found:
             mine.missing.add(path)
         return found
@@ -201,11 +199,11 @@ class OpenTables:
         Raises:
             TableNotFoundError: there is none.
         """
-        mine = self._of_thread
+        mine = self._mine()
         inner = path in mine.taken
         if not inner:
             self.newest(path)
-        known = _newer(path, None) if inner else mine.known[path]
+        known = _newer(path, None, mine.files) if inner else mine.known[path]
         if not mine.depth:  # who reads meanwhile sees what others write
             del mine.known[path]
         mine.taken |= {path}
@@ -228,10 +226,10 @@ class OpenTables:
 
         A block in such a block is a part of it.
         """
-        mine = self._of_thread
+        mine = self._mine()
         mine.depth += 1
         try:
-            with fetching_once(), small_files.reading_once():
+            with fetching_once(self._kept), small_files.reading_once():
                 yield
         finally:
             mine.depth -= 1
@@ -240,9 +238,16 @@ class OpenTables:
 
     def look_anew(self, *paths: str) -> None:
         """Look at these tables when they are asked for next; at all, if none is named."""
-        for seen in (self._of_thread.seen, self._of_thread.missing):
+        mine = self._mine()
+        for seen in (mine.seen, mine.missing):
             seen.difference_update(paths or set(seen))
-        self._of_thread.listed.clear()
+        mine.listed.look_anew()
+
+    def _mine(self) -> _OfThread:
+        """What this thread has open; a process that was forked opens its own: a mirror is of one."""
+        if self._process != os.getpid():
+            self._process, self._of_thread = os.getpid(), _OfThread()
+        return self._of_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +262,7 @@ class _Known:
 class _OfThread(threading.local):
     """`known` by path; of those, and of the missing ones, what is not asked for again; what is written on.
 
-    `listed`: what lies in folders of a store, each of which was listed once.
+    `listed`: what a store has in a lake, for as long as it is not looked at anew.
     """
 
     def __init__(self) -> None:
@@ -265,27 +270,21 @@ class _OfThread(threading.local):
         self.seen: set[str] = set()
         self.missing: set[str] = set()
         self.taken: set[str] = set()
-        self.listed: dict[Place, frozenset[str]] = {}
+        self.listed = Listing()
         self.depth = 0
 
-    def lacks(self, path: str) -> bool:
-        """Whether a store has nothing of a table, by one list of its keyspace in a block: most tables are never made.
-
-        False where that is not known.
-        """
-        place = place_of(path)
-        if not self.depth or place.here is not None:
-            return False
-        if place.folder not in self.listed:
-            self.listed[place.folder] = frozenset(each.name for each in place.folder.folders())
-        return place.name not in self.listed[place.folder]
+    def files(self, log: Place, after: str = "") -> list[tuple[str, Seen]]:
+        """The files of a log whose names come after one; in a block a lake's logs are listed together."""
+        if not self.depth or not isinstance(log, Stored):
+            return log.files(after)
+        return self.listed.files(log, log.folder.folder.folder, after)
 
 
-def _newer(path: str, known: _Known | None) -> _Known:
+def _newer(path: str, known: _Known | None, listed: commits.Lister) -> _Known:
     """A table at its newest version, out of what is known of it."""
     if known is not None and known.mark is not None:
         opened = known.opened
-        look = commits.look(path, known.version, opened.version())
+        look = commits.look(path, known.version, opened.version(), listed)
         if look.mark == known.mark and look.newest_mark is not None:
             known = _Known(opened, opened.version(), look.newest_mark)
             if look.is_newest:
@@ -296,5 +295,28 @@ def _newer(path: str, known: _Known | None) -> _Known:
                 pass  # what is wrong is said by opening it
             else:
                 return known
-    opened = _opened(path)
-    return _Known(opened, opened.version(), commits.look(path, opened.version(), opened.version()).mark)
+    return _mirrored(path, listed) or _by_itself(path, listed)
+
+
+def _mirrored(path: str, listed: commits.Lister) -> _Known | None:
+    """A table of a store at its newest version, by a mirror of its log; None where there can be none."""
+    log = place_of(path) / files.LOG_FOLDER
+    if not isinstance(log, Stored):
+        return None
+    names = dict(listed(log, ""))
+    if not is_log(names):
+        raise TableNotFoundError(f"no table at {path}")
+    mirror = Mirror(log.folder)
+    try:
+        if not mirror.begin(names):
+            return None
+        opened = Opened(path, mirror)
+    except (DeltaError, OSError):
+        return None  # what is wrong is said by opening it there
+    newest = names.get(commits.entry(path, opened.version()).name)
+    return _Known(opened, opened.version(), None if newest is None else newest.mark)
+
+
+def _by_itself(path: str, listed: commits.Lister) -> _Known:
+    opened = Opened(path)
+    return _Known(opened, opened.version(), commits.look(path, opened.version(), opened.version(), listed).mark)

@@ -30,6 +30,7 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import data_files, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirror import with_files
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
@@ -143,7 +144,7 @@ def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any
         read_version = opened.version()
         write = partial(
             write_deltalake,
-            opened,
+            with_files(opened) if held else opened,
             rows,
             writer_properties=_WRITER_PROPERTIES,
             post_commithook_properties=commits.hooks_of(opened),

@@ -25,7 +25,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.versions import folders
 from cdc_platform.lake.volume import file_batches
-from cdc_platform.places import Place, place_of
+from cdc_platform.places import Place, fetching_anew, place_of
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
@@ -263,9 +263,10 @@ class _Look:
             return None
         rows, held = 0, 0
         try:
-            for batch in file_batches(file.path):
-                rows += batch.num_rows
-                held += sum(digests.of_rows(pa.Table.from_batches([batch]), (), self._rule).values())
+            with fetching_anew():
+                for batch in file_batches(file.path):
+                    rows += batch.num_rows
+                    held += sum(digests.of_rows(pa.Table.from_batches([batch]), (), self._rule).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_line(error)})")
         else:

@@ -90,4 +90,4 @@ class Here(Place):
 
 
 def _seen(status: os.stat_result) -> Seen:
-    return Seen(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}")
+    return Seen(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}", status.st_mtime)

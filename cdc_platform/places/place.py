@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A file that is there: its bytes, and a mark that another file in its place would not have."""
+    """A file that is there: its bytes, and a mark that another file in its place would not have.
+
+    `at`: when it was written (s), by the clock of where it lies.
+    """
 
     bytes: int
     mark: str
+    at: float = field(default=0, compare=False)
 
 
 class Place(ABC):

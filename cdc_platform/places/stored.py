@@ -10,8 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -27,6 +26,7 @@ from cdc_platform.errors import (
     is_full_store,
     no_space,
 )
+from cdc_platform.places import fetched
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
@@ -41,41 +41,11 @@ _ENVIRONMENT = (
 )
 # Emulators on loopback have no TLS.
 _WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
-# A file of so many bytes is fetched by one request: of a larger one its end tells which parts are of use.
-_AT_ONCE_BYTES = 4 << 20
-_KEPT_BYTES = 8 << 20
+# So many files are named by one request.
+_PAGE = 1000
 _STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
 _SKEWED = "RequestTimeTooSkewed"
 _NOT_LET_IN = re.compile(r"status code: 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId", flags=re.IGNORECASE)
-
-
-@dataclass
-class _Fetched:
-    """The small files that were fetched in a block, by their addresses, as long as they are few bytes together."""
-
-    contents: dict[str, bytes] = field(default_factory=dict)
-    bytes: int = 0
-
-    def keep(self, address: str, content: bytes) -> None:
-        if self.bytes + len(content) <= _KEPT_BYTES:
-            self.contents[address] = content
-            self.bytes += len(content)
-
-
-_fetched: ContextVar[_Fetched | None] = ContextVar("fetched", default=None)
-
-
-@contextmanager
-def fetching_once() -> Iterator[None]:
-    """Fetch each small file that Parquet is read from once in a block: a data file never changes. Some MB are kept."""
-    if _fetched.get() is not None:
-        yield
-        return
-    mark = _fetched.set(_Fetched())
-    try:
-        yield
-    finally:
-        _fetched.reset(mark)
 
 
 def plain(path: PurePosixPath) -> str:
@@ -143,6 +113,31 @@ class Stored(Place):
         named = [(PurePosixPath(each["path"]), self._of_meta(each)) for each in found]
         return sorted((path.name, seen) for path, seen in named if plain(path.parent) == self.path)
 
+    def page(self, after: str) -> tuple[list[tuple[str, Seen]], bool]:
+        """The files below it, in whatever folder, whose paths in the store come after one, and whether these are all.
+
+        They are as many as a store names by one request.
+        """
+        with self._asked():
+            pages = self._store.list(self.path or None, offset=after or None, chunk_size=_PAGE)
+            found = next(iter(pages), [])
+        return [(each["path"], self._of_meta(each)) for each in found], len(found) < _PAGE
+
+    def fetch(self, mark: str) -> bytes:
+        """What is in the file, which was seen with this mark in a list; it is fetched if nobody here has.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        kept = fetched.marked(str(self), mark)
+        if kept is not None:
+            return kept
+        with self._asked():
+            found = self._store.get(self.path)
+            content = bytes(found.bytes())
+        fetched.keep(str(self), found.meta["e_tag"], content)
+        return content
+
     def create(self, content: bytes) -> str | None:
         """Make the file unless it is there; its mark if it was made. Of any number at once one makes it."""
         return self._put(content, "create")
@@ -153,7 +148,11 @@ class Stored(Place):
 
     def receive(self, written: Path) -> None:
         with self._asked():
-            self._store.put(self.path, written)
+            if written.stat().st_size > fetched.SMALL_BYTES:
+                self._store.put(self.path, written)
+                return
+            content = written.read_bytes()
+            fetched.keep(str(self), self._store.put(self.path, content)["e_tag"], content)
 
     def remove(self) -> None:
         with self._asked():
@@ -165,16 +164,16 @@ class Stored(Place):
     def source(self) -> Any:
         from pyarrow import BufferReader, PythonFile
 
-        kept = _fetched.get()
-        if kept is not None and str(self) in kept.contents:
-            return BufferReader(kept.contents[str(self)])
+        kept = fetched.content(str(self))
+        if kept is not None:
+            return BufferReader(kept)
         with self._asked():
             found = self._store.get(self.path)
             size = found.meta["size"]
-            if size <= _AT_ONCE_BYTES:
+            # Of a larger one its end tells which parts are of use.
+            if size <= fetched.SMALL_BYTES:
                 content = bytes(found.bytes())
-                if kept is not None:
-                    kept.keep(str(self), content)
+                fetched.keep(str(self), found.meta["e_tag"], content)
                 return BufferReader(content)
         return PythonFile(_Ranges(self, size), mode="r")
 
@@ -203,6 +202,11 @@ class Stored(Place):
                 return None
 
     @property
+    def lists_from_anywhere(self) -> bool:
+        """Whether the store itself begins a list behind a name; of another all before it would be fetched."""
+        return self.root.startswith(("s3://", "gs://"))
+
+    @property
     def _goes_by_versions(self) -> bool:
         """Whether the store tells an object from another in its place by its version alone, as Google's does."""
         return self.root.startswith("gs://")
@@ -210,7 +214,7 @@ class Stored(Place):
     def _of_meta(self, meta: Any) -> Seen:
         # A list does not say versions: its marks are compared with those of lists.
         told = (meta["version"] if self._goes_by_versions else None) or meta["e_tag"] or meta["last_modified"]
-        return Seen(meta["size"], str(told))
+        return Seen(meta["size"], str(told), meta["last_modified"].timestamp())
 
     @property
     def _store(self) -> ObjectStore:

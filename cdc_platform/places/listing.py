@@ -1,0 +1,82 @@
+"""What lies below a place of a store by name, as of one moment: a page is listed when it is asked for, and serves all
+who ask for folders that it holds. So the logs of a home's tables are looked at by one request, where they are few.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from cdc_platform.places import fetched
+from cdc_platform.places.place import Seen
+from cdc_platform.places.stored import Stored
+
+_BEHIND = "\U0010ffff"
+"""What comes after every name."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Page:
+    """The files below a place whose paths in the store come after `first`, up to `last`; None: all that follow."""
+
+    within: Stored
+    first: str
+    last: str | None
+    paths: list[str]
+    seen: list[Seen]
+
+    def holds(self, within: Stored, begin: str, end: str) -> bool:
+        """Whether all files between two paths are in it."""
+        return self.within == within and self.first <= begin and (self.last is None or end <= self.last)
+
+
+class Listing:
+    """The pages that were listed since it was told to look anew."""
+
+    def __init__(self) -> None:
+        self._pages: list[_Page] = []
+        self._larger: set[Stored] = set()
+
+    def files(self, folder: Stored, within: Stored, after: str = "") -> list[tuple[str, Seen]]:
+        """The files in a folder whose names come after one, by name, out of a page of all that is below `within`."""
+        begin, inside = f"{folder.path}/{after}", f"{folder.path}/"
+        page = self._page(within, begin, inside + _BEHIND)
+        if page is None:
+            return folder.files(after)
+        found: list[tuple[str, Seen]] = []
+        for place in range(bisect_right(page.paths, begin), len(page.paths)):
+            path = page.paths[place]
+            if not path.startswith(inside):
+                break
+            if "/" not in path[len(inside) :]:
+                found.append((path[len(inside) :], page.seen[place]))
+        return found
+
+    def look_anew(self) -> None:
+        """Forget what was listed."""
+        self._pages.clear()
+
+    def _page(self, within: Stored, begin: str, end: str) -> _Page | None:
+        """The page that holds all files between two paths; None where the store lists none that does."""
+        found = next((page for page in self._pages if page.holds(within, begin, end)), None)
+        if found is not None or not within.lists_from_anywhere:
+            return found
+        if within not in self._larger:
+            page = self._listed(within, f"{within.path}/")
+            if page is not None and page.last is not None:
+                self._larger.add(within)
+            if page is None or page.holds(within, begin, end):
+                return page
+        page = self._listed(within, begin)
+        return page if page is not None and page.holds(within, begin, end) else None
+
+    def _listed(self, within: Stored, first: str) -> _Page | None:
+        """A page that begins behind a path; None of a store that does not list in the order of names."""
+        files, is_all = within.page(first)
+        paths = [path for path, _ in files]
+        if paths != sorted(paths):
+            return None
+        page = _Page(within, first, None if is_all else paths[-1], paths, [seen for _, seen in files])
+        fetched.listed({f"{within.root}/{path}": seen.mark for path, seen in files})
+        self._pages.append(page)
+        return page
