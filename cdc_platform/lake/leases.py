@@ -144,12 +144,11 @@ class _Lease:
 
     def _mark_of_mine(self) -> str | None:
         """The mark of the lease as it is, if it is this one: a store may have done what it says it could not."""
-        seen = self._place.seen()
         try:
-            mine = seen is not None and json.loads(self._place.read())["id"] == self._id
+            content, mark = self._place.read_marked()
+            return mark if json.loads(content)["id"] == self._id else None
         except (FileNotFoundError, ValueError, KeyError):
             return None
-        return seen.mark if seen is not None and mine else None
 
 
 def _written(identity: str, number: int) -> bytes:

@@ -89,8 +89,17 @@ class Stored(Place):
                 return None
 
     def read(self) -> bytes:
+        return self.read_marked()[0]
+
+    def read_marked(self) -> tuple[bytes, str]:
+        """What is in the file, and its mark, by one request.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         with self._asked():
-            return bytes(self._store.get(self.path).bytes())
+            found = self._store.get(self.path)
+            return bytes(found.bytes()), self._of_meta(found.meta).mark
 
     def is_folder(self) -> bool:
         with self._asked():

@@ -44,7 +44,8 @@ def run_join(
         InputError: the node cannot join the ring as it stands.
         AuditFailed: an invariant is violated; nothing after it was written.
     """
-    steps = steps_of(lake, generation_id)
+    with lake.open_tables.looked_at_once():
+        steps = steps_of(lake, generation_id)
     made = {}
     with verdicts.kept_together(lake, clock) as book:
         joining = Joining(lake, clock, settings, generation_id, workers, door, book)
