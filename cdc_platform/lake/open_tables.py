@@ -241,7 +241,8 @@ class OpenTables:
         mine = self._mine()
         for seen in (mine.seen, mine.missing):
             seen.difference_update(paths or set(seen))
-        mine.listed.look_anew()
+        logs = [place_of(path) / files.LOG_FOLDER for path in paths]
+        mine.listed.look_anew(*(log for log in logs if isinstance(log, Stored)))
 
     def _mine(self) -> _OfThread:
         """What this thread has open; a process that was forked opens its own: a mirror is of one."""

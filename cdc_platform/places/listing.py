@@ -31,20 +31,24 @@ class _Page:
 
 
 class Listing:
-    """The pages that were listed since it was told to look anew."""
+    """The pages that were listed since it was told to look anew.
+
+    Where a page does not hold all of a place, it is remembered from which folders on the others begin.
+    """
 
     def __init__(self) -> None:
         self._pages: list[_Page] = []
-        self._larger: set[Stored] = set()
+        self._stale: set[Stored] = set()
+        self._begins: dict[Stored, list[str]] = {}
 
     def files(self, folder: Stored, within: Stored, after: str = "") -> list[tuple[str, Seen]]:
         """The files in a folder whose names come after one, by name, out of a page of all that is below `within`."""
-        begin, inside = f"{folder.path}/{after}", f"{folder.path}/"
-        page = self._page(within, begin, inside + _BEHIND)
+        inside = f"{folder.path}/"
+        page = self._page(folder, within, inside + _BEHIND)
         if page is None:
             return folder.files(after)
         found: list[tuple[str, Seen]] = []
-        for place in range(bisect_right(page.paths, begin), len(page.paths)):
+        for place in range(bisect_right(page.paths, inside + after), len(page.paths)):
             path = page.paths[place]
             if not path.startswith(inside):
                 break
@@ -52,23 +56,35 @@ class Listing:
                 found.append((path[len(inside) :], page.seen[place]))
         return found
 
-    def look_anew(self) -> None:
-        """Forget what was listed."""
-        self._pages.clear()
+    def look_anew(self, *folders: Stored) -> None:
+        """Forget what was listed of these folders; of all, if none is named."""
+        self._stale.update(folders)
+        if not folders:
+            self._pages.clear()
+            self._stale.clear()
 
-    def _page(self, within: Stored, begin: str, end: str) -> _Page | None:
-        """The page that holds all files between two paths; None where the store lists none that does."""
+    def _page(self, folder: Stored, within: Stored, end: str) -> _Page | None:
+        """The page that holds all files of a folder; None where it is better listed alone, or the store lists none."""
+        begins = self._begins.setdefault(within, [f"{within.path}/"])
+        if folder in self._stale:
+            if not self._is_small(within):
+                return None
+            self.look_anew()
+        begin = f"{folder.path}/"
         found = next((page for page in self._pages if page.holds(within, begin, end)), None)
         if found is not None or not within.lists_from_anywhere:
             return found
-        if within not in self._larger:
-            page = self._listed(within, f"{within.path}/")
-            if page is not None and page.last is not None:
-                self._larger.add(within)
+        first = begins[bisect_right(begins, begin) - 1]
+        if all(page.first != first for page in self._pages):
+            page = self._listed(within, first)
             if page is None or page.holds(within, begin, end):
                 return page
         page = self._listed(within, begin)
         return page if page is not None and page.holds(within, begin, end) else None
+
+    def _is_small(self, within: Stored) -> bool:
+        """Whether one page holds all of a place, as far as it was listed."""
+        return all(page.last is None for page in self._pages if page.within == within)
 
     def _listed(self, within: Stored, first: str) -> _Page | None:
         """A page that begins behind a path; None of a store that does not list in the order of names."""
@@ -76,7 +92,10 @@ class Listing:
         paths = [path for path, _ in files]
         if paths != sorted(paths):
             return None
-        page = _Page(within, first, None if is_all else paths[-1], paths, [seen for _, seen in files])
+        last = None if is_all else paths[-1]
+        page = _Page(within, first, last, paths, [seen for _, seen in files])
         fetched.listed({f"{within.root}/{path}": seen.mark for path, seen in files})
         self._pages.append(page)
+        left = [each for each in self._begins[within] if each < first or not (last is None or each <= last)]
+        self._begins[within] = sorted([*left, first])
         return page
