@@ -100,6 +100,7 @@ LONG = {
         "test_commits_in_a_store.py",
         "test_faults_of_stores.py",
         "test_leases.py",
+        "test_mirrors.py",
         "test_requests.py",
         "test_up_in_a_store.py",
         "test_stored_places.py",

@@ -1,4 +1,4 @@
-"""How many requests a store sees of small joins and look-ups: a table is opened once, and looked at once a step."""
+"""How many requests a store sees of small joins and look-ups: a table is opened once, all are looked at by one list."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from cdc_platform.ring import Node
 from cdc_platform.settings import Settings
 
 START_US = Microseconds(1_767_225_600_000_000)
-STEPS, A_COMMIT, ASKED, AUDITED = 6, 6, 15, 4
-"""Of a join: its steps, how many tables it asks for, those that are not there among them, and an audit of a step."""
-LOOKS, A_COMMIT_LOOKS = "LIST GET", 3
-"""Requests that list a log, and how many of them deltalake and the next look make of one commit."""
+STEPS, A_COMMIT, A_TABLE = 6, 6, 6
+"""Of a join: its steps, and the requests that are due of each commit and each table."""
+LOOKS, A_STEP = "LIST GET", 3
+"""Requests that look for what others have written: before a step, before its audit and behind that."""
+PUTS, A_COMMIT_PUTS, TURNS = "PUT", 2, 1
+"""What is put by a commit, which is a file and an entry, and for a turn."""
 
 
 @pytest.fixture
@@ -56,21 +58,23 @@ def more(after: Mapping[str, int], before: Mapping[str, int]) -> int:
 
 
 def test_each_table_is_opened_once_and_looked_at_once_a_step(s3: S3, home: str) -> None:
-    """A look-up is little more than opening each table; a join, by who has opened none, looks at each once a step."""
-    before, tables = s3.counts(), len(held(Lake(open_home(home).lake)))
-    opening = more(s3.counts(), before)
+    """A look-up is little more than opening tables; a join, by who has opened none, looks at all by a list a step."""
+    tables = len(held(Lake(open_home(home).lake)))
     before = s3.counts()
     done = run("--home", home, "--clock", "2026-01-03T00:00:00Z", "generations", "--json")
     assert (done.exit_code, len(done.json)) == (0, 3)
-    assert more(s3.counts(), before) <= opening + A_COMMIT * tables
+    after = s3.counts()
+    assert (after[LOOKS] - before[LOOKS], more(after, before) <= A_TABLE * tables) == (1, True)
     lake, clock = Lake(open_home(home).lake), Clock(Microseconds(START_US + HOUR_US * 4))
     made = inbox.queue(lake, clock, join_request(4)).generation_id
-    versions, fresh, before = held(lake), Lake(str(lake.place)), s3.counts()[LOOKS]
+    versions, fresh, before = held(lake), Lake(str(lake.place)), s3.counts()
     run_join(Workers.alone(), fresh, clock, Settings(), made)
-    looks = s3.counts()[LOOKS] - before
+    after = s3.counts()
     commits = more(held(lake), versions)
     assert commits >= STEPS
-    assert looks <= A_COMMIT_LOOKS * commits + STEPS * (ASKED + AUDITED)
+    assert after[LOOKS] - before[LOOKS] <= A_STEP * STEPS
+    assert after[PUTS] - before[PUTS] == A_COMMIT_PUTS * commits + TURNS
+    assert more(after, before) <= A_COMMIT * commits + A_TABLE * len(versions)
 
 
 def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
