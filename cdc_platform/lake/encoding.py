@@ -85,13 +85,13 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _of_bytes(values: pa.Array) -> list[Piece]:
     array = values.cast(pa.large_binary()) if values.type != pa.large_string() else values
-    lengths = np.asarray(compute.fill_null(compute.binary_length(array), -1), dtype="<i4")
+    lengths = compute.binary_length(array)
     if array.null_count:
-        array = compute.fill_null(array, b"")
+        lengths, array = compute.fill_null(lengths, -1), compute.fill_null(array, b"")
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
     content = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
-    return [_bytes_of(lengths), (content, bounds)]
+    return [_bytes_of(np.asarray(lengths, dtype="<i4")), (content, bounds)]
 
 
 def _of_lists(values: pa.Array) -> list[Piece]:
@@ -111,12 +111,12 @@ def _numbers(values: pa.Array) -> np.ndarray:
         raw = np.frombuffer(filled.buffers()[1], dtype=np.uint8)
         return raw[filled.offset * width : (filled.offset + len(filled)) * width].reshape(-1, width)
     if pa.types.is_timestamp(kind):
-        values = values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+        values = (values if kind.unit == "us" else values.cast(pa.timestamp("us", kind.tz))).view(pa.int64())
     elif pa.types.is_time32(kind) or pa.types.is_date32(kind):
         values = values.cast(pa.int32())
     elif pa.types.is_time64(kind) or pa.types.is_date64(kind) or pa.types.is_duration(kind):
         values = values.cast(pa.int64())
-    if not pa.types.is_floating(kind):
+    if not pa.types.is_floating(kind) and values.type != pa.int64():
         values = values.cast(pa.int64())
     filled = compute.fill_null(values, 0) if values.null_count else values
     return _bytes_of(np.asarray(filled))

@@ -27,6 +27,9 @@ from cdc_platform.lake.tables import Table
 # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 % of
 # the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same (session.sql_conf).
 WRITER_PROPERTIES = WriterProperties(compression="ZSTD", compression_level=1)
+# To set zstd up for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
+_SMALL = WriterProperties(compression="UNCOMPRESSED")
+_SMALL_BYTES = 1 << 17
 # More keys than this are looked for by their bounds: a statement takes no list of any length.
 _MOST_LISTED = 256
 
@@ -41,6 +44,11 @@ class Merged:
     inserted: int
     updated: int
     version: int
+
+
+def writing(rows: pa.Table, large: WriterProperties = WRITER_PROPERTIES) -> WriterProperties:
+    """How a file of these rows is written: as `large` ones, or, where they are few, as they are."""
+    return _SMALL if rows.nbytes <= _SMALL_BYTES else large
 
 
 def transact(
@@ -182,7 +190,7 @@ def replace(
                 predicate=predicate,
                 commit_properties=properties,
                 post_commithook_properties=commits.hooks_of(opened),
-                writer_properties=WRITER_PROPERTIES,
+                writer_properties=writing(rows),
             )
 
     commits.make(opened, commit, digests=after(opened, table, rows, removed), numbers=numbers)
@@ -235,7 +243,7 @@ def _merge(
         source_alias="s",
         target_alias="t",
         streamed_exec=False,
-        writer_properties=WRITER_PROPERTIES,
+        writer_properties=writing(rows),
         commit_properties=properties,
         post_commithook_properties=commits.hooks_of(opened),
     )
@@ -254,7 +262,7 @@ def _append(opened: DeltaTable, table: Table, rows: pa.Table, properties: commit
             mode="append",
             commit_properties=properties,
             post_commithook_properties=commits.hooks_of(opened),
-            writer_properties=WRITER_PROPERTIES,
+            writer_properties=writing(rows),
         )
 
 
@@ -267,7 +275,7 @@ def _exchange(
     if partitions:
         own = normal_filters(table, [(name, "in", partitions)])
         added = _exchanged(rows_of(opened, table.schema, own), table, added, removed)
-    placing.rewrite(opened, table, added, partitions, (properties, WRITER_PROPERTIES))
+    placing.rewrite(opened, table, added, partitions, (properties, writing(added)))
 
 
 def _exchanged(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
@@ -292,7 +300,7 @@ def _overwrite(opened: DeltaTable, table: Table, rows: pa.Table, properties: com
         mode="overwrite",
         commit_properties=properties,
         post_commithook_properties=commits.hooks_of(opened),
-        writer_properties=WRITER_PROPERTIES,
+        writer_properties=writing(rows),
     )
 
 

@@ -16,6 +16,7 @@ Two rows that differ have the same number once in 2^64 pairs. Who wants to can m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -26,7 +27,7 @@ from cdc_platform.lake import encoding
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.encoding import Piece
 from cdc_platform.ring.mixing import ODD, mixed
-from cdc_platform.ring.tokens import UInt64s
+from cdc_platform.ring.tokens import Bools, UInt64s
 
 # What is worked on at once stays in a core's cache.
 _ROWS_AT_ONCE = 1 << 15
@@ -43,15 +44,29 @@ def row_numbers(rows: pa.Table) -> np.ndarray:
 
 def _numbers(rows: pa.Table) -> np.ndarray:
     found = np.full(rows.num_rows, ODD)
+    waiting: list[tuple[UInt64s, np.uint64]] = []
     for name in rows.schema.names:
         values = encoding.one_array(rows[name])
         if values.null_count == len(values):
             continue
-        given = np.asarray(compute.is_valid(values)) if values.null_count else slice(None)
-        pieces = encoding.side_by_side(encoding.pieces_of(values.drop_null() if values.null_count else values))
+        given = np.asarray(compute.is_valid(values)) if values.null_count else None
+        pieces = encoding.side_by_side(encoding.pieces_of(values if given is None else values.drop_null()))
         for place, piece in enumerate(pieces):
-            found[given] += _spread(_of_piece(piece), _key(name, place))
-    return mixed(found)
+            waiting.append((_in_rows(_of_piece(piece), given), _key(name, place)))
+            # Of few rows all parts are spread at once: each of numpy's calls takes a microsecond, whatever it works on.
+            if len(waiting) * rows.num_rows >= _WORDS_AT_ONCE:
+                found += _spread(waiting)
+                waiting.clear()
+    return mixed(found + _spread(waiting) if waiting else found)
+
+
+def _in_rows(numbers: UInt64s, given: Bools | None) -> UInt64s:
+    """The numbers of the values that are given, a row each; 0 of those that are not."""
+    if given is None:
+        return numbers
+    found = np.zeros(len(given), dtype=np.uint64)
+    found[given] = numbers
+    return found
 
 
 @lru_cache(maxsize=1 << 12)
@@ -59,12 +74,13 @@ def _key(name: str, place: int) -> np.uint64:
     return np.frombuffer(blake2b(f"{place} {name}".encode(), digest_size=8).digest(), dtype=np.uint64)[0]
 
 
-def _spread(numbers: UInt64s, key: np.uint64) -> UInt64s:
-    """What a part of rows puts into them."""
-    spread = mixed(numbers ^ key)
+def _spread(parts: Sequence[tuple[UInt64s, np.uint64]]) -> UInt64s:
+    """What some parts put into their rows: their numbers, one for all rows or one for each, and each part's key."""
+    numbers = np.stack(np.broadcast_arrays(*(each for each, _ in parts)))
+    spread = mixed(numbers ^ np.array([key for _, key in parts])[:, None])
     if not numbers.all():
         spread[numbers == 0] = 0
-    return spread
+    return spread.sum(axis=0, dtype=np.uint64)
 
 
 def _of_piece(piece: Piece) -> np.ndarray:
@@ -92,10 +108,12 @@ def _of_piece(piece: Piece) -> np.ndarray:
 def _of_equal(runs: np.ndarray) -> np.ndarray:
     """The same of runs of one width."""
     words = _words(runs)
-    if len(words) and (words == words[0]).all():
+    if len(words) > 1 and (words == words[0]).all():
         words = words[:1]  # as most times to live are
     count, width = words.shape
-    keys = _keys(np.arange(width))
+    keys = _first_keys(width)
+    if count * width <= _WORDS_AT_ONCE:
+        return mixed(words + keys).sum(axis=1, dtype=np.uint64)
     found = np.zeros(count, dtype=np.uint64)
     if width <= _FEW_WORDS:
         for place in range(width):
@@ -115,6 +133,11 @@ def _words(runs: np.ndarray) -> np.ndarray:
         padded[:, :width] = runs
         runs = padded
     return np.ascontiguousarray(runs).view(np.uint64) if width else np.empty((count, 0), dtype=np.uint64)
+
+
+@lru_cache(maxsize=64)
+def _first_keys(count: int) -> np.ndarray:
+    return _keys(np.arange(count))
 
 
 def _keys(places: np.ndarray) -> np.ndarray:

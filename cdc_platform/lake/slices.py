@@ -146,7 +146,7 @@ def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any
             write_deltalake,
             with_files(opened) if held else opened,
             rows,
-            writer_properties=_WRITER_PROPERTIES,
+            writer_properties=merging.writing(rows, _WRITER_PROPERTIES),
             post_commithook_properties=commits.hooks_of(opened),
         )
 
