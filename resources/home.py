@@ -23,6 +23,7 @@ class HomeResource(ConfigurableResource):
     )
 
     _speaking: ExitStack = PrivateAttr(default_factory=ExitStack)
+    _lakes: dict[str, Lake] = PrivateAttr(default_factory=dict)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """Say in which run's name is committed, and who asked for it; a sensor or a schedule has none."""
@@ -33,8 +34,9 @@ class HomeResource(ConfigurableResource):
         self._speaking.enter_context(speaking_for(speaker))
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Be silent again."""
+        """Be silent again, and let go of the tables that are open."""
         self._speaking.close()
+        self._lakes.clear()
 
     def home(self) -> Home:
         """The home, made if it is not there.
@@ -48,8 +50,9 @@ class HomeResource(ConfigurableResource):
         return home
 
     def lake(self) -> Lake:
-        """The home's Delta tables."""
-        return Lake(self.home().lake)
+        """The home's Delta tables; steps of a run share them, for to open all of them again takes as long as a step."""
+        place = self.home().lake
+        return self._lakes.setdefault(str(place), Lake(place))
 
     def settings(self) -> Settings:
         """The home's settings."""
