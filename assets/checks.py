@@ -25,6 +25,7 @@ from dagster import _check as check
 
 from assets.declared import key
 from assets.failures import in_one_line
+from assets.partitions import partitions_of
 from cdc_platform.clock import Clock
 from cdc_platform.invariants.families import Family, Invariant
 from cdc_platform.invariants.findings import Finding
@@ -73,7 +74,7 @@ def judged(
     A run of several partitions reports each result by itself. What stops nothing is seen on the run, see
     `seen_on_the_run`.
     """
-    partitions: list[str | None] = [*context.partition_keys] if _is_of_partitions(context) else [None]
+    partitions: list[str | None] = [*partitions_of(context)] if _is_of_partitions(context) else [None]
     for partition in partitions:
         look = judging(context, lake, clock, partition)
         with in_one_line():

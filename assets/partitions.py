@@ -45,7 +45,12 @@ def asked(context: AssetExecutionContext | AssetCheckExecutionContext, what: str
     """
     if not context.has_partition_key and not context.has_partition_key_range:
         raise InputError(f"{what} are made one by one: choose a partition of the asset, or several, and run it again")
-    return list(context.partition_keys)
+    return partitions_of(context)
+
+
+def partitions_of(context: AssetExecutionContext | AssetCheckExecutionContext) -> list[str]:
+    """The partitions of a step that is run for some, in their order; of one alone Dagster's storage is not asked."""
+    return [context.partition_key] if context.has_partition_key else list(context.partition_keys)
 
 
 def hour_of(partition: str) -> Microseconds:

@@ -28,7 +28,7 @@ from assets.failures import in_one_line
 from assets.join.asked import content_of, finished, joined_generation
 from assets.join.inbox import JOIN_JOB
 from assets.join.shown import SHOWN, Shown, Told
-from assets.partitions import GENERATIONS, asked
+from assets.partitions import GENERATIONS, asked, partitions_of
 from assets.told import Stopwatch, materialized
 from cdc_platform.invariants.findings import GENERATIONS as GENERATION_FAMILY
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
@@ -100,7 +100,7 @@ def _checks(step: Step, audit: Audit) -> AssetChecksDefinition:
                 findings = audit.of_all(look.lake, spark.workers())
             yield from check_results(step.table, context, look, findings, GENERATION_FAMILY)
             return
-        partitions = list(context.partition_keys)
+        partitions = partitions_of(context)
         several = len(partitions) > 1
         for partition in finished(home.lake(), partitions, context.log.info) if several else partitions:
             with in_one_line():
