@@ -67,12 +67,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), facecolor="white")
 
 
-def png(figure: Figure) -> bytes:
-    """The figure at the finest resolution that stays below `MOST_BYTES`."""
+def png(figure: Figure, *, cropped: bool = True) -> bytes:
+    """The figure at the finest resolution that stays below `MOST_BYTES`.
+
+    `cropped` to what is drawn, for which it is drawn twice: a figure whose parts all have their places needs none.
+    """
     drawn = b""
+    box = {"bbox_inches": "tight", "pad_inches": 0.1} if cropped else {}
     for dpi in _DPI:
         stream = io.BytesIO()
-        figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None}, bbox_inches="tight", pad_inches=0.1)
+        figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None}, **box)
         drawn = stream.getvalue()
         if len(drawn) < MOST_BYTES:
             break

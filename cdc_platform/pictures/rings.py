@@ -51,7 +51,7 @@ def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, jo
     axes.text(0, 0, f"{len(range_ends):,}\nranges", ha="center", va="center", color=INK, fontsize=12)
     shares = np.bincount(owner_of_slice, weights=np.diff(edges), minlength=len(names)) / (2 * np.pi)
     _draw_owners(figure, names, colours, shares, np.bincount(owners, minlength=len(names)), joining)
-    return png(figure)
+    return png(figure, cropped=False)
 
 
 def streams_picture(counts: Int64s, names: Sequence[str]) -> bytes:
