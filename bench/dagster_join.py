@@ -17,7 +17,7 @@ from dagster import DagsterEventType, DagsterInstance, RunsFilter
 
 from assets.join.inbox import JOIN_JOB
 from bench.cluster import Size, lake_before_join, lake_before_next_join
-from bench.empty_job import JOB
+from bench.empty_job import JOB, PARTITION
 from bench.idle import SETTLES_SECONDS, up
 from bench.life import Joins
 from bench.measure import Pairs, Result
@@ -32,8 +32,9 @@ from cdc_platform.serving.parts import LOCATION
 _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2
 _SECONDS = 120
-_LAUNCH = """mutation($job: String!) { launchRun(executionParams: {
-selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default"
+_LAUNCH = """mutation($job: String!, $partition: String!) { launchRun(executionParams: {
+selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default",
+executionMetadata: {tags: [{key: "dagster/partition", value: $partition}]}
 }) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 
 
@@ -46,6 +47,7 @@ def dagster_join(bench: Bench) -> list[Result]:
         home = open_home(folder / "home")
         joins = Joins(Workers.alone(), _SIZE, folder / "functions")
         with DagsterInstance.from_config(str(home.dagster)) as instance:
+            instance.add_dynamic_partitions(JOB, [PARTITION])
             ends = _Runs(instance, told)
             for turn in range(_WARM_UPS + bench.sizes.repeats):
                 by_functions, empty = joins.seconds(), ends.empty()
@@ -56,7 +58,7 @@ def dagster_join(bench: Bench) -> list[Result]:
                     starts.append(started)
                     parts.append({"functions": by_functions, "empty": empty, "joined": joined, "started": started})
     details = {"turns": parts}
-    floor = "an empty job of as many steps and checks, and the join by functions"
+    floor = "an empty job of as many steps and checks of a partition, and the join by functions"
     at, again = f"{_SIZE}, launch to timestamp", "from the launch of a join to its first step"
     return [
         Result("dagster-join", at, pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, 1.5, details=details),
@@ -106,7 +108,7 @@ class _Runs:
         return sorted(record.timestamp for record in self._instance.all_logs(run_id, of_type=kind))
 
     def _launched(self) -> str:
-        query = {"query": _LAUNCH.replace("LOCATION", LOCATION), "variables": {"job": JOB}}
+        query = {"query": _LAUNCH.replace("LOCATION", LOCATION), "variables": {"job": JOB, "partition": PARTITION}}
         token = Path(self._told["token_file"]).read_text(encoding="utf-8")
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         asked = urllib.request.Request(f"{self._told['url']}/graphql", json.dumps(query).encode(), headers)

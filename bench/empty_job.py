@@ -1,4 +1,5 @@
-"""The code location with one more job: as many steps and checks as a join has, none of which does anything.
+"""The code location with one more job: as many steps and checks as a join has, of one partition, as a join is, none of
+which does anything.
 
 What that takes is Dagster's own, and no join in Dagster takes less. The location is otherwise the platform's, so that
 it takes as long to load. `python -m bench.empty_job` is the command line of the platform whose `up` has this location.
@@ -17,6 +18,7 @@ from dagster import (
     AssetsDefinition,
     AssetSelection,
     Definitions,
+    DynamicPartitionsDefinition,
     MaterializeResult,
     asset,
     define_asset_job,
@@ -28,13 +30,14 @@ from assets.join.steps import ASSETS
 from cdc_platform import definitions
 
 JOB = "empty"
+PARTITION = "nothing"
 CODE_SERVER = "bench.empty_job_code"
 
 
 def _asset(like: AssetsDefinition) -> AssetsDefinition:
     inputs = [_key(each) for each in like.keys_by_input_name.values() if each in _JOINED]
 
-    @asset(key=_key(like.key), deps=inputs)
+    @asset(key=_key(like.key), deps=inputs, partitions_def=_PARTITIONS)
     def nothing() -> MaterializeResult:
         return MaterializeResult()
 
@@ -43,7 +46,12 @@ def _asset(like: AssetsDefinition) -> AssetsDefinition:
 
 def _check(like: AssetChecksDefinition, number: int) -> AssetChecksDefinition:
     specs = [
-        AssetCheckSpec(spec.name, asset=_key(spec.asset_key), blocking=spec.blocking)
+        AssetCheckSpec(
+            spec.name,
+            asset=_key(spec.asset_key),
+            blocking=spec.blocking,
+            partitions_def=_PARTITIONS if spec.partitions_def else None,
+        )
         for spec in like.check_specs
         if spec.asset_key in _JOINED
     ]
@@ -60,6 +68,7 @@ def _key(of: AssetKey) -> AssetKey:
     return AssetKey([JOB, *of.path])
 
 
+_PARTITIONS = DynamicPartitionsDefinition(name=JOB)
 _JOINED = {each.key for each in ASSETS}
 _CHECKS = [
     each
