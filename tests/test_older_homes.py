@@ -36,6 +36,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.only_observed",
             "platform.committed_generations",
             "platform.stream_fingerprints",
+            "platform.cluster_changes",
         }
     )
 }

@@ -26,6 +26,7 @@ from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_ms
 from cdc_platform.cluster import known
+from cdc_platform.cluster.changes import as_before
 from cdc_platform.cluster.glance import last_mark
 from cdc_platform.cluster.observing import observe
 from cdc_platform.cluster.standing import StandingSessions
@@ -74,14 +75,17 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
         cluster = known.find(home.home(), context.partition_key)
         seen = observe(cluster, clock.clock())
     lake = Lake(cluster.open_home().lake)
-    for line in (*seen.warnings, *seen.incomplete):
+    changing = [] if seen.changing is None else [as_before(seen.changing)]
+    for line in (*seen.warnings, *changing, *(each.line for each in seen.incomplete)):
         context.log.warning(line)
     tables = cdc_tables.cdc_tables(lake)
     told = {
         "version": seen.version,
         "nodes": len(ring.members(lake)),
         "tables": few_rows(("table", "enabled", "ttl"), ((t.full_name, t.enabled, t.ttl_seconds) for t in tables)),
-        "changes": few_rows(("what",), ((line,) for line in (*seen.tables_changed, *seen.incomplete))),
+        "topology": changing[0] if changing else "settled",
+        "changes": few_rows(("at", "who", "what"), (tuple(each.document().values()) for each in seen.changes)),
+        "left_out": few_rows(("who", "why"), ((each.who, each.line) for each in seen.incomplete)),
     }
     content = held(lake, Part(GENERATION_TIMESTAMPS, {}))
     return materialized(lake, content, rows=seen.imported.rows_written, watch=watch, told=told)

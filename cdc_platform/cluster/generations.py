@@ -31,9 +31,20 @@ _READS = 3
 _Read = TypeVar("_Read")
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What was not taken in: `who` it is, and a line that says why."""
+
+    who: str
+    line: str
+
+    def __str__(self) -> str:
+        return self.line
+
+
 @dataclass
 class Generations:
-    """What was read. `incomplete` says, a line each, which generations were left out and why.
+    """What was read. `incomplete` says which generations were left out and why.
 
     `descriptions` by id, `streams` and `timestamps` (with their expiry) by time in ms.
     """
@@ -42,7 +53,7 @@ class Generations:
     streams: dict[Milliseconds, RangeRows] = field(default_factory=dict)
     timestamps: dict[Milliseconds, Milliseconds | None] = field(default_factory=dict)
     v1: V1Exports = field(default_factory=V1Exports)
-    incomplete: list[str] = field(default_factory=list)
+    incomplete: list[LeftOut] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ def read_generations(
     for id_ in _new_ids(live, layout, topology, known.ids):
         _keep(
             found,
+            f"generation {id_}",
             lambda id_=id_: _description(live, layout, id_),
             lambda rows, id_=id_: found.descriptions.update({id_: rows}),
         )
@@ -94,19 +106,19 @@ def read_generations(
             if rows is not None:
                 found.streams[time_ms] = rows
 
-        _keep(found, lambda time_ms=time_ms: _streams(live, time_ms), put)
+        _keep(found, f"generation {format_ms(time_ms)}", lambda time_ms=time_ms: _streams(live, time_ms), put)
     _first_format(live, layout, tables.DESCRIPTIONS_V1, found, known.v1_descriptions)
     _first_format(live, layout, tables.STREAMS_V1, found, known.v1_streams)
     _local_rows(live, layout, found)
     return found
 
 
-def _keep(found: Generations, read: Callable[[], _Read], put: Callable[[_Read], None]) -> None:
+def _keep(found: Generations, who: str, read: Callable[[], _Read], put: Callable[[_Read], None]) -> None:
     """Take in what is whole; what is not is told of, and comes with a later look."""
     try:
         put(read())
     except InputError as error:
-        found.incomplete.append(str(error))
+        found.incomplete.append(LeftOut(who, str(error)))
 
 
 def settled(read: Callable[[], Sequence[Row]], what: str) -> Sequence[Row]:
@@ -204,6 +216,7 @@ def _first_format(
         if time_ms not in known:
             _keep(
                 found,
+                f"generation {format_ms(time_ms)} in {table}",
                 lambda time_ms=time_ms: _v1_row(live, table, time_ms),
                 lambda row, time_ms=time_ms: into.update({time_ms: row}),
             )
@@ -252,7 +265,7 @@ def _local_rows(live: LiveCluster, layout: Layout, found: Generations) -> None:
         try:
             rows = live.select(tables.LOCAL, "*", at=member.address)
         except Unreachable as error:
-            found.incomplete.append(str(error))
+            found.incomplete.append(LeftOut(f"node {member.address}", str(error)))
             continue
         place = f"{live.name}, node {member.address}"
         for row in rows:

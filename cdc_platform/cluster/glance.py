@@ -22,10 +22,14 @@ _FILE = "glance"
 
 @dataclass(frozen=True)
 class Glance:
-    """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are."""
+    """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are.
+
+    `changing` says what goes on in a topology that is changing.
+    """
 
     identity: Identity
     mark: str
+    changing: str | None = None
 
 
 def glance(live: LiveCluster) -> Glance:
@@ -51,7 +55,8 @@ def glance(live: LiveCluster) -> Glance:
     ]
     newest = max((ms_from_datetime(row["time"]) for row in times or []), default=None)
     identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=newest)
-    return Glance(identity, hashlib.sha256(repr(seen).encode()).hexdigest())
+    changing = next((row["transition_state"] for row in topology or []), None)
+    return Glance(identity, hashlib.sha256(repr(seen).encode()).hexdigest(), changing)
 
 
 def last_mark(cluster: KnownCluster) -> str | None:

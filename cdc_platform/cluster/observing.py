@@ -1,6 +1,7 @@
 """Takes what a live cluster holds into its home: nodes, tables with a log, generations and stream sets.
 
-The same cluster again writes nothing.
+The same cluster again writes nothing. While its topology changes, which may take hours, its nodes are left as they
+were, and the rest is taken in.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
-from cdc_platform.cluster import generations, known, tables
+from cdc_platform.cluster import changes, generations, known, tables
+from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.schemas import LoggedTable, read_logged_tables
@@ -30,6 +32,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.records import cdc_tables, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.cluster_changes import Noted
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
@@ -37,17 +40,21 @@ from cdc_platform.sources.importing import ImportReport, ImportSources, import_s
 
 @dataclass
 class Observation:
-    """What was seen of a cluster, and what became of it. `tables_changed` are lines, as is what is `incomplete`.
+    """What was seen of a cluster, and what became of it. `tables_changed` are lines; `incomplete` was left out.
 
-    `lacking_ms` is the first generation that is listed and was left out, `lacking_sets_ms` of a table's stream sets.
+    `changing`: what goes on in a topology that is changing, whose nodes are as before; None: it has settled.
+    `changes` are those that were noted. `lacking_ms` is the first generation that is listed and was left out,
+    `lacking_sets_ms` of a table's stream sets.
     """
 
     cluster_name: str
     version: str
     imported: ImportReport = field(default_factory=ImportReport)
     tables_changed: list[str] = field(default_factory=list)
-    incomplete: list[str] = field(default_factory=list)
+    incomplete: list[LeftOut] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    changing: str | None = None
+    changes: list[Noted] = field(default_factory=list)
     lacking_ms: Milliseconds | None = None
     lacking_sets_ms: dict[str, Milliseconds] = field(default_factory=dict)
 
@@ -64,7 +71,7 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
     Raises:
         EnvironmentProblem: it cannot be reached, or does not let us in.
         NotGranted: a table that tells of CDC may not be read.
-        StateError: it is another cluster than before, has no CDC, or its topology is changing.
+        StateError: it is another cluster than before, or has no CDC.
         InputError: it says something else about a generation than it did before.
     """
     with connected(cluster.name, cluster.connection) as live:
@@ -74,8 +81,6 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
 def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observation | None:
     """Observe a cluster that is connected to, where a glance says that anything changed; None where nothing did.
 
-    While its topology changes, which may take hours, its nodes are left as they were, and the rest is taken in.
-
     Raises:
         As `observe`.
     """
@@ -83,33 +88,21 @@ def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observati
     known.assert_same(cluster, seen.identity)
     if seen.mark == last_mark(cluster):
         return None
-    return look(live, cluster, clock, seen, unsettled=True)
+    return look(live, cluster, clock, seen)
 
 
-def look(
-    live: LiveCluster,
-    cluster: KnownCluster,
-    clock: Clock,
-    seen_before: Glance | None = None,
-    *,
-    unsettled: bool = False,
-) -> Observation:
-    """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for.
-
-    With `unsettled` all but the nodes of a topology that is changing is taken in.
-    """
+def look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None = None) -> Observation:
+    """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for."""
     with looking_on():
-        return _look(live, cluster, clock, seen_before, unsettled)
+        return _look(live, cluster, clock, seen_before)
 
 
-def _look(
-    live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None, unsettled: bool
-) -> Observation:
+def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None) -> Observation:
     lake = Lake(cluster.open_home().lake)
     first = glance(live) if seen_before is None else seen_before
     layout = layout_of(live)
     layout.assert_readable()
-    topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)}, unsettled=unsettled)
+    topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})
     known.assert_same(cluster, topology.identity)
     _assert_has_cdc(live, layout, topology)
     times = generations.read_timestamps(live, layout)
@@ -117,7 +110,8 @@ def _look(
     found = generations.read_generations(live, layout, topology, times, _known(lake))
     sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
     logged = read_logged_tables(live, layout)
-    seen = Observation(topology.cluster_name, topology.version, incomplete=[*found.incomplete, *without])
+    left_out = [*found.incomplete, *without]
+    seen = Observation(topology.cluster_name, topology.version, incomplete=left_out, changing=topology.changing)
     seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
@@ -129,7 +123,9 @@ def _look(
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws]
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
-    if topology.nodes and not seen.incomplete:
+    seen.changes = changes.note(lake, clock, left_out, topology.changing)
+    # What is changing by the glance too has another mark when it has settled.
+    if not left_out and (topology.changing is None or first.changing is not None):
         remember(cluster, first)
     return seen
 

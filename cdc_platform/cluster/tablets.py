@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.cluster import tables
-from cdc_platform.cluster.generations import settled
+from cdc_platform.cluster.generations import LeftOut, settled
 from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.errors import InputError
@@ -17,8 +17,8 @@ from cdc_platform.sources.cqlsh_tablets import Name, TabletExports, stream_sets
 
 def read_stream_sets(
     live: LiveCluster, layout: Layout, known: Mapping[Name, Collection[Milliseconds]]
-) -> tuple[TabletExports, list[str], dict[Name, Milliseconds]]:
-    """The sets of every table that has one which the home has not, and why tables were left out, a line each.
+) -> tuple[TabletExports, list[LeftOut], dict[Name, Milliseconds]]:
+    """The sets of every table that has one which the home has not, and which tables were left out and why.
 
     `known`: the times (ms) that the home has with their streams. The sets of a table are one history, so a table is
     read whole or not; of one that is not the first time that is lacking comes last.
@@ -26,7 +26,7 @@ def read_stream_sets(
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
     """
-    exports, incomplete, lacking = TabletExports({}, {}), [], dict[Name, Milliseconds]()
+    exports, incomplete, lacking = TabletExports({}, {}), list[LeftOut](), dict[Name, Milliseconds]()
     if tables.TABLET_TIMESTAMPS not in layout or tables.TABLET_STREAMS not in layout:
         return exports, incomplete, lacking
     at = live.contact
@@ -45,7 +45,7 @@ def read_stream_sets(
             sets[name] = list(stream_sets(name, {time_ms: states for time_ms, states in rows.items() if states}))
             listed[name] = dict.fromkeys(of_table, place)
         except InputError as error:
-            incomplete.append(str(error))
+            incomplete.append(LeftOut(f"table {'.'.join(name)}", str(error)))
             lacking[name] = min(set(of_table) - set(known.get(name, ())))
     return TabletExports(sets, listed), incomplete, lacking
 

@@ -22,7 +22,8 @@ _TRIES = 3
 class Topology:
     """The cluster at one moment. `nodes` are those that own tokens; `committed` its generations' (time in ms, UUID).
 
-    `committed` is empty where generations are not kept by Raft.
+    `committed` is empty where generations are not kept by Raft. While it is `changing`, which says what goes on, it
+    comes without nodes: a ring in the middle of a change would be one that never was.
     """
 
     cluster_name: str
@@ -30,6 +31,7 @@ class Topology:
     nodes: tuple[Node, ...]
     committed: tuple[tuple[int, UUID], ...]
     host_ids: tuple[UUID, ...]
+    changing: str | None = None
 
     @property
     def identity(self) -> Identity:
@@ -37,28 +39,23 @@ class Topology:
         return Identity(cluster_name=self.cluster_name, host_ids=self.host_ids)
 
 
-def read_topology(
-    live: LiveCluster, layout: Layout, known: Mapping[UUID, Node], *, unsettled: bool = False
-) -> Topology:
+def read_topology(live: LiveCluster, layout: Layout, known: Mapping[UUID, Node]) -> Topology:
     """The nodes as the cluster has them now; `known` are the home's, for the sharding of a node that is down.
 
-    With `unsettled` one that is changing is no error: it comes without nodes, since a ring in the middle of a change
-    would be one that never was; its generations are told all the same.
-
     Raises:
-        StateError: the topology is changing, or the sharding of a node cannot be learned.
+        StateError: the sharding of a node cannot be learned.
         InputError: the nodes make no ring.
     """
     local = one(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
     peers = live.select("system.peers", "*", at=live.contact)
     addresses = {row["host_id"]: str(row["rpc_address"]) for row in (local, *peers) if row["host_id"] is not None}
-    found = _by_raft(live, addresses, unsettled) if TOPOLOGY in layout else None
-    nodes, committed = found or (_by_gossip(live, layout, [local, *peers], known), ())
-    if nodes or not unsettled:
+    found = _by_raft(live, addresses) if TOPOLOGY in layout else None
+    nodes, committed, changing = found or (_by_gossip(live, layout, [local, *peers], known), (), None)
+    if changing is None:
         Ring.of(nodes)
     _assert_words(live, local["cluster_name"], nodes)
     hosts = tuple(sorted(addresses))
-    return Topology(local["cluster_name"], _version(live, layout, local), tuple(nodes), committed, hosts)
+    return Topology(local["cluster_name"], _version(live, layout, local), tuple(nodes), committed, hosts, changing)
 
 
 def _assert_words(live: LiveCluster, cluster_name: str, nodes: Iterable[Node]) -> None:
@@ -88,9 +85,9 @@ def _version(live: LiveCluster, layout: Layout, local: Row) -> str:
 
 
 def _by_raft(
-    live: LiveCluster, addresses: Mapping[UUID, str], unsettled: bool
-) -> tuple[list[Node], tuple[tuple[int, UUID], ...]] | None:
-    """Nodes and generations as the group has agreed; None where the cluster is not yet led by it."""
+    live: LiveCluster, addresses: Mapping[UUID, str]
+) -> tuple[list[Node], tuple[tuple[int, UUID], ...], str | None] | None:
+    """Nodes and generations as the group has agreed, and what is changing; None where it does not yet lead."""
     changing, first = "", {}
     for _ in range(_TRIES):
         rows = live.select(TOPOLOGY, "*", "WHERE key = 'topology'", at=live.contact)
@@ -101,11 +98,9 @@ def _by_raft(
         states = (first.get("transition_state"), again[0]["transition_state"] if again else None)
         if states == (None, None) and again and again[0]["version"] == first["version"]:
             normal = [row for row in rows if row["node_state"] == "normal" and row["tokens"]]
-            return [_raft_node(row, first, addresses) for row in normal], _committed(first)
-        changing = states[0] or states[1] or "its version changed while it was read"
-    if unsettled:
-        return [], _committed(first)
-    raise StateError(f"{live.name}: the topology is changing ({changing}); observe it again when that is done")
+            return [_raft_node(row, first, addresses) for row in normal], _committed(first), None
+        changing = states[0] or states[1] or "its version changes"
+    return [], _committed(first), changing
 
 
 def _raft_node(row: Row, first: Row, addresses: Mapping[UUID, str]) -> Node:

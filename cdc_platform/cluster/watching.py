@@ -6,26 +6,34 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, format_us, us_of
+from cdc_platform.clock import Clock, Microseconds, format_us
+from cdc_platform.cluster import changes as telling
 from cdc_platform.cluster import known
+from cdc_platform.cluster.changes import LOOK, REACH
 from cdc_platform.cluster.glance import last_mark
+from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import observe
+from cdc_platform.cluster.refusals import Refused, Unreachable
 from cdc_platform.cluster.standing import StandingSessions
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import Home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.reading.reader import FROM_CLUSTER
-from cdc_platform.records import cdc_tables, consumers, ring, tablet_rows
-from cdc_platform.timeline.timeline import Timeline
+from cdc_platform.records import cluster_changes, consumers
+from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Key
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became other: `who` is a node, a generation, a table or the cluster."""
+    """What became other: `who` is a node, a generation, a table or the cluster.
+
+    One that is not `fresh` was there before the watch began.
+    """
 
     at_us: Microseconds
     who: str
     what: str
+    fresh: bool = True
 
     def document(self) -> dict[str, str]:
         """As JSON has it."""
@@ -34,56 +42,50 @@ class Change:
 
 @dataclass(frozen=True)
 class Look:
-    """What a cluster's home holds. Positions are how far (µs) each log was brought in; `problem` is a line."""
+    """What a cluster's home holds, `state`, and what stands in the way of more, `problems`: a line each.
+
+    Positions are how far (µs) each log was brought in.
+    """
 
     at_us: Microseconds
-    nodes: dict[str, str] = field(default_factory=dict)
-    generations: tuple[Milliseconds, ...] = ()
-    sets: frozenset[tuple[str, Milliseconds]] = frozenset()
-    tables: dict[str, str] = field(default_factory=dict)
+    state: dict[Key, str] = field(default_factory=dict)
+    problems: dict[Key, str] = field(default_factory=dict)
     positions: dict[str, Microseconds] = field(default_factory=dict)
-    problem: str | None = None
+
+    def named(self, kind: str) -> dict[str, str]:
+        """The nodes, tables or generations by name, each with the line that says how it is."""
+        return {
+            who.removeprefix(f"{kind} "): how.partition("\n")[0]
+            for (who, aspect), how in self.state.items()
+            if who.startswith(f"{kind} ") and not aspect
+        }
 
 
-def looked(lake: Lake, now_us: Microseconds, problem: str | None = None) -> Look:
+def looked(lake: Lake, now_us: Microseconds, problems: dict[Key, str] | None = None) -> Look:
     """What is in a home now."""
-    nodes = {
-        node.address or str(node.host_id): f"{len(node.tokens)} tokens, {node.shard_count} shards, {node.status}"
-        for node in ring.members(lake)
-    }
-    tables = {
-        each.full_name: f"TTL {each.ttl_seconds} s, CDC {'on' if each.enabled else 'off'}"
-        for each in cdc_tables.cdc_tables(lake)
-    }
-    sets = frozenset((".".join(name), time_ms) for name, time_ms in tablet_rows.listed_sets(lake))
     positions = {
         f"{each.keyspace_name}.{each.table_name}": each.position_us
         for each in consumers.consumers(lake)
         if each.name == FROM_CLUSTER
     }
-    times = tuple(each.time_ms for each in Timeline.read(lake).generations if each.published)
-    return Look(now_us, nodes, times, sets, tables, positions, problem)
+    return Look(now_us, telling.state_of(lake), problems or {}, positions)
 
 
 def changes(before: Look, after: Look) -> list[Change]:
     """What became other between two looks, nodes first."""
-    found: list[tuple[str, str]] = []
-    for kind, old, new in (("node", before.nodes, after.nodes), ("table", before.tables, after.tables)):
-        found += [(f"{kind} {name}", f"came: {new[name]}") for name in sorted(new.keys() - old.keys())]
-        found += [(f"{kind} {name}", "went") for name in sorted(old.keys() - new.keys())]
-        both = sorted(old.keys() & new.keys())
-        found += [(f"{kind} {name}", f"is now: {new[name]}") for name in both if old[name] != new[name]]
-    for time_ms in sorted(set(after.generations) - set(before.generations)):
-        starts = "starts" if us_of(time_ms) > after.at_us else "started"
-        found.append((f"generation {format_ms(time_ms)}", f"was published, {starts} {format_ms(time_ms)}"))
-    for time_ms in sorted(set(before.generations) - set(after.generations)):
-        found.append((f"generation {format_ms(time_ms)}", "is no longer published"))
-    for name, time_ms in sorted(after.sets - before.sets):
-        found.append((f"table {name}", f"has a stream set from {format_ms(time_ms)} on"))
-    # One failure has many words, and those of a cluster that is down change from look to look.
-    if (before.problem is None) != (after.problem is None):
-        found.append(("cluster", after.problem or "answers again"))
-    return [Change(after.at_us, who, what) for who, what in found]
+    found = telling.changes(before.state | before.problems, after.state | after.problems, after.at_us)
+    return [Change(after.at_us, each.who, each.what) for each in found]
+
+
+def unanswered(problems: dict[Key, str], error: PlatformError) -> dict[Key, str]:
+    """What stands in the way after a look that failed: the rest is as it was when it was seen last."""
+    if isinstance(error, (Unreachable, Refused)):
+        return problems | {(CLUSTER, REACH): str(error)}
+    return _answered(problems) | {(CLUSTER, LOOK): str(error)}
+
+
+def _answered(problems: dict[Key, str]) -> dict[Key, str]:
+    return {key: line for key, line in problems.items() if key != (CLUSTER, REACH)}
 
 
 def watch(
@@ -91,25 +93,43 @@ def watch(
 ) -> Generator[tuple[Look, list[Change]], None, None]:
     """Look at a cluster again and again, and observe it when a glance says so; never ends by itself.
 
-    A cluster that cannot be reached is a change like others, and asked again.
+    A cluster that cannot be reached is a change like others, and asked again. The first look tells all that there is.
 
     Raises:
         NotFound: no cluster of this name is known.
     """
-    sessions, before = StandingSessions(), None
+    sessions = StandingSessions()
     try:
+        before = _begun(Lake(known.find(home, name).open_home().lake), clock)
+        there = changes(Look(before.at_us), before)
         while True:
             cluster = known.find(home, name)
-            problem = None
-            try:
-                if sessions.glance(cluster).mark != last_mark(cluster):
-                    seen = observe(cluster, clock)
-                    problem = "; ".join(seen.incomplete) or None
-            except PlatformError as error:
-                problem = str(error)
-            now = looked(Lake(cluster.open_home().lake), clock.now_us(), problem)
-            yield now, changes(before or Look(now.at_us), now)
-            before = now
+            problems = _problems(sessions, cluster, clock, before.problems)
+            now = looked(Lake(cluster.open_home().lake), clock.now_us(), problems)
+            old = [Change(now.at_us, each.who, each.what, fresh=False) for each in there]
+            yield now, [*old, *changes(before, now)]
+            before, there = now, []
             pause(every_seconds)
     finally:
         sessions.close()
+
+
+def _begun(lake: Lake, clock: Clock) -> Look:
+    """What was known before the first look."""
+    changing = cluster_changes.changing(lake)
+    problems = {} if changing is None else {(CLUSTER, TOPOLOGY): changing.transition}
+    return looked(lake, clock.now_us(), problems)
+
+
+def _problems(
+    sessions: StandingSessions, cluster: KnownCluster, clock: Clock, before: dict[Key, str]
+) -> dict[Key, str]:
+    """Look at a cluster, and answer what stands in the way now."""
+    try:
+        at_a_glance = sessions.glance(cluster)
+        if at_a_glance.mark == last_mark(cluster):  # nothing was left out then
+            return telling.standing((), at_a_glance.changing)
+        seen = observe(cluster, clock)
+    except PlatformError as error:
+        return unanswered(before, error)
+    return telling.standing(seen.incomplete, seen.changing)

@@ -25,7 +25,8 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
 
     They go into HOME/clusters/NAME, a home of its own, as an import would take them in; the same again changes
     nothing. A generation goes in when two reads have answered alike, and one that is not whole is told of with exit
-    code 1. Then every command works on that home.
+    code 1. While the topology changes its nodes stay as they were, with a warning. Then every command works on that
+    home.
 
     \b
     Example:
@@ -34,14 +35,17 @@ def observe(ctx: click.Context, session: Session, name: str, as_json: bool) -> N
       cdc-platform --home .cdc-platform/clusters/prod repair --dry-run
     """
     from cdc_platform.cluster import known
+    from cdc_platform.cluster.changes import as_before
     from cdc_platform.cluster.observing import observe as look
 
     cluster = known.find(session.open_home(), name)
     seen = look(cluster, session.clock)
     for warning in seen.warnings:
         warn(warning, code="cluster-rows")
-    for line in seen.incomplete:
-        warn(f"left out: {line}", code="left-out")
+    if seen.changing is not None:
+        warn(f"{name}: {as_before(seen.changing)}", code="topology-changing")
+    for each in seen.incomplete:
+        warn(f"left out: {each}", code="left-out")
     left = [following("observe", name, why="until two reads answer alike")] if seen.incomplete else []
     left.append(following("status", home=cluster.at))
 
@@ -67,5 +71,7 @@ def _document(seen: Observation) -> dict[str, object]:
         "version": seen.version,
         **document_of_import(seen.imported),
         "tables_changed": seen.tables_changed,
-        "incomplete": seen.incomplete,
+        "incomplete": [each.line for each in seen.incomplete],
+        "changing": seen.changing,
+        "changes": [each.document() for each in seen.changes],
     }

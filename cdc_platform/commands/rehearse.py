@@ -10,6 +10,7 @@ import click
 
 from cdc_platform.clock import format_ms, seconds_of_ms
 from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS, TTL
+from cdc_platform.commands.changing import warn_of_changing
 from cdc_platform.commands.output import json_option, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -96,6 +97,7 @@ def _start(
 
     if ring_file is None:
         home = session.open_home()
+        warn_of_changing(session.lake())
         return from_lake(session.lake(), session.clock.now_ms()), home.settings
     from cdc_platform.home import is_there
     from cdc_platform.ring import Ring

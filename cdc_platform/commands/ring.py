@@ -8,6 +8,7 @@ import click
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION, OPERATING
+from cdc_platform.commands.changing import warn_of_changing
 from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import StateError
@@ -48,8 +49,9 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
     from cdc_platform.records.ring import current_ring
 
     current = current_ring(session.view())
-    if colocation is not None:
-        told = _colocation(session, current, colocation)
+    told = None if colocation is None else _colocation(session, current, colocation)
+    warn_of_changing(session.lake())
+    if told is not None:
         write_json(told) if as_json else _show_colocation(told)
         return
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
@@ -85,6 +87,7 @@ def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> di
     import numpy as np
 
     from cdc_platform.generations import RingLayout
+    from cdc_platform.records import cluster_changes
     from cdc_platform.records.generation_data import description_of
     from cdc_platform.timeline import Timeline
 
@@ -94,6 +97,13 @@ def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> di
     found = Timeline.read(lake).find(session.named(name))
     made = description_of(lake, found.gossiped)
     layout = RingLayout(made.range_ends, made.range_starts, made.stream_counts, made.ignore_msbs)
+    coming = int((~np.isin(layout.range_ends, current.tokens)).sum())
+    changing = cluster_changes.changing(lake)
+    if coming and changing is not None:
+        raise StateError(
+            f"{changing}, and {coming} ranges of the generation are of no node here: what it colocates cannot be told "
+            "yet; observe the cluster again when it has settled"
+        )
     excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
     return {
         "generation": {"id": found.id, "time": time_of(found.time_ms)},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_ms, format_us
+from cdc_platform.clock import HOUR_SECONDS, SECOND_US, format_us
 from cdc_platform.commands.arguments import Seconds
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session, pass_session
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc_platform.cluster.watching import Change, Look
 
 _MOST_SHOWN = 12
-"""Changes, and generations, that the screen has."""
+"""Changes that the screen has."""
 
 
 @click.command()
@@ -65,16 +65,16 @@ def _picture(name: str, look: Look, changes: list[Change]) -> Any:
     from rich.table import Table
 
     state = Table(title=escaped(f"{name} at {format_us(look.at_us)}"), show_header=False)
-    for address, told in sorted(look.nodes.items()):
+    for address, told in sorted(look.named("node").items()):
         state.add_row("node", escaped(address), escaped(told))
-    newest = [format_ms(each) for each in look.generations[-_MOST_SHOWN:]]
-    state.add_row("generations", str(len(look.generations)), f"newest {newest[-1]}" if newest else "none")
-    for table, told in sorted(look.tables.items()):
+    times = look.named("generation")
+    state.add_row("generations", str(len(times)), f"newest {max(times)}" if times else "none")
+    for table, told in sorted(look.named("table").items()):
         position = look.positions.get(table)
         lag = "not brought in" if position is None else f"{(look.at_us - position) / SECOND_US:.0f} s behind"
         state.add_row("log", escaped(table), escaped(f"{told}, {lag}"))
-    if look.problem:
-        state.add_row("problem", "", escaped(look.problem))
+    for (who, _), line in sorted(look.problems.items()):
+        state.add_row("problem", escaped(who), escaped(line))
     latest = Table("at", "who", "what", title="Changes")
     for change in changes:
         latest.add_row(format_us(change.at_us), escaped(change.who), escaped(change.what))

@@ -15,13 +15,13 @@ import pyarrow as pa
 from cdc_platform.clock import Clock, Microseconds, from_datetime, to_datetime
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import looking_on
-from cdc_platform.lake.tables import JUDGEMENTS, ONLY_OBSERVED
+from cdc_platform.lake.tables import CLUSTER_CHANGES, JUDGEMENTS, ONLY_OBSERVED
 from cdc_platform.lake.versions import versions
 
 EVERYTHING = ""
 """What an invariant is asked of where it is asked of all that there is."""
-_OF_JUDGING = {JUDGEMENTS.full_name, ONLY_OBSERVED.full_name}
-"""The tables in which it is kept what came of it: they say nothing that could be judged."""
+_OF_JUDGING = {JUDGEMENTS.full_name, ONLY_OBSERVED.full_name, CLUSTER_CHANGES.full_name}
+"""The tables in which it is kept what came of it, or what was seen when: they say nothing that could be judged."""
 _Key = tuple[str, str]
 
 

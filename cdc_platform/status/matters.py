@@ -22,6 +22,7 @@ CODES: Mapping[str, bool] = MappingProxyType(
         "switch-open": False,
         "repair-due": True,
         "repair-blocked": False,
+        "topology-changing": False,
         "only-observed": False,
         "check-failed": True,
         "check-older": False,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cdc_platform.clock import Clock, format_ms, us_of
+from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.repair import checkup
+from cdc_platform.records import cluster_changes
+from cdc_platform.records.cluster_changes import Changing
 from cdc_platform.records.ring import LEFT, NORMAL, members
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
@@ -18,12 +20,15 @@ def ring(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], 
     known = members(lake)
     normal = [node for node in known if node.status == NORMAL]
     moving = [node for node in known if node.status not in (NORMAL, LEFT)]
-    return {
+    changing = cluster_changes.changing(lake)
+    told = {
         "nodes": len(normal),
         "tokens": sum(len(node.tokens) for node in normal),
         "shards": sum(node.shard_count for node in normal),
         "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
-    }, []
+        "changing": changing and {"since": format_us(changing.since_us), "transition": changing.transition},
+    }
+    return told, [] if changing is None else [_changing(changing)]
 
 
 def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
@@ -67,6 +72,11 @@ def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
         Matter("repair-due", f"the latest generation does not fit the ring: {said}", "cdc-platform repair --run")
     ]
     return told, matters
+
+
+def _changing(changing: Changing) -> Matter:
+    said = f"{changing}: nodes are as before, and what follows from them cannot be told"
+    return Matter("topology-changing", said, "cdc-platform observe NAME when it has settled, in the home that knows it")
 
 
 def _told(generation: Generation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.records import descriptions, generation_data, ring
+from cdc_platform.records import cluster_changes, descriptions, generation_data, ring
 from cdc_platform.ring import Ring, shard_of
 from cdc_platform.timeline.generation import Generation
 
@@ -111,6 +111,18 @@ class Explanation:
             "at": format_us(self.at_us),
             "now": format_us(self.now_us),
         }
+
+
+def not_told(lake: Lake, now: Ring, place: Place | None) -> str | None:
+    """Why the ring as it is known cannot say where a row of a place lies, and its stream; None where it can.
+
+    While the topology of a live cluster changes the ring here is that of before: a range of a generation that ends at
+    no token of it is that of a node that is on its way in.
+    """
+    if place is None or place.range_end in now.tokens:
+        return None
+    found = cluster_changes.changing(lake)
+    return found and f"{found}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
 
 
 def lies(now: Ring, token: int) -> Lies | None:

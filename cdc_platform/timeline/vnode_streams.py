@@ -31,7 +31,7 @@ from cdc_platform.records import descriptions, generation_data, ring
 from cdc_platform.ring import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s
 from cdc_platform.settings import Settings
-from cdc_platform.timeline.explain import Explanation, lies, lies_of, place_of, try_place
+from cdc_platform.timeline.explain import Explanation, lies, lies_of, not_told, place_of, try_place
 from cdc_platform.timeline.generation import Generation
 from cdc_platform.timeline.periods import (
     KnownStreams,
@@ -114,14 +114,15 @@ class VnodeStreams:
         row = self.timeline.index_at(at_us)
         generation = self.timeline.generations[row] if row >= 0 else None
         place, missing = try_place(self.lake, generation, token)
+        now = ring.current_ring(self.lake)
+        unknown = not_told(self.lake, now, place)
         verdicts: dict[str, tuple[Verdict, str]] = {}
         for name in get_args(Policy):
             decision = self._decide(at_us, now_us, name, row, place is not None)
-            details = (decision.reason, missing, place.note if place else None)
+            details = (decision.reason, missing, place.note if place else None, unknown)
             verdicts[name] = decision.verdict, "; ".join(detail for detail in details if detail)
-        now = ring.current_ring(self.lake)
         verdict, reason = verdicts.pop(policy)
-        row_lies, stream_lies = lies(now, token), lies_of(now, place)
+        row_lies, stream_lies = (None, None) if unknown else (lies(now, token), lies_of(now, place))
         return Explanation(
             token, at_us, now_us, policy, generation, place, verdict, reason, row_lies, stream_lies, verdicts
         )

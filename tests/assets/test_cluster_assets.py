@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dagster import SkipReason
-from support.standin.cluster import FIRST_MS, StandIn, description
+from dagster import AssetKey, SkipReason, TableMetadataValue
+from support.standin.cluster import FIRST_MS, StandIn, description, nodes
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.cluster.ingested import INGEST_JOB, INGESTED_NAME, scheduled_logs
 from assets.cluster.observed import CLUSTERS_NAME, OBSERVE_JOB, next_observations
-from cdc_platform.clock import us_of
+from cdc_platform.clock import Milliseconds, us_of
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.standing import StandingSessions
@@ -25,6 +25,7 @@ from cdc_platform.log.log_table import log_table
 pytestmark = pytest.mark.cassandra
 
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+SECOND_MS = Milliseconds(FIRST_MS + 3_600_000)
 MOMENT = "2026-11-22T12:00:00+00:00"
 
 
@@ -78,6 +79,36 @@ def test_a_cluster_is_looked_at_when_it_changes(
     assert not gone.run_requests
     assert "prod" in str(gone.skip_reason)
     assert not run(rehearsal, OBSERVE_JOB, "prod")
+
+
+def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled(
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, sessions: StandingSessions
+) -> None:
+    """The run succeeds, says that nodes are as before and lets the sensor rest; what it found is in its event."""
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
+    second = time_uuid(SECOND_MS)
+    standin.world.generation(SECOND_MS, second, description(second, nodes(4)))
+    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert not next_observations(home, rehearsal.instance, sessions).run_requests
+    told = rehearsal.instance.get_latest_materialization_event(AssetKey(["platform", "observed_cluster"]))
+    assert told is not None
+    assert told.asset_materialization is not None
+    metadata = told.asset_materialization.metadata
+    assert metadata["topology"].value == (
+        "the topology is changing (write_both_read_old): nodes are as before, and are taken in when it has settled"
+    )
+    changes = metadata["changes"]
+    assert isinstance(changes, TableMetadataValue)
+    changed = [dict(each.data) for each in changes.records]
+    assert [each["who"] for each in changed] == ["generation 2026-09-21T15:13:20.000Z", "cluster"]
+
+    standin.world.put("scylla.topology", key="topology", transition_state=None)
+    assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert not next_observations(home, rehearsal.instance, sessions).run_requests
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(

@@ -171,11 +171,6 @@ def _overloaded(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict
     return {}
 
 
-def _topology_changes(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
-    standin.world.cluster(nodes(), topology={"transition_state": "tablet_migration"})
-    return {}
-
-
 def _contradicts(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
     """A token with two owners: no ring."""
     one, other = nodes(2)
@@ -205,7 +200,6 @@ FAULTS = [
     Fault("nodes that hang", "in time", _paused),
     Fault("too few replicas", "replicas", _unavailable),
     Fault("always overloaded", "could not be read", _overloaded),
-    Fault("a topology that changes", "topology is changing", _topology_changes),
     Fault("a token with two owners", "token", _contradicts),
     Fault("a rack with an escape", r"rack: '\x1b[2Jr1' is no name", _hostile_rack),
 ]

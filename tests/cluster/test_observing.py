@@ -24,7 +24,9 @@ from cdc_platform.generations.tablets import difference, new_streams, uniform_en
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TABLES, TABLET_STREAMS, UNORDERED_RANGES
+from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.records import cdc_tables, descriptions, generation_data, ring
+from cdc_platform.ring import Node
 
 pytestmark = pytest.mark.cassandra
 
@@ -235,11 +237,90 @@ def test_another_cluster_under_the_name_is_refused_until_it_is_said(standin: Sta
     assert [each["name"] for each in run("--home", home, "cluster", "--json").json] == ["prod"]
 
 
-def test_a_changing_topology_is_not_taken_in(standin: StandIn, cluster: KnownCluster) -> None:
-    """A snapshot in the middle of a transition would show a ring that never was."""
-    standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
-    with pytest.raises(StateError, match="topology is changing"):
-        look(cluster)
+def test_while_the_topology_changes_all_but_its_nodes_is_taken_in(standin: StandIn, cluster: KnownCluster) -> None:
+    """A generation, a TTL, no ring that never was; the same again writes nothing, and once it settled nodes come."""
+    look(cluster)
+    _fourth_joins(standin)
+    standin.world.cdc_options("shop", "orders", ttl="3600")
+    home = cluster.home.parent.parent
+    answer = run("--home", home, "observe", "prod", "--json")
+    assert answer.exit_code == 0
+    (warning,) = [line for line in answer.stderr.splitlines() if line.startswith("warning")]
+    assert "topology is changing (write_both_read_old): nodes are as before" in warning
+    assert warning.endswith("[topology-changing]")
+    assert (answer.json["changing"], answer.json["incomplete"]) == ("write_both_read_old", [])
+    assert [each["who"] for each in answer.json["changes"]] == [
+        "table shop.orders",
+        "generation 2026-09-21T15:13:20.000Z",
+        "cluster",
+    ]
+    assert generation_data.description_of(lake_of(cluster), GenerationId(SECOND_MS, SECOND)).equals(
+        description(SECOND, nodes(4))
+    )
+    assert {node.host_id for node in ring.members(lake_of(cluster))} == {node.host_id for node in nodes()}
+    assert cdc_tables.find(lake_of(cluster), "shop", "orders").ttl_seconds == 3600
+
+    versions = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
+    again = look(cluster)
+    assert (again.changing, again.changes, again.imported.rows_written) == ("write_both_read_old", [], 0)
+    assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == versions
+
+    standin.world.cluster(nodes(4)[:3], topology={"transition_state": None, "version": 8})
+    standin.world.put("scylla.topology", **_row_of(nodes(4)[3]))
+    seen = look(cluster)
+    assert (seen.changing, len(ring.members(lake_of(cluster)))) == (None, 4)
+    assert [(each.change.who, each.change.what) for each in seen.changes] == [
+        (f"node {nodes(4)[3].host_id}", f"came: 4 tokens, 4 shards, ignore_msb 12, NORMAL, host {nodes(4)[3].host_id}"),
+        ("cluster", "the topology has settled"),
+    ]
+
+
+def test_a_cluster_that_is_met_while_its_topology_changes_has_no_nodes_yet(
+    standin: StandIn, cluster: KnownCluster
+) -> None:
+    """Tablets move as it is seen for the first time: generations come in, nodes when they are at rest."""
+    standin.world.cluster(nodes(), topology={"transition_state": "tablet_migration"})
+    seen = look(cluster)
+    assert (seen.changing, seen.incomplete) == ("tablet_migration", [])
+    assert (ring.members(lake_of(cluster)), len(descriptions.published_times(lake_of(cluster)))) == ([], 1)
+    for command in (["status"], ["ring"], ["repair", "--dry-run"], ["explain", "--token", "42"], ["generations"]):
+        assert run("--home", cluster.home, *command).exit_code in (0, 1), command
+    assert run("--home", cluster.home, "repair", "--dry-run", "--json").json["cannot_tell"]
+    standin.world.cluster(nodes())
+    standin.world.put("scylla.topology", key="topology", transition_state=None)
+    assert look(cluster).changing is None
+    assert len(ring.members(lake_of(cluster))) == 3
+
+
+def test_a_generation_of_a_node_on_its_way_in_is_not_called_wrong(standin: StandIn, cluster: KnownCluster) -> None:
+    """Where its rows lie, whether it fits and what it colocates is not known yet, and every door says so."""
+    look(cluster)
+    _fourth_joins(standin)
+    look(cluster)
+    observed, fourth = cluster.home, nodes(4)[3]
+    at = ("--clock", "2026-10-01T00:00:00Z")
+    coming = run("--home", observed, *at, "explain", "--token", str(fourth.tokens[0]), "--json").json
+    assert (coming["colocated"], coming["row_lies"], coming["stream_lies"]) == (None, None, None)
+    assert "where the row lies cannot be told yet" in coming["reason"]
+    assert coming["stream_id"] is not None
+    known_one = run("--home", observed, *at, "explain", "--token", str(nodes()[0].tokens[0]), "--json").json
+    assert (known_one["colocated"], known_one["owner"]) == (True, str(nodes()[0].host_id))
+
+    dry = run("--home", observed, "repair", "--dry-run", "--json")
+    assert (dry.exit_code, dry.json["needed"], dry.json["reasons"]) == (0, False, [])
+    assert dry.json["cannot_tell"].startswith("cannot tell while the topology is changing since ")
+    told = run("--home", observed, "status", "--json").json
+    assert told["ring"]["changing"]["transition"] == "write_both_read_old"
+    assert (told["repair"]["needed"], told["repair"]["reasons"]) == (None, [])
+    codes = {each["code"]: each["wrong"] for each in told["next"]}
+    assert codes["topology-changing"] is False
+    assert "repair-due" not in codes
+    shares = run("--home", observed, "ring", "--colocation", "latest")
+    assert (shares.exit_code, shares.stdout) == (2, "")
+    assert "4 ranges of the generation are of no node here" in shares.stderr
+    assert "[topology-changing]" in run("--home", observed, "ring").stderr
+    judged = audit_fit(lake_of(cluster))
+    assert [(each.invariant, each.violations) for each in judged] == [("generations_retrievable", 0)]
 
 
 def test_an_observed_home_works_with_the_commands_that_look(standin: StandIn, cluster: KnownCluster) -> None:
@@ -290,6 +371,18 @@ def test_the_password_is_nowhere(
     assert not any(secret in printed for secret in secrets)
     files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
     assert not any(secret.encode() in content for content in files for secret in secrets)
+
+
+def _fourth_joins(standin: StandIn) -> None:
+    """The hours of a join: both rings are written to, and the generation with the new node's tokens is published."""
+    standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
+    standin.world.put("scylla.topology", **_row_of(nodes(4)[3]) | {"node_state": "bootstrapping"})
+    standin.world.generation(SECOND_MS, SECOND, description(SECOND, nodes(4)))
+
+
+def _row_of(node: Node) -> dict[str, object]:
+    row = {name: getattr(node, name) for name in ("host_id", "datacenter", "rack", "shard_count", "ignore_msb")}
+    return {"key": "topology", "tokens": {str(each) for each in node.tokens}, "node_state": "normal", **row}
 
 
 def _ids(streams: np.ndarray) -> list[bytes]:

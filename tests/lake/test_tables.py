@@ -20,6 +20,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.bootstrap_events",
         "platform.cdc_table_changes",
         "platform.cdc_tables",
+        "platform.cluster_changes",
         "platform.committed_generations",
         "platform.consumed_hours",
         "platform.consumers",

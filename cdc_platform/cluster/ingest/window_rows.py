@@ -127,7 +127,7 @@ class WindowRows:
 
     def learn(self) -> None:
         """Look at the cluster again: its table was altered since it was looked at."""
-        look(self._live, self._cluster, self._clock, unsettled=True)
+        look(self._live, self._cluster, self._clock)
         self.schema = definition(self._lake, self.schema.keyspace, self.schema.name)
 
     def _coming(self, source: StreamSource, window: Window, horizon_us: Microseconds) -> Iterator[Window]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from cdc_platform.lake.tables.clusters import CLUSTER_CHANGES
 from cdc_platform.lake.tables.declaration import ALLOWED_FEATURES, STREAMS, TIMESTAMP, Table, array_of, column
 from cdc_platform.lake.tables.generations import (
     COMMITTED_GENERATIONS,
@@ -44,6 +45,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         for table in (
             BOOTSTRAP_EVENTS,
             NODES,
+            CLUSTER_CHANGES,
             CDC_TABLES,
             CDC_TABLE_CHANGES,
             CONSUMERS,
@@ -81,6 +83,7 @@ __all__ = [
     "CDC_LOCAL",
     "CDC_TABLES",
     "CDC_TABLE_CHANGES",
+    "CLUSTER_CHANGES",
     "COMMITTED_GENERATIONS",
     "CONSUMED_HOURS",
     "CONSUMERS",

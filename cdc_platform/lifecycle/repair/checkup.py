@@ -21,7 +21,7 @@ from cdc_platform.generations.damage import Condition, Damage, description_damag
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.turns import JOINS, in_turn
-from cdc_platform.records import generation_data, inbox
+from cdc_platform.records import cluster_changes, generation_data, inbox
 from cdc_platform.records.ring import LEFT, NORMAL, current_ring, members
 from cdc_platform.ring import Node, Ring
 from cdc_platform.timeline import Generation, State, Timeline
@@ -37,8 +37,8 @@ class Checkup:
     """What was found. `latest` is the generation with the greatest timestamp that anybody knows, None without any.
 
     `reasons` make a new generation due; `warnings` a repair would mend too, but they ask for none: a strict check has
-    only reasons. `blocked_by` says, a line each, why it cannot be made now; `cannot_tell` which table would have to be
-    brought here before anything could be said.
+    only reasons. `blocked_by` says, a line each, why it cannot be made now; `cannot_tell` what has to be before
+    anything could be said: a table that is brought here, or a topology that has settled.
     """
 
     latest: GenerationId | None
@@ -62,12 +62,14 @@ def check(
         StateError: there is no ring to repair the streams of.
         Unavailable: the generation cannot be read now; that is no reason to make a new one.
     """
-    ring = current_ring(lake)
-    if not ring.nodes:
+    ring, changing = current_ring(lake), cluster_changes.changing(lake)
+    if not ring.nodes and changing is None:
         raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
     newest = Timeline.read(lake).newest
     latest = None if newest is None else newest.gossiped
     unknown = None if newest is None else _cannot_tell(newest)
+    if changing is not None:
+        unknown = f"cannot tell while {changing}: the nodes here are those of before"
     if unknown is not None:
         return Checkup(latest, (), (), tuple(_blocked_by(lake)), unknown)
     findings = _findings(lake, latest, ring, streams, reader)

@@ -29,6 +29,8 @@ from cdc_platform.lake.tables import (
     VERDICTS,
     Table,
 )
+from cdc_platform.records import cluster_changes
+from cdc_platform.records.cluster_changes import CLUSTER, Change
 from cdc_platform.records.judgements import Judging, keep
 
 PACKED = Path(__file__).resolve().parents[2] / "data" / "homes" / "2026-11.tar.xz"
@@ -57,6 +59,7 @@ def every_table(folder: Path) -> Path:
         lake.merge(PASSED_OVER, _passed_over(lake), update=False)
         lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
         known_streams.keep(lake, at_least=1)
+        cluster_changes.note(lake, Clock(), lambda before: [Change(CLUSTER, "", "there", "came: there")])
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])

@@ -1,0 +1,141 @@
+"""What a live cluster is like by its home, aspect by aspect, and what became other: the words of every change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from cdc_platform.clock import Clock, Microseconds, format_ms, parse_time_ms, us_of
+from cdc_platform.cluster.generations import LeftOut
+from cdc_platform.lake.lake import Lake
+from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
+from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Change, Key, Noted, State
+from cdc_platform.ring import Node
+from cdc_platform.timeline.timeline import Timeline
+
+LEFT_OUT, REACH, LOOK, STREAM_SET = "left out", "reach", "look", "stream set "
+"""Aspects: what is left out, whether the cluster can be reached and looked at, and one of a table's stream sets."""
+GENERATION = "generation "
+_GONE = {
+    (CLUSTER, TOPOLOGY): "the topology has settled",
+    (CLUSTER, REACH): "answers again",
+    (CLUSTER, LOOK): "can be looked at again",
+}
+_MOST_LINES = 6
+_OPTIONS = re.compile(r"\) WITH cdc = \{(?P<options>.*?)\}")
+_SHOWN_APART = ("'enabled'", "'ttl'")
+
+
+def as_before(transition: str) -> str:
+    """What is said of a topology that is changing."""
+    return f"the topology is changing ({transition}): nodes are as before, and are taken in when it has settled"
+
+
+def state_of(lake: Lake) -> dict[Key, str]:
+    """What is in a cluster's home now: nodes, tables with a log, stream sets, published generations."""
+    found: dict[Key, str] = {}
+    for node in ring.members(lake):
+        found[f"node {node.address or node.host_id}", ""] = _node(node)
+    for table in cdc_tables.cdc_tables(lake):
+        found[f"table {table.full_name}", ""] = _table(table)
+    for name, time_ms in tablet_rows.listed_sets(lake):
+        found[f"table {'.'.join(name)}", f"{STREAM_SET}{format_ms(time_ms)}"] = "listed"
+    for each in Timeline.read(lake).generations:
+        if each.published:
+            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = "published"
+    return found
+
+
+def standing(left_out: Iterable[LeftOut], changing: str | None) -> dict[Key, str]:
+    """What stands in the way of taking in more, as an observation has found it."""
+    found = {(each.who, LEFT_OUT): each.line for each in left_out}
+    return found if changing is None else {**found, (CLUSTER, TOPOLOGY): changing}
+
+
+def note(lake: Lake, clock: Clock, left_out: Sequence[LeftOut], changing: str | None) -> list[Noted]:
+    """Note what became other since it was noted last."""
+
+    def judge(before: State) -> list[Change]:
+        # Read after what was noted: what another has taken in and noted by then is in it.
+        return changes(before, state_of(lake) | standing(left_out, changing), clock.now_us())
+
+    return cluster_changes.note(lake, clock, judge)
+
+
+def changes(before: State, after: State, now_us: Microseconds) -> list[Change]:
+    """What became other, nodes first. Of what stands in the way it counts that it does: one failure has many words."""
+    found = []
+    for key in sorted(before.keys() | after.keys(), key=_order):
+        old, new = before.get(key), after.get(key)
+        if old != new and not (old and new and _is_in_the_way(key)):
+            found.append(Change(*key, new, _said(key, old, new, now_us)))
+    return found
+
+
+def _is_in_the_way(key: Key) -> bool:
+    return key in _GONE or key[1] == LEFT_OUT
+
+
+def _order(key: Key) -> tuple[int, Key]:
+    kind = key[0].partition(" ")[0]
+    return ("node", "table", "generation").index(kind) if kind != CLUSTER else 3, key
+
+
+def _said(key: Key, old: str | None, new: str | None, now_us: Microseconds) -> str:
+    who, aspect = key
+    if key in _GONE:
+        return _GONE[key] if new is None else as_before(new) if aspect == TOPOLOGY else new
+    if aspect == LEFT_OUT:
+        return "is no longer left out" if new is None else f"is left out: {new}"
+    if aspect.startswith(STREAM_SET):
+        time = aspect.removeprefix(STREAM_SET)
+        return f"no longer lists its stream set of {time}" if new is None else f"has a stream set from {time} on"
+    if who.startswith(GENERATION):
+        starts = _starts(who.removeprefix(GENERATION), now_us)
+        return "is no longer published" if new is None else f"was published, {starts}"
+    if new is None:
+        return "went"
+    return f"came: {_first(new)}" if old is None else _altered(old, new)
+
+
+def _starts(time: str, now_us: Microseconds) -> str:
+    return f"{'starts' if us_of(parse_time_ms(time)) > now_us else 'started'} {time}"
+
+
+def _altered(old: str, new: str) -> str:
+    said = [f"is now: {_first(new)}"] if _first(old) != _first(new) else []
+    before, after = old.splitlines()[1:], new.splitlines()[1:]
+    lines = [f"- {line}" for line in before if line not in after] + [
+        f"+ {line}" for line in after if line not in before
+    ]
+    if lines:
+        more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
+        said.append(f"its definition is another: {', '.join(lines[:_MOST_LINES])}{more}")
+    return "; ".join(said) or "its definition is in another order"
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _node(node: Node) -> str:
+    shards = f"{len(node.tokens)} tokens, {node.shard_count} shards, ignore_msb {node.ignore_msb}"
+    return f"{shards}, {node.status}, host {node.host_id}"
+
+
+def _table(table: CdcTable) -> str:
+    """TTL and state in the first line, then the definition, a line a column and option."""
+    first = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
+    lines = [line.strip().rstrip(",") for line in (table.ddl or "").splitlines()]
+    found = []
+    for line in lines:
+        options = _OPTIONS.match(line)
+        if options is None:
+            found.append(line)
+            continue
+        listed = sorted(each.strip() for each in options["options"].split(","))
+        found += [f"cdc {each}" for each in listed if each and not each.startswith(_SHOWN_APART)]
+        rest = line[options.end() :].strip(" ;")
+        found += [rest] if rest else []
+    return "\n".join([first, *filter(None, found)])
