@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cdc_platform.timeline.keys import Keys
 
 _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
+_OF_CLUSTER = ("at", "who", "what", "seen_by", "by", "run")
 
 
 @click.command()
@@ -31,17 +32,27 @@ _COLUMNS = ("at", "table", ">version", "what", ">rows", "who", "by", "run")
     metavar="KS.T",
     help="The log of this base table, and the table itself where it is kept.",
 )
+@click.option(
+    "--cluster", "of_cluster", is_flag=True, help="What became other in the live cluster that this home is of."
+)
 @json_option
 @pass_session
 def history(
-    session: Session, generation: str | None, run: str | None, table: tuple[str, str] | None, as_json: bool
+    session: Session,
+    generation: str | None,
+    run: str | None,
+    table: tuple[str, str] | None,
+    of_cluster: bool,
+    as_json: bool,
 ) -> None:
     """Who wrote what of GENERATION: each commit that changed its rows in any table, oldest first, with its run.
 
     GENERATION is a UUID or its begin, a time, latest, operating, or the name of its partition in Dagster; one that was
     withdrawn or removed has its history still. --run RUN_ID goes the other way: from a run to its commits. --table KS.T
     tells the commits to the table's log, and to what `ingest --current` keeps of it, with the slices of the ring that
-    each has changed. What is told goes back as far as Delta keeps its log and its files.
+    each has changed. What is told goes back as far as Delta keeps its log and its files. --cluster tells what became
+    other in the live cluster from one look to the next, who has looked and by which door: all of it, from the first
+    look on.
 
     \b
     Example:
@@ -49,10 +60,14 @@ def history(
       cdc-platform history 12_10.0.0.4_5f0c3c5e
       cdc-platform history --run 2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11 --json
       cdc-platform history --table shop.orders
+      cdc-platform --home .cdc-platform/clusters/prod history --cluster
     """
-    if sum(each is not None for each in (generation, run, table)) != 1:
-        raise click.UsageError("name one of: a GENERATION, --run RUN_ID, --table KS.T")
+    if sum(each is not None for each in (generation, run, table, of_cluster or None)) != 1:
+        raise click.UsageError("name one of: a GENERATION, --run RUN_ID, --table KS.T, --cluster")
     lake = session.lake()
+    if of_cluster:
+        _show_cluster(lake, as_json)
+        return
     if run is not None:
         from cdc_platform.report.writes import order
 
@@ -66,6 +81,25 @@ def history(
         return
     rows = [[row[name.strip(">")] for name in _COLUMNS] for row in told]
     write_table(title, _COLUMNS, rows)
+
+
+def _show_cluster(lake: Lake, as_json: bool) -> None:
+    """What became other in a live cluster, a line each, oldest first.
+
+    Raises:
+        NotFound: this home is of none that was observed.
+    """
+    from cdc_platform.records.cluster_changes import noted
+
+    told = [each.facts() for each in noted(lake)]
+    if not told:
+        raise NotFound(
+            "no live cluster was observed into this home; each has its own, HOME/clusters/NAME: name it by --home"
+        )
+    if as_json:
+        write_json(told)
+        return
+    write_table("What became other", _OF_CLUSTER, [[row[name] for name in _OF_CLUSTER] for row in told])
 
 
 def _of_generation(session: Session, lake: Lake, name: str) -> tuple[str, list[dict[str, Any]]]:

@@ -292,6 +292,41 @@ def test_a_cluster_that_is_met_while_its_topology_changes_has_no_nodes_yet(
     assert len(ring.members(lake_of(cluster))) == 3
 
 
+def test_what_became_other_is_history_with_who_looked(standin: StandIn, cluster: KnownCluster) -> None:
+    """Nodes, shards, options, definitions: each once, by whom and by which door it was seen; another home has none."""
+    home, world = cluster.home.parent.parent, standin.world
+    look(cluster)
+    first = run("--home", cluster.home, "history", "--cluster", "--json").json
+    assert {each["who"]: each["what"] for each in first}["table shop.orders"] == "came: TTL 86400 s, CDC off"
+    assert len(first) == 3 + 2 + 1
+    _fourth_joins(standin)
+    world.put("scylla.topology", **_row_of(nodes(4)[3]))
+    world.put("scylla.topology", **_row_of(replace(nodes()[0], shard_count=8)))
+    world.put("scylla.topology", key="topology", transition_state=None, version=8)
+    world.cdc_options("shop", "orders", ttl="3600", preimage="full")
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    told = run("--home", cluster.home, "history", "--cluster", "--json").json[len(first) :]
+    host = nodes(4)[3].host_id
+    assert [(each["who"], each["what"]) for each in told] == [
+        (f"node {host}", f"came: 4 tokens, 4 shards, ignore_msb 12, NORMAL, host {host}"),
+        ("node 127.0.0.1", f"is now: 4 tokens, 8 shards, ignore_msb 12, NORMAL, host {nodes()[0].host_id}"),
+        (
+            "table shop.orders",
+            "is now: TTL 3600 s, CDC on; its definition is another: "
+            "+ cdc 'delta': 'full', + cdc 'postimage': 'false', + cdc 'preimage': 'full'",
+        ),
+        ("generation 2026-09-21T15:13:20.000Z", "was published, started 2026-09-21T15:13:20.000Z"),
+    ]
+    assert {(each["by"], each["run"]) for each in told} == {("command line observe", None)}
+    assert {each["number"] for each in told} == set(range(len(first), len(first) + len(told)))
+    assert all(each["seen_by"] for each in told)
+    shown = run("--home", cluster.home, "history", "--cluster").stdout
+    assert "command line observe" in shown
+    nothing = run("--home", home, "history", "--cluster")
+    assert (nothing.exit_code, nothing.stdout) == (2, "")
+    assert "no live cluster was observed into this home" in nothing.stderr
+
+
 def test_a_generation_of_a_node_on_its_way_in_is_not_called_wrong(standin: StandIn, cluster: KnownCluster) -> None:
     """Where its rows lie, whether it fits and what it colocates is not known yet, and every door says so."""
     look(cluster)
