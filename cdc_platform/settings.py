@@ -69,6 +69,10 @@ class Settings:
     """How far clocks may be apart: a generation starts that much after the last lease. Below the lease."""
     spark_sleep_ms: Milliseconds = _bounded(MINUTE_MS * 15, ge=0, le=DAY_MS * 30)
     """How long Spark in `up` waits for a client before it is ended, until one comes; 0: it never sleeps."""
+    cluster_hook: str = _bounded("", max_length=4096)
+    """The program that Dagster's sensor of live clusters tells of changes, see docs/cluster.md; empty: none."""
+    cluster_hook_ms: Milliseconds = _bounded(SECOND_MS * 10, ge=100, le=MINUTE_MS * 5)
+    """How long a hook may take for one change before it is ended."""
     user_header: str = _bounded("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
 

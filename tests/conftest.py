@@ -66,6 +66,7 @@ LONG = {
         "test_ingested_values.py",
         "test_exporting_into.py",
         "test_watching.py",
+        "test_hook.py",
         "test_cluster_assets.py",
         "test_ingest_on_spark.py",
     ),

@@ -3,6 +3,9 @@
 A sensor's tick costs a few small queries a cluster, over one session that the code server keeps over many ticks.
 """
 
+import time
+from collections.abc import Callable
+
 import pyarrow as pa
 from dagster import (
     AssetExecutionContext,
@@ -24,10 +27,13 @@ from assets.events import held
 from assets.failures import in_one_line
 from assets.runs import attempt
 from assets.told import Stopwatch, few_rows, materialized
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import Clock, format_ms
 from cdc_platform.cluster import known
+from cdc_platform.cluster.alerting import alert, forget
 from cdc_platform.cluster.changes import as_before
-from cdc_platform.cluster.glance import last_mark
+from cdc_platform.cluster.glance import Glance, last_mark
+from cdc_platform.cluster.hook import Hook
+from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import observe
 from cdc_platform.cluster.standing import StandingSessions
 from cdc_platform.errors import PlatformError
@@ -59,6 +65,8 @@ OBSERVED_CLUSTER = Table(
 )
 """Stands for the tables of the homes of clusters."""
 _sessions = StandingSessions()
+Alerting = Callable[[KnownCluster, PlatformError | None], None]
+"""Is told of a glance at a cluster, and why it failed."""
 
 
 @table_asset(
@@ -99,20 +107,23 @@ observe_cluster = define_asset_job(
 )
 
 
-def next_observations(home: Home, instance: DagsterInstance, sessions: StandingSessions) -> SensorResult:
+def next_observations(
+    home: Home, instance: DagsterInstance, sessions: StandingSessions, alerts: Alerting | None = None
+) -> SensorResult:
     """What a tick asks for: a partition for each cluster, and a look at those that are not as they were looked at last.
 
-    A cluster that cannot be reached is told of, and asked again at the next tick.
+    A cluster that cannot be reached is told of, and asked again at the next tick. `alerts` is told of every glance.
     """
     clusters = known.clusters(home)
     missing = sorted({each.name for each in clusters} - set(instance.get_dynamic_partitions(CLUSTERS_NAME)))
     requests: list[RunRequest] = []
     remarks: list[str] = []
     for cluster in clusters:
-        try:
-            seen = sessions.glance(cluster)
-        except PlatformError as error:
-            remarks.append(str(error))
+        seen, failed = _glance(sessions, cluster)
+        if alerts is not None:
+            alerts(cluster, failed)
+        if seen is None:
+            remarks.append(str(failed))
             continue
         if seen.mark == last_mark(cluster):
             newest = seen.identity.newest_ms
@@ -136,14 +147,43 @@ def next_observations(home: Home, instance: DagsterInstance, sessions: StandingS
     )
 
 
+def _glance(sessions: StandingSessions, cluster: KnownCluster) -> tuple[Glance | None, PlatformError | None]:
+    """A glance at a cluster, or why there is none."""
+    try:
+        return sessions.glance(cluster), None
+    except PlatformError as error:
+        return None, error
+
+
+def hooked(home: Home, clock: Clock, warn: Callable[[str], None]) -> Alerting:
+    """What tells the hook of this home's settings, where it has one, of what is new with each cluster.
+
+    A hook that cannot be run is a line, and what it would have been told waits.
+    """
+    program, begun = home.settings.cluster_hook, time.monotonic()
+    if not program:
+        return lambda cluster, failed: forget(cluster)
+
+    def tell(cluster: KnownCluster, failed: PlatformError | None) -> None:
+        try:
+            hook = Hook.of(home, program, home.settings.cluster_hook_ms)
+            alert(cluster, hook, clock, failed, warn, begun)
+        except PlatformError as error:
+            warn(str(error))
+
+    return tell
+
+
 @sensor(
     name="changed_clusters",
     job_name=OBSERVE_JOB,
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.STOPPED,
     description="Every 30 seconds: asks for a look at each live cluster whose nodes, generations, stream sets or "
-    "schema have changed. A tick is a few small queries a cluster, over one session that stays open.",
+    "schema have changed. A tick is a few small queries a cluster, over one session that stays open. The setting "
+    "`cluster_hook` names a program that is told of each change.",
 )
-def changed_clusters(context: SensorEvaluationContext, home: HomeResource) -> SensorResult:
+def changed_clusters(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SensorResult:
     """`next_observations` on this home and this instance."""
-    return next_observations(home.home(), context.instance, _sessions)
+    found = home.home()
+    return next_observations(found, context.instance, _sessions, hooked(found, clock.clock(), context.log.warning))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cluster import changes as telling
@@ -25,19 +25,20 @@ from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Key
 
 @dataclass(frozen=True)
 class Change:
-    """What became other: `who` is a node, a generation, a table or the cluster.
+    """What became other in a cluster: `who` is a node, a generation, a table or the cluster.
 
     One that is not `fresh` was there before the watch began.
     """
 
     at_us: Microseconds
+    cluster: str
     who: str
     what: str
     fresh: bool = True
 
     def document(self) -> dict[str, str]:
-        """As JSON has it."""
-        return {"at": format_us(self.at_us), "who": self.who, "what": self.what}
+        """As JSON has it, and a hook."""
+        return {"at": format_us(self.at_us), "cluster": self.cluster, "who": self.who, "what": self.what}
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def looked(lake: Lake, now_us: Microseconds, problems: dict[Key, str] | None = N
     return Look(now_us, telling.state_of(lake), problems or {}, positions)
 
 
-def changes(before: Look, after: Look) -> list[Change]:
-    """What became other between two looks, nodes first."""
+def changes(name: str, before: Look, after: Look) -> list[Change]:
+    """What became other in a cluster between two looks, nodes first."""
     found = telling.changes(before.state | before.problems, after.state | after.problems, after.at_us)
-    return [Change(after.at_us, each.who, each.what) for each in found]
+    return [Change(after.at_us, name, each.who, each.what) for each in found]
 
 
 def unanswered(problems: dict[Key, str], error: PlatformError) -> dict[Key, str]:
@@ -101,13 +102,12 @@ def watch(
     sessions = StandingSessions()
     try:
         before = _begun(Lake(known.find(home, name).open_home().lake), clock)
-        there = changes(Look(before.at_us), before)
+        there = [replace(each, fresh=False) for each in changes(name, Look(before.at_us), before)]
         while True:
             cluster = known.find(home, name)
             problems = _problems(sessions, cluster, clock, before.problems)
             now = looked(Lake(cluster.open_home().lake), clock.now_us(), problems)
-            old = [Change(now.at_us, each.who, each.what, fresh=False) for each in there]
-            yield now, [*old, *changes(before, now)]
+            yield now, [*there, *changes(name, before, now)]
             before, there = now, []
             pause(every_seconds)
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dagster import AssetKey, SkipReason, TableMetadataValue
@@ -12,8 +14,8 @@ from support.standin.world import time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.cluster.ingested import INGEST_JOB, INGESTED_NAME, scheduled_logs
-from assets.cluster.observed import CLUSTERS_NAME, OBSERVE_JOB, next_observations
-from cdc_platform.clock import Milliseconds, us_of
+from assets.cluster.observed import CLUSTERS_NAME, OBSERVE_JOB, hooked, next_observations
+from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.standing import StandingSessions
@@ -109,6 +111,55 @@ def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled
     assert len(next_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     assert run(rehearsal, OBSERVE_JOB, "prod")
     assert not next_observations(home, rehearsal.instance, sessions).run_requests
+
+
+def test_the_hook_of_the_settings_is_told_once_of_each_change(
+    rehearsal: Rehearsal,
+    home: Home,
+    standin: StandIn,
+    cluster: KnownCluster,
+    sessions: StandingSessions,
+    tmp_path: Path,
+) -> None:
+    """Of what runs have noted and of outages; a tick that is repeated tells nothing twice, a wrong hook keeps all."""
+    told, warnings = tmp_path / "told", list[str]()
+    program = tmp_path / "hook.sh"
+
+    def tick(name: Path = program) -> list[tuple[str, str]]:
+        (home.path / "settings.toml").write_text(f'cluster_hook = "{name}"\n', encoding="utf-8")
+        told.write_text("", encoding="utf-8")
+        for _ in range(2):
+            alerts = hooked(open_home(home.path), Clock(), warnings.append)
+            next_observations(home, rehearsal.instance, sessions, alerts)
+        found = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
+        assert {each["cluster"] for each in found} <= {"prod"}
+        return [(each["who"], each["what"]) for each in found]
+
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    assert tick() == []
+    assert [f"hook '{program}': there is no such program, or name another"] * 2 == warnings
+    program.write_text(f"#!/bin/sh\ncat >> '{told}'\n", encoding="utf-8")
+    program.chmod(0o700)
+    assert tick() == []
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert len(warnings) == 2
+    assert tick(tmp_path / "none") == []
+    assert len(warnings) == 4
+    assert [who for who, _ in tick()] == [
+        *(f"node {node.address}" for node in nodes()),
+        "table Shop.Carts",
+        "table shop.orders",
+        f"generation {format_ms(FIRST_MS)}",
+    ]
+    assert tick() == []
+    for node in range(3):
+        standin.proxy.kill(node)
+    ((who, gone),) = tick()
+    assert (who, gone[:5]) == ("cluster", "prod,")
+    assert tick() == []
+    standin.proxy.faults.down.clear()
+    assert tick() == [("cluster", "answers again")]
+    assert len(warnings) == 4
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
