@@ -65,8 +65,8 @@ OBSERVED_CLUSTER = Table(
 )
 """Stands for the tables of the homes of clusters."""
 _sessions = StandingSessions()
-Alerting = Callable[[KnownCluster, PlatformError | None], None]
-"""Is told of a glance at a cluster, and why it failed."""
+Alerting = Callable[[KnownCluster, Glance | PlatformError], None]
+"""Is told of a glance at a cluster, or why there is none."""
 
 
 @table_asset(
@@ -119,11 +119,11 @@ def next_observations(
     requests: list[RunRequest] = []
     remarks: list[str] = []
     for cluster in clusters:
-        seen, failed = _glance(sessions, cluster)
+        seen = _glance(sessions, cluster)
         if alerts is not None:
-            alerts(cluster, failed)
-        if seen is None:
-            remarks.append(str(failed))
+            alerts(cluster, seen)
+        if isinstance(seen, PlatformError):
+            remarks.append(str(seen))
             continue
         if seen.mark == last_mark(cluster):
             newest = seen.identity.newest_ms
@@ -147,12 +147,12 @@ def next_observations(
     )
 
 
-def _glance(sessions: StandingSessions, cluster: KnownCluster) -> tuple[Glance | None, PlatformError | None]:
+def _glance(sessions: StandingSessions, cluster: KnownCluster) -> Glance | PlatformError:
     """A glance at a cluster, or why there is none."""
     try:
-        return sessions.glance(cluster), None
+        return sessions.glance(cluster)
     except PlatformError as error:
-        return None, error
+        return error
 
 
 def hooked(home: Home, clock: Clock, warn: Callable[[str], None]) -> Alerting:
@@ -162,12 +162,12 @@ def hooked(home: Home, clock: Clock, warn: Callable[[str], None]) -> Alerting:
     """
     program, begun = home.settings.cluster_hook, time.monotonic()
     if not program:
-        return lambda cluster, failed: forget(cluster)
+        return lambda cluster, seen: forget(cluster)
 
-    def tell(cluster: KnownCluster, failed: PlatformError | None) -> None:
+    def tell(cluster: KnownCluster, seen: Glance | PlatformError) -> None:
         try:
             hook = Hook.of(home, program, home.settings.cluster_hook_ms)
-            alert(cluster, hook, clock, failed, warn, begun)
+            alert(cluster, hook, clock, seen, warn, begun)
         except PlatformError as error:
             warn(str(error))
 

@@ -16,14 +16,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cdc_platform import drafts
 from cdc_platform.clock import Clock
 from cdc_platform.cluster import changes as telling
+from cdc_platform.cluster.glance import Glance
 from cdc_platform.cluster.hook import MOST_WAITING, Hook
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.watching import Change, unanswered
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.turns import turn
 from cdc_platform.records import cluster_changes
-from cdc_platform.records.cluster_changes import CLUSTER
 
 _FILE, _TURN = "alerted.json", "alerts"
 TICK_SECONDS = 20.0
@@ -31,12 +32,12 @@ TICK_SECONDS = 20.0
 
 
 class _Told(BaseModel):
-    """What was told: the number of the last noted change, and what stands in the way of a look, by aspect."""
+    """What was told: the number of the last noted change; who is in the way of a look, by which aspect, in words."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int
-    problems: dict[str, str] = {}
+    problems: tuple[tuple[str, str, str], ...] = ()
 
 
 def forget(cluster: KnownCluster) -> None:
@@ -48,20 +49,20 @@ def alert(
     cluster: KnownCluster,
     hook: Hook,
     clock: Clock,
-    error: PlatformError | None,
+    seen: Glance | PlatformError,
     say: Callable[[str], None],
     begun: float | None = None,
 ) -> None:
-    """Tell of what was noted since it was told last, and whether the cluster can be looked at.
+    """Tell of what was noted since it was told last, and whether the cluster can be looked at and its nodes are up.
 
-    `error`: why it could not be at this tick. `begun`: by `time.monotonic`, when the tick was. The first time only what
-    is noted from then on is told.
+    `seen`: what was seen of it at this tick, or why nothing was. `begun`: by `time.monotonic`, when the tick was. The
+    first time only what is noted from then on is told.
     """
     begun = time.monotonic() if begun is None else begun
     hook = replace(hook, seconds=min(hook.seconds, TICK_SECONDS))
     lake = Lake(cluster.open_home().lake)
     with turn(lake, _TURN):
-        for told, change in _untold(cluster, lake, clock, error, say):
+        for told, change in _untold(cluster, lake, clock, seen, say):
             if time.monotonic() - begun > TICK_SECONDS:
                 say(f"{cluster.name}: what is left for hook {hook.program} is told at the next tick")
                 return
@@ -72,10 +73,13 @@ def alert(
 
 
 def _untold(
-    cluster: KnownCluster, lake: Lake, clock: Clock, error: PlatformError | None, say: Callable[[str], None]
+    cluster: KnownCluster, lake: Lake, clock: Clock, seen: Glance | PlatformError, say: Callable[[str], None]
 ) -> Iterator[tuple[_Told, Change]]:
     """The changes to tell, each with what is told once it is."""
     told = _read(cluster)
+    if told is None:
+        with looking_on():
+            telling.begin(lake, clock)
     noted = cluster_changes.noted(lake, -1 if told is None else told.number)
     if told is None:
         told = _Told(number=noted[-1].number if noted else -1)
@@ -86,12 +90,13 @@ def _untold(
     for each in noted[-MOST_WAITING:]:
         told = told.model_copy(update={"number": each.number})
         yield told, Change(each.at_us, cluster.name, each.change.who, each.change.what)
-    before = {(CLUSTER, aspect): line for aspect, line in told.problems.items()}
-    after = {} if error is None else unanswered(before, error)
-    for each in telling.changes(before, after, clock.now_us()):
-        problems = {aspect: line for aspect, line in told.problems.items() if aspect != each.aspect}
-        problems |= {} if each.state is None else {each.aspect: each.state}
-        told = told.model_copy(update={"problems": problems})
+    standing = {(who, aspect): line for who, aspect, line in told.problems}
+    after = telling.down(seen.down) if isinstance(seen, Glance) else unanswered(standing, seen)
+    for each in telling.changes(standing, after, clock.now_us()):
+        standing.pop((each.who, each.aspect), None)
+        if each.state is not None:
+            standing[each.who, each.aspect] = each.state
+        told = told.model_copy(update={"problems": tuple((*key, line) for key, line in standing.items())})
         yield told, Change(clock.now_us(), cluster.name, each.who, each.what)
 
 

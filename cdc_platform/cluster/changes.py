@@ -8,14 +8,17 @@ from collections.abc import Iterable, Sequence
 from cdc_platform.clock import Clock, Microseconds, format_ms, parse_time_ms, us_of
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import CLUSTER_CHANGES
 from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Change, Key, Noted, State
 from cdc_platform.ring import Node
 from cdc_platform.timeline.timeline import Timeline
 
-LEFT_OUT, REACH, LOOK, STREAM_SET = "left out", "reach", "look", "stream set "
-"""Aspects: what is left out, whether the cluster can be reached and looked at, and one of a table's stream sets."""
+LEFT_OUT, REACH, LOOK, UP, STREAM_SET = "left out", "reach", "look", "up", "stream set "
+"""Aspects: what is left out, whether the cluster can be reached and looked at, whether a node is up, and one of a
+table's stream sets.
+"""
 GENERATION = "generation "
 _GONE = {
     (CLUSTER, TOPOLOGY): "the topology has settled",
@@ -53,6 +56,23 @@ def standing(left_out: Iterable[LeftOut], changing: str | None) -> dict[Key, str
     return found if changing is None else {**found, (CLUSTER, TOPOLOGY): changing}
 
 
+def down(addresses: Iterable[str]) -> dict[Key, str]:
+    """What stands in the way where nodes do not answer."""
+    return {(f"node {address}", UP): "is down" for address in addresses}
+
+
+def begin(lake: Lake, clock: Clock) -> None:
+    """Note what is in a home already, where nothing was ever noted in it: what comes now is what is new."""
+    if lake.exists(CLUSTER_CHANGES):
+        return
+
+    def judge(before: State) -> list[Change]:
+        there = {} if before else state_of(lake)
+        return [Change(*key, there[key], "was there before changes were noted") for key in sorted(there, key=_order)]
+
+    cluster_changes.note(lake, clock, judge)
+
+
 def note(lake: Lake, clock: Clock, left_out: Sequence[LeftOut], changing: str | None) -> list[Noted]:
     """Note what became other since it was noted last."""
 
@@ -74,7 +94,7 @@ def changes(before: State, after: State, now_us: Microseconds) -> list[Change]:
 
 
 def _is_in_the_way(key: Key) -> bool:
-    return key in _GONE or key[1] == LEFT_OUT
+    return key in _GONE or key[1] in (LEFT_OUT, UP)
 
 
 def _order(key: Key) -> tuple[int, Key]:
@@ -88,6 +108,8 @@ def _said(key: Key, old: str | None, new: str | None, now_us: Microseconds) -> s
         return _GONE[key] if new is None else as_before(new) if aspect == TOPOLOGY else new
     if aspect == LEFT_OUT:
         return "is no longer left out" if new is None else f"is left out: {new}"
+    if aspect == UP:
+        return "is up again" if new is None else new
     if aspect.startswith(STREAM_SET):
         time = aspect.removeprefix(STREAM_SET)
         return f"no longer lists its stream set of {time}" if new is None else f"has a stream set from {time} on"

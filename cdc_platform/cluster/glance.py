@@ -24,12 +24,13 @@ _FILE = "glance"
 class Glance:
     """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are.
 
-    `changing` says what goes on in a topology that is changing.
+    `changing` says what goes on in a topology that is changing, `down` the addresses of nodes that do not answer.
     """
 
     identity: Identity
     mark: str
     changing: str | None = None
+    down: tuple[str, ...] = ()
 
 
 def glance(live: LiveCluster) -> Glance:
@@ -56,7 +57,8 @@ def glance(live: LiveCluster) -> Glance:
     newest = max((ms_from_datetime(row["time"]) for row in times or []), default=None)
     identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=newest)
     changing = next((row["transition_state"] for row in topology or []), None)
-    return Glance(identity, hashlib.sha256(repr(seen).encode()).hexdigest(), changing)
+    down = tuple(member.address for member in live.members if member.is_down)
+    return Glance(identity, hashlib.sha256(repr(seen).encode()).hexdigest(), changing, down)
 
 
 def last_mark(cluster: KnownCluster) -> str | None:

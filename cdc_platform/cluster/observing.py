@@ -116,6 +116,7 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
     exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
+    changes.begin(lake, clock)
     _note_tables(cluster, lake, clock, logged, seen)
     # It is the cluster itself that says so, and the next look may find it mended.
     sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))

@@ -48,12 +48,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Member:
-    """A node as the cluster's own tables name it."""
+    """A node as the cluster's own tables name it. One that is not known to be up need not be down."""
 
     address: str
     host_id: UUID | None
     datacenter: str
     is_up: bool
+    is_down: bool = False
 
 
 def tries() -> Retrying:
@@ -89,7 +90,7 @@ class LiveCluster:
     def members(self) -> list[Member]:
         """The nodes, by address."""
         return [
-            Member(address, host.host_id, host.datacenter or "", bool(host.is_up))
+            Member(address, host.host_id, host.datacenter or "", bool(host.is_up), host.is_up is False)
             for address, host in sorted(self._hosts.items())
         ]
 

@@ -127,9 +127,10 @@ def _problems(
     """Look at a cluster, and answer what stands in the way now."""
     try:
         at_a_glance = sessions.glance(cluster)
+        down = telling.down(at_a_glance.down)
         if at_a_glance.mark == last_mark(cluster):  # nothing was left out then
-            return telling.standing((), at_a_glance.changing)
+            return telling.standing((), at_a_glance.changing) | down
         seen = observe(cluster, clock)
     except PlatformError as error:
         return unanswered(before, error)
-    return telling.standing(seen.incomplete, seen.changing)
+    return telling.standing(seen.incomplete, seen.changing) | down

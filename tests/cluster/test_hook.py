@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,9 @@ from cdc_platform.cluster import hook as hooks
 from cdc_platform.cluster import known
 from cdc_platform.cluster.alerting import alert, forget
 from cdc_platform.cluster.connection import Connection
+from cdc_platform.cluster.glance import Glance
 from cdc_platform.cluster.hook import Alerts, Hook
-from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.known import Identity, KnownCluster
 from cdc_platform.cluster.observing import observe
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.errors import InputError
@@ -32,6 +35,7 @@ from cdc_platform.records import cluster_changes
 
 SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 CHANGE = {"at": "2026-11-22T12:00:00.000000Z", "cluster": "prod", "who": "cluster", "what": "answers again"}
+GLANCE = Glance(Identity(cluster_name="production", host_ids=()), "as it was")
 TEN_SECONDS = Milliseconds(10_000)
 
 
@@ -213,14 +217,14 @@ def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: Known
 def test_what_was_noted_is_told_once_however_often_it_is_asked(
     standin: StandIn, cluster: KnownCluster, writing: Path, tmp_path: Path
 ) -> None:
-    """From the first time on; an outage as it comes and as it goes; a hook that is set anew begins anew."""
+    """From the first time on; an outage, of all or of a node, as it comes and as it goes; one set anew begins anew."""
     home, warnings = open_home(cluster.home.parent.parent), list[str]()
     hook = Hook.of(home, str(writing), TEN_SECONDS)
 
-    def tick(error: Unreachable | None = None) -> list[tuple[str, str]]:
+    def tick(seen: Glance | Unreachable = GLANCE) -> list[tuple[str, str]]:
         (tmp_path / "told").unlink(missing_ok=True)
         for _ in range(2):
-            alert(cluster, hook, Clock(), error, warnings.append)
+            alert(cluster, hook, Clock(), seen, warnings.append)
         return [(each["who"], each["what"]) for each in told(tmp_path)]
 
     assert tick() == []
@@ -231,9 +235,30 @@ def test_what_was_noted_is_told_once_however_often_it_is_asked(
     assert tick() == []
     assert tick(Unreachable("prod: no node is up")) == [("cluster", "prod: no node is up")]
     assert tick(Unreachable("prod: no answer in time")) == []
-    assert tick() == [("cluster", "answers again")]
+    one_down = replace(GLANCE, down=("127.0.0.3",))
+    assert tick(one_down) == [("node 127.0.0.3", "is down"), ("cluster", "answers again")]
+    assert tick(one_down) == []
+    assert tick() == [("node 127.0.0.3", "is up again")]
     forget(cluster)
     assert (tick(), warnings) == ([], [])
+
+
+@pytest.mark.cassandra
+def test_what_a_home_had_before_changes_were_noted_is_no_change(
+    standin: StandIn, cluster: KnownCluster, writing: Path, tmp_path: Path
+) -> None:
+    """One of an earlier version has no table of changes: it is told of what comes, and its history says so."""
+    home = open_home(cluster.home.parent.parent)
+    observe(cluster, Clock())
+    shutil.rmtree(cluster.home / "lake" / "platform" / "cluster_changes")
+    hook, lake = Hook.of(home, str(writing), TEN_SECONDS), Lake(cluster.open_home().lake)
+    alert(cluster, hook, Clock(), GLANCE, print)
+    standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS)))
+    observe(cluster, Clock())
+    alert(cluster, hook, Clock(), GLANCE, print)
+    assert [each["who"] for each in told(tmp_path)] == ["generation 2026-09-21T15:13:20.000Z"]
+    noted = [each.change.what for each in cluster_changes.noted(lake)]
+    assert noted == [*["was there before changes were noted"] * 6, noted[-1]]
 
 
 def test_a_hook_of_a_name_is_looked_for_on_the_path(home: Home, writing: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from support.command_line import run
@@ -91,6 +92,19 @@ def test_an_outage_is_told_while_the_topology_changes(standin: StandIn, cluster:
         ("cluster", "answers again"),
         ("cluster", "the topology has settled"),
     ]
+    looks.close()
+
+
+def test_a_node_that_is_down_is_told_as_it_goes_and_as_it_comes(standin: StandIn, cluster: KnownCluster) -> None:
+    """By its address; the others answer for the cluster, which is not out of reach."""
+    looks = watch(open_home(cluster.home.parent.parent), "prod", Clock(), 0.0, lambda _: time.sleep(0.05))
+    next(look for look in looks if not look[0].problems)
+    standin.proxy.kill(2)
+    first = next(told for _, told in looks if told)
+    assert [(each.who, each.what) for each in first] == [("node 127.0.0.3", "is down")]
+    standin.proxy.faults.down.clear()
+    second = next(told for _, told in looks if told)
+    assert [(each.who, each.what) for each in second] == [("node 127.0.0.3", "is up again")]
     looks.close()
 
 
