@@ -22,7 +22,6 @@ from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.watching import Change, unanswered
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.turns import turn
 from cdc_platform.records import cluster_changes
 
@@ -77,9 +76,6 @@ def _untold(
 ) -> Iterator[tuple[_Told, Change]]:
     """The changes to tell, each with what is told once it is."""
     told = _read(cluster)
-    if told is None:
-        with looking_on():
-            telling.begin(lake, clock)
     noted = cluster_changes.noted(lake, -1 if told is None else told.number)
     if told is None:
         told = _Told(number=noted[-1].number if noted else -1)
@@ -88,6 +84,8 @@ def _untold(
     if len(noted) > MOST_WAITING:
         say(f"{cluster.name}: {len(noted) - MOST_WAITING} changes are not told, too many wait")
     for each in noted[-MOST_WAITING:]:
+        if each.change.what == telling.WAS_THERE:
+            continue
         told = told.model_copy(update={"number": each.number})
         yield told, Change(each.at_us, cluster.name, each.change.who, each.change.what)
     standing = {(who, aspect): line for who, aspect, line in told.problems}

@@ -19,6 +19,8 @@ LEFT_OUT, REACH, LOOK, UP, STREAM_SET = "left out", "reach", "look", "up", "stre
 """Aspects: what is left out, whether the cluster can be reached and looked at, whether a node is up, and one of a
 table's stream sets.
 """
+WAS_THERE = "was there before changes were noted"
+"""What is noted of all that a home had before, which is no change."""
 GENERATION = "generation "
 _GONE = {
     (CLUSTER, TOPOLOGY): "the topology has settled",
@@ -68,7 +70,7 @@ def begin(lake: Lake, clock: Clock) -> None:
 
     def judge(before: State) -> list[Change]:
         there = {} if before else state_of(lake)
-        return [Change(*key, there[key], "was there before changes were noted") for key in sorted(there, key=_order)]
+        return [Change(*key, there[key], WAS_THERE) for key in sorted(there, key=_order)]
 
     cluster_changes.note(lake, clock, judge)
 

@@ -41,6 +41,16 @@ def test_a_healthy_cluster_has_ticks_alone(standin: StandIn, cluster: KnownClust
     assert table.stdout.count("✓") == len(found)
 
 
+def test_a_topology_that_is_changing_is_nothing_to_mend(standin: StandIn, cluster: KnownCluster) -> None:
+    """It can be observed, and is told of: its nodes are taken in when it has settled."""
+    standin.world.put("scylla.topology", key="topology", transition_state="write_both_read_old")
+    code, found = tried(cluster)
+    assert (code, found["topology"]["mend"]) == (0, None)
+    assert str(found["topology"]["found"]).endswith(
+        "changing (write_both_read_old), its nodes are taken in when it has settled"
+    )
+
+
 def test_the_grants_that_it_names_are_the_ones_that_are_missing(
     standin: StandIn, cluster: KnownCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
