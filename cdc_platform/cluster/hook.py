@@ -22,6 +22,7 @@ from cdc_platform.clock import Milliseconds, seconds_of_ms
 from cdc_platform.cluster import known
 from cdc_platform.errors import InputError
 from cdc_platform.home import Home
+from cdc_platform.supervisor import die_with_parent
 
 MOST_WAITING = 1000
 """Changes that wait while the program runs; those beyond are not told."""
@@ -78,6 +79,7 @@ class Hook:
                 stderr=subprocess.DEVNULL,
                 env=dict(self.environment),
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             return Failure(f"{of}: it cannot be run: {error.strerror}")

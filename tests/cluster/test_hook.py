@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -179,14 +180,14 @@ def test_a_watch_tells_what_it_prints(
     ]
     with _running(watching) as started:
         assert started.stdout is not None
-        await_true(lambda: len(told(tmp_path)) >= 6, 60, "the first look")
+        await_true(lambda: len(told(tmp_path)) >= 6, 120, "the first look")
         standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS)))
-        await_true(lambda: "generation 2026-09-21T15:13:20.000Z" in _whos(tmp_path), 60, "the second generation")
+        await_true(lambda: "generation 2026-09-21T15:13:20.000Z" in _whos(tmp_path), 120, "the second generation")
         for node in range(3):
             standin.proxy.kill(node)
-        await_true(lambda: "cluster" in _whos(tmp_path), 60, "the outage")
+        await_true(lambda: "cluster" in _whos(tmp_path), 120, "the outage")
         standin.proxy.faults.down.clear()
-        await_true(lambda: told(tmp_path)[-1]["what"] == "answers again", 60, "the cluster")
+        await_true(lambda: told(tmp_path)[-1]["what"] == "answers again", 120, "the cluster")
         started.terminate()
         printed = [json.loads(line) for line in started.stdout.read().splitlines()]
     assert printed[: len(told(tmp_path))] == told(tmp_path)
@@ -211,6 +212,32 @@ def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: Known
     seen = (tmp_path / "env").read_text(encoding="utf-8")
     assert "PATH=" in seen
     assert not any(word in seen for word in (USER, PASSWORD, OBSERVER[1]))
+
+
+@pytest.mark.cassandra
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_watch_that_is_ended_leaves_no_hook_behind(
+    number: signal.Signals, standin: StandIn, cluster: KnownCluster, tmp_path: Path
+) -> None:
+    """One that hangs goes with it, or after Ctrl-C with its own time; the rest is counted there and not told."""
+    home = cluster.home.parent.parent
+    seconds = 1 if number == signal.SIGINT else 300
+    (home / "settings.toml").write_text(f"cluster_hook_ms = {seconds}000\n", encoding="utf-8")
+    program = script(tmp_path, f"echo $$ >> '{tmp_path}/pids'; exec sleep 600")
+    watching = [
+        *(sys.executable, "-m", "cdc_platform", "--home", str(home), "watch", "prod"),
+        *("--every", "0.2", "--json", "--hook", str(program)),
+    ]
+    pids = tmp_path / "pids"
+    with _running(watching) as started:
+        await_true(lambda: pids.exists() and pids.read_text(encoding="utf-8").endswith("\n"), 120, "the hook")
+        started.send_signal(number)
+        started.wait(60)
+        assert started.stderr is not None
+        told_last = started.stderr.read()
+    assert ("changes were not told any more [hook-failed]" in told_last) == (number == signal.SIGINT)
+    for pid in pids.read_text(encoding="utf-8").split():
+        await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of the hook")
 
 
 @pytest.mark.cassandra
@@ -281,7 +308,7 @@ def _runs(pid: int) -> bool:
 @contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A program that ends with the block."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             yield started
         finally:
