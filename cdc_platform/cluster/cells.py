@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def log_rows(schema: TableSchema, pages: Sequence[RawPage], *, exact: bool = Fal
     beside: dict[int, dict[str, str]] = {}
     for each, name in stored_columns(schema):
         parts = [page.columns[page.names.index(each.name)] for page in pages]
-        cells = pa.array(parts[0] if len(parts) == 1 else list(chain.from_iterable(parts)), pa.binary())
+        cells = parts[0] if len(parts) == 1 else pa.concat_arrays([*parts, pa.nulls(0, pa.binary())])
         column = _converted(each.type, cells)
         arrays[name] = column.values
         for row, text in column.beside.items():

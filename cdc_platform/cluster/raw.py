@@ -10,19 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import pyarrow as pa
 from cassandra.cluster import ResponseFuture
 from cassandra.cqltypes import BytesType
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
-Cells = Sequence[bytes | None]
+from cdc_platform.cluster.cutting import Cut, cut
 
 
 @dataclass(frozen=True)
 class RawPage:
-    """A page of rows: a list of cells for each column name, all of `rows` cells."""
+    """A page of rows: the cells (binary) of each column name, all of `rows` cells."""
 
     names: tuple[str, ...]
-    columns: Sequence[Cells]
+    columns: Sequence[pa.BinaryArray]
     rows: int
 
 
@@ -34,6 +35,20 @@ class _RawResult(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
         super().recv_results_metadata(f, user_type_map)
         self.column_metadata = [(*column[:3], BytesType) for column in self.column_metadata or ()]
 
+    def recv_results_rows(self, f: Any, protocol_version: Any, user_type_map: Any, *known: Any) -> None:
+        """Take a page's rows apart by whole columns; where they are too much unlike, let the driver do it."""
+        begun = f.tell()
+        self.recv_results_metadata(f, user_type_map)
+        columns = self.column_metadata or known[0]
+        found = cut(f.read(), len(columns))
+        if found is None:
+            f.seek(begun)
+            super().recv_results_rows(f, protocol_version, user_type_map, *known)
+            return
+        self.column_names = [column[2] for column in columns]
+        self.column_types = [column[3] for column in columns]
+        self.parsed_rows: Any = found
+
 
 class RawProtocol(ProtocolHandler):
     """The driver's protocol with results that stay bytes."""
@@ -44,10 +59,12 @@ class RawProtocol(ProtocolHandler):
     }
 
 
-def raw_rows(names: Sequence[str], rows: Sequence[tuple[bytes | None, ...]]) -> list[RawPage]:
+def raw_rows(names: Sequence[str], rows: Cut | Sequence[tuple[bytes | None, ...]]) -> list[RawPage]:
     """What an execution profile has as its row factory, where answers stay bytes."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-    return [RawPage(tuple(names), columns, len(rows))]
+    if isinstance(rows, Cut):
+        return [RawPage(tuple(names), rows.columns, rows.rows)]
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return [RawPage(tuple(names), [pa.array(cells, pa.binary()) for cells in columns], len(rows))]
 
 
 def pages_of(future: ResponseFuture) -> Iterator[RawPage]:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.standin.live_log import defined
 
@@ -36,7 +37,8 @@ def page(*rows: Mapping[str, bytes | None]) -> RawPage:
     """A page of rows, which have the head and what else is given."""
     names = tuple(each.name for each in log_columns(SCHEMA))
     whole = [{**HEAD, **row} for row in rows]
-    return RawPage(names, [[row.get(name) for row in whole] for name in names], len(rows))
+    columns = [pa.array([row.get(name) for row in whole], pa.binary()) for name in names]
+    return RawPage(names, columns, len(rows))
 
 
 @pytest.mark.parametrize("pages", [[page({}), page({"x": b"a"})], [page({}, {"x": b"a"})]])
@@ -72,4 +74,4 @@ def test_bytes_that_are_no_value_are_counted() -> None:
 def test_other_columns_are_an_altered_table(names: tuple[str, ...]) -> None:
     """Fewer or more than the table was known to have."""
     with pytest.raises(OtherColumns, match="more or less"):
-        log_rows(SCHEMA, [RawPage(names, [[] for _ in names], 0)])
+        log_rows(SCHEMA, [RawPage(names, [pa.nulls(0, pa.binary()) for _ in names], 0)])

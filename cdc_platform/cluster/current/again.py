@@ -111,7 +111,7 @@ def _answers(
     """Each row's values by column, None where it is not there, while the next are asked for."""
     for place, pages in in_turn(places, lambda place, _: _ask(live, schema, place)):
         names = [column.name for column in _columns(schema, static=place[1] is None)]
-        row = next(([cells[0] for cells in page.columns] for page in pages if page.rows), None)
+        row = next(([cells[0].as_py() for cells in page.columns] for page in pages if page.rows), None)
         yield place, None if row is None else dict(zip(names, row, strict=True))
 
 

@@ -50,7 +50,7 @@ class Scanning(Asking):
         sample = _Sample(self.name, self.connection, self.schema, self.bypass_cache)
         condition = f"{key} >= {-(2**63) + 1} LIMIT {_SAMPLE_ROWS}"
         (pages,) = sample.answers([condition])
-        tokens = [cell for page in pages for cell in page.columns[0] if cell is not None] if pages else []
+        tokens = [cell for page in pages for cell in page.columns[0].drop_null().to_pylist()]
         if len(tokens) < _SAMPLE_ROWS:
             return 1
         reached = int.from_bytes(tokens[-1], "big", signed=True) + 2**63

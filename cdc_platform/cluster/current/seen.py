@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_platform.clock import MILLISECOND_US, ONE_US, SECOND_US, Microseconds
-from cdc_platform.cluster.raw import Cells, RawPage
+from cdc_platform.cluster.raw import RawPage
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.timeuuid import earliest
 from cdc_platform.cql.types import SMALLINT, ListType, MapType, SetType, UserType
-from cdc_platform.lake.arrow import composite_column
+from cdc_platform.lake.arrow import composite_column, layout
 from cdc_platform.log.state.shape import STATE, Kind
 from cdc_platform.log.state.wire import composed
 
@@ -28,6 +27,7 @@ SOLE = b"\1"
 _LISTS_BEGIN = Microseconds(1_262_304_000_000_000)
 """What was put in front of a list has a key before this time, what was put behind it one after it."""
 _NOW = "tounixtimestamp(now())"
+_SOLE_OR_NOT = pa.array([None, SOLE], pa.binary())
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class _Rows:
 
     def __init__(self, schema: TableSchema, pages: Sequence[RawPage], orders: Orders) -> None:
         self._schema, self._orders = schema, orders
-        self._columns: list[Cells] = [
-            list(chain.from_iterable(page.columns[place] for page in pages))
-            for place in range(len(pages[0].names) if pages else 0)
+        self._columns: list[pa.BinaryArray] = [
+            several[0] if len(several) == 1 else pa.concat_arrays(several)
+            for several in zip(*(page.columns for page in pages), strict=True)
         ]
         self._size = sum(page.rows for page in pages)
 
@@ -99,22 +99,22 @@ class _Rows:
         if not self._size:
             return
         schema = self._schema
-        parts = [pa.array(cells, pa.binary()) for cells in self._columns[: len(schema.partition_key)]]
+        parts = self._columns[: len(schema.partition_key)]
         self._partition = parts[0] if len(parts) == 1 else composite_column(parts)
         place = len(parts)
-        keys = [pa.array(cells, pa.binary()) for cells in self._columns[place : place + len(schema.clustering_key)]]
+        keys = self._columns[place : place + len(schema.clustering_key)]
         place += len(keys)
         # A static row that stands alone has no clustering key.
         self._whole = np.ones(self._size, bool) if not keys else np.asarray(keys[0].is_valid())
-        found = composed([key.drop_null() for key in keys], int(self._whole.sum()))
+        found = composed([key.drop_null() if key.null_count else key for key in keys], int(self._whole.sum()))
         places = np.cumsum(self._whole) - 1
-        self._clustering = found.take(pa.array(places, mask=~self._whole))
+        self._clustering = found if self._whole.all() else found.take(pa.array(places, mask=~self._whole))
         self._now_us = _numbers(self._columns[place], ">i8")[1] * MILLISECOND_US
         place += 1
         bare = self._whole.copy()
         for column in _others(schema):
             chosen = np.ones(self._size, bool) if column.kind == "static" else self._whole
-            cells = pa.array(self._columns[place], pa.binary())
+            cells = self._columns[place]
             there = np.asarray(cells.is_valid()) & chosen
             if column.kind != "static":
                 bare &= ~there
@@ -128,23 +128,22 @@ class _Rows:
 
     def _markers(self, bare: np.ndarray) -> pa.Table:
         rows = np.flatnonzero(self._whole)
-        values = pa.array([SOLE if each else None for each in bare[rows].tolist()], pa.binary())
+        values = _SOLE_OR_NOT.take(pa.array(bare[rows].astype(np.int8)))
         return self._part(Kind.MARKER, rows, self._at(self._orders.unknown_us, rows), value=values)
 
-    def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: Cells, ttls: Cells) -> pa.Table:
+    def _atomic(self, column: Column, rows: np.ndarray, cells: pa.Array, times: pa.Array, ttls: pa.Array) -> pa.Table:
         there, lives = _numbers(ttls, ">i4")
         written = _numbers(times, ">i8")[1][rows]
         seconds = self._now_us[rows] // SECOND_US + lives[rows]
         expires = np.where(there[rows], seconds * SECOND_US, 0)
         ttl = np.where(there[rows], np.maximum(1, -((written - expires) // SECOND_US)), 0)
-        taken = cells.take(pa.array(rows))
         static = column.kind == "static"
         return self._part(
             Kind.CELL,
             rows,
             written,
             column=column.name,
-            value=taken,
+            value=_taken(cells, rows),
             ttl=ttl,
             expires=expires,
             sure=True,
@@ -152,11 +151,9 @@ class _Rows:
         )
 
     def _collection(self, column: Column, rows: np.ndarray) -> Iterator[pa.Table]:
-        place = self._columns_place(column)
+        cells = _taken(self._columns[self._columns_place(column)], rows)
         owners, paths, values = list[int](), list[bytes](), list[bytes | None]()
-        for row in rows.tolist():
-            value = self._columns[place][row]
-            assert value is not None
+        for row, value in zip(rows.tolist(), cells.to_pylist(), strict=True):
             for path, inner in elements(column, value):
                 owners.append(row)
                 paths.append(path)
@@ -203,30 +200,34 @@ class _Rows:
         sure: bool = False,
         static: bool = False,
     ) -> pa.Table:
-        size, taken = len(rows), pa.array(rows, pa.int64())
+        size = len(rows)
         none = np.zeros(size, np.int64)
         found = {
-            "partition": self._partition.take(taken),
-            "clustering": pa.nulls(size, pa.binary()) if static else self._clustering.take(taken),
+            "partition": _taken(self._partition, rows),
+            "clustering": pa.nulls(size, pa.binary()) if static else _taken(self._clustering, rows),
             "kind": pa.array(np.full(size, kind, dtype=np.int8)),
             "column": pa.nulls(size, pa.string()) if column is None else pa.repeat(column, size),
             "path": pa.nulls(size, pa.binary()) if path is None else path,
             "timestamp": pa.array(timestamps, pa.int64()),
             "ttl": pa.array(none if ttl is None else ttl, pa.int64()),
             "expires": pa.array(none if expires is None else expires, pa.int64()),
-            "dead": pa.array(np.zeros(size, bool)),
+            "dead": pa.repeat(False, size),
             "value": pa.nulls(size, pa.binary()) if value is None else value,
-            "inexact": pa.array(np.full(size, not sure)),
+            "inexact": pa.repeat(not sure, size),
         }
         return pa.table(found, schema=STATE)
 
 
-def _numbers(cells: Cells, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def _taken(values: pa.Array, rows: np.ndarray) -> pa.Array:
+    """The values at these places, themselves where these are all of them in their order."""
+    if len(rows) == len(values) and np.array_equal(rows, np.arange(len(rows))):
+        return values
+    return values.take(pa.array(rows))
+
+
+def _numbers(cells: pa.Array, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Integers of the protocol (int64), 0 for null, and where there is one (bool)."""
-    missing = cells.count(None)
-    values = np.zeros(len(cells), np.int64)
-    if missing == len(cells):
-        return np.zeros(len(cells), bool), values
-    there = np.array([cell is not None for cell in cells]) if missing else np.ones(len(cells), bool)
-    values[there] = np.frombuffer(b"".join(cell for cell in cells if cell is not None), kind)
+    there, values = np.asarray(cells.is_valid()), np.zeros(len(cells), np.int64)
+    raw, bounds = layout(cells)
+    values[there] = raw[bounds[0] : bounds[-1]].view(kind)
     return there, values
