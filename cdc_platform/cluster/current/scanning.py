@@ -26,6 +26,8 @@ MOST_SLICES = 4_096
 _SAMPLE_ROWS = 2_000
 _REQUESTS_A_SLICE = 12
 """So that most are answered with one page: the next are under way while what came becomes rows."""
+_ROWS_AT_ONCE = 10_000
+"""So many rows or more that came become rows of the state together: of few at a time that takes twice as long."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,15 @@ class Scanning(Asking):
             return self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine])
 
         def batches(number: int) -> Batches:
+            held: list[RawPage] = []
             for place, pages in enumerate(asked.pop(number, None) or answers(number), 1):
                 if one_by_one and place == each and number + 1 < slices:
                     asked[number + 1] = answers(number + 1)
-                state = self._one_a_place(seen(self.schema, pages, self.orders))
+                held += pages
+                if place < each and sum(page.rows for page in held) < _ROWS_AT_ONCE:
+                    continue
+                state = self._one_a_place(seen(self.schema, held, self.orders))
+                held.clear()
                 if state.num_rows:
                     yield from with_slices(state, slices).to_batches()
 
