@@ -113,7 +113,8 @@ def _of_each(rows: pa.Table, rule: Rule) -> np.ndarray:
 
 
 def _number(found: np.ndarray) -> int:
-    words = found.sum(axis=0, dtype=np.uint64).tolist()
+    # Column by column: numpy takes twenty times as long along rows of two.
+    words = (int(found[:, place].sum(dtype=np.uint64)) for place in range(found.shape[1]))
     return sum(word << (32 * place) for place, word in enumerate(words)) % MODULUS
 
 

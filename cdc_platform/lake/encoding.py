@@ -25,6 +25,8 @@ from cdc_platform.lake.arrow import compute
 Piece = np.ndarray | tuple[np.ndarray, np.ndarray]
 """A part of the encoding of n values: uint8[n, width], or all their bytes and where each begins (int64[n + 1])."""
 
+_WITHOUT_VIEWS: dict[pa.DataType, pa.DataType] = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
+
 
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """A column in one piece, without the views that deltalake's files may have: few of Arrow's functions take them."""
@@ -42,7 +44,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    return {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}.get(kind, kind)
+    return _WITHOUT_VIEWS.get(kind, kind)
 
 
 def pieces_of(values: pa.Array, *, nested: bool = False) -> list[Piece]:
