@@ -16,7 +16,7 @@ from cdc_platform.cql.schema import Column, TableSchema, element_key_type
 from cdc_platform.cql.types import SMALLINT, CqlType, ListType, MapType, SetType, UserType
 from cdc_platform.lake.arrow import compute
 from cdc_platform.log.log_table import arrow_type
-from cdc_platform.log.state.merging import codes, together
+from cdc_platform.log.state.merging import ascending, codes, numbered, together
 from cdc_platform.log.state.ranges import NEVER, covering
 from cdc_platform.log.state.shape import Kind
 from cdc_platform.log.state.wire import components, from_wire, ranks
@@ -118,20 +118,19 @@ class _Seen:
         clustering = state["clustering"].combine_chunks()
         of_rows = np.isin(self._kinds, (Kind.ROW_TOMBSTONE, Kind.MARKER, Kind.CELL)) & np.asarray(clustering.is_valid())
         places = np.flatnonzero(of_rows)
-        together_ = together([self._partitions[places], codes(clustering.take(pa.array(places)))])
-        _, firsts, found = np.unique(together_, return_index=True, return_inverse=True)
-        partitions = self._partitions[places[firsts]]
-        keys = clustering.take(pa.array(places[firsts]))
+        found, one_each = numbered(together([self._partitions, codes(clustering)])[places])
+        partitions = self._partitions[places[one_each]]
+        keys = clustering.take(pa.array(places[one_each]))
         columns = self._schema.clustering_key
         orders = [
             _directed(column, ranks(column.type, part))
             for column, part in zip(columns, components(keys, len(columns)), strict=True)
         ]
-        order = np.lexsort((*reversed(orders), partitions))
+        order = ascending([partitions, *orders])
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         self._rows = np.full(state.num_rows, -1, dtype=np.int64)
-        self._rows[places] = rank[found.reshape(-1)]
+        self._rows[places] = rank[found]
         self._row_partitions = partitions[order]
         self._row_keys = keys.take(pa.array(order))
 
@@ -217,6 +216,9 @@ class _Seen:
         A marker that was only seen says something of a row that nothing else keeps alive. One without a value belongs
         to a row that had cells when it was seen: nobody knows whether it is there at all.
         """
+        if not mine.any():
+            none = np.zeros(count + 1, dtype=bool)
+            return np.full(count + 1, NEVER_EXPIRES), none, none
         unsure, alive = np.asarray(state["inexact"]), self._alive & mine
         guess = alive & unsure & (self._kinds == Kind.MARKER)
         expires = np.asarray(state["expires"])

@@ -153,16 +153,23 @@ def components(data: Any, count: int, header: int = _LENGTH, trailer: int = 0) -
     at = np.asarray(bounds[:-1], dtype=np.int64)
     found = []
     for _ in range(count):
-        lengths = np.zeros(len(at), dtype=np.int64)
-        for place in range(header):
-            lengths = lengths << 8 | raw[at + place]
+        lengths = _windows(raw, at, header).view(f">u{header}")[:, 0].astype(np.int64)
         at = at + header
         found.append(_cut(raw, at, lengths))
         at = at + lengths + trailer
     return found
 
 
+def _windows(raw: np.ndarray, starts: np.ndarray, width: int) -> np.ndarray:
+    """So many bytes from each place on (uint8[n, width])."""
+    if not len(starts):
+        return np.empty((0, width), dtype=np.uint8)
+    return np.lib.stride_tricks.sliding_window_view(raw, width)[starts]
+
+
 def _cut(raw: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    if len(lengths) and lengths[0] and (lengths == lengths[0]).all():
+        return fixed_width(_windows(raw, starts, int(lengths[0])).view(f"V{lengths[0]}")[:, 0])
     ends = np.zeros(len(starts) + 1, dtype=np.int64)
     np.cumsum(lengths, out=ends[1:])
     taken = np.repeat(starts - ends[:-1], lengths) + np.arange(ends[-1])

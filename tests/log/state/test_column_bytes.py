@@ -86,9 +86,12 @@ def test_times_inside_of_a_millisecond_are_of_that() -> None:
     assert to_wire(t.TIMESTAMP, column).to_pylist() == [t.TIMESTAMP.to_bytes(-1)]
 
 
-@given(st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=4))
+@given(
+    st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=4)
+    | st.lists(st.tuples(st.binary(min_size=4, max_size=4), st.binary(min_size=1, max_size=1)), max_size=4)
+)
 def test_several_columns_become_one_and_come_apart(rows: list[tuple[bytes, bytes]]) -> None:
-    """Values behind their lengths, and the composite that a partition key of several columns is."""
+    """Values behind their lengths, of one width or not, and the composite that a key of several columns is."""
     columns = [pa.array([row[place] for row in rows], pa.binary()) for place in range(2)]
     one = composed(columns, len(rows))
     assert [part.to_pylist() for part in components(one, 2)] == [column.to_pylist() for column in columns]
