@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, ms_of
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.lake.arrow import tokens_of_column
+from cdc_platform.lake.arrow import compute, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table, column
 from cdc_platform.log.state.selecting import Shown, selected_schema
@@ -112,9 +112,12 @@ def slices_of(partitions: pa.Array, slices: int) -> np.ndarray:
     """The slice (int32) of each serialized partition key (binary)."""
     if not len(partitions):
         return np.empty(0, np.int32)
-    tokens = tokens_of_column(partitions).astype(np.int64)
+    # Rows of a partition come together: it is hashed once for all of them.
+    begins = np.append(True, np.asarray(compute.not_equal(partitions[1:], partitions[:-1])))
+    tokens = tokens_of_column(partitions.filter(pa.array(begins))).astype(np.int64)
     ends = np.array([low for low, _ in ranges(slices)], np.int64)
-    return (np.searchsorted(ends, tokens, side="left") - 1).clip(0).astype(np.int32)
+    found = (np.searchsorted(ends, tokens, side="left") - 1).clip(0).astype(np.int32)
+    return found[np.cumsum(begins) - 1]
 
 
 def ranges(slices: int) -> list[tuple[int, int]]:

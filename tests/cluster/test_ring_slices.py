@@ -1,0 +1,22 @@
+"""The slices of a kept table: each partition is in the one that has its token, with all of its rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from support.oracles.oracle import token_of
+
+from cdc_platform.cluster.current.kept import ranges, slices_of
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.integers(1, 4))), st.integers(1, 9), st.integers(0, 3))
+def test_rows_are_in_the_slice_of_their_token(partitions: list[tuple[bytes, int]], slices: int, left_out: int) -> None:
+    """Whether those of one partition come together or not; the column may be a part of a longer one."""
+    keys = [key for key, rows in partitions for _ in range(rows)]
+    column = pa.array(keys, pa.binary()).slice(left_out)
+    due = [
+        next(place for place, (_, last) in enumerate(ranges(slices)) if token_of(key) <= last)
+        for key in keys[left_out:]
+    ]
+    assert slices_of(column, slices).tolist() == due
