@@ -145,10 +145,11 @@ def ragged(piece: Piece) -> tuple[np.ndarray, np.ndarray]:
 def side_by_side(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """The same pieces, those of one width that are neighbours as one: every piece that is joined costs."""
     for fixed, some in groupby(pieces, key=lambda piece: isinstance(piece, np.ndarray)):
-        if fixed:
-            yield np.hstack(list(some))
+        several = list(some)
+        if fixed and len(several) > 1:
+            yield np.hstack(several)
         else:
-            yield from some
+            yield from several
 
 
 def joined(pieces: Iterable[Piece], count: int) -> tuple[np.ndarray, np.ndarray]:

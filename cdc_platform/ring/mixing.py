@@ -12,9 +12,10 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 
 def mixed(numbers: UInt64s) -> UInt64s:
     """Every bit of each number (uint64[n]) spread over all of them (Stafford's finaliser); no two give the same."""
-    found = numbers ^ (numbers >> np.uint64(30))
+    shifted = numbers >> np.uint64(30)
+    found = numbers ^ shifted
     found *= np.uint64(0xBF58476D1CE4E5B9)
-    found ^= found >> np.uint64(27)
+    found ^= np.right_shift(found, np.uint64(27), out=shifted)
     found *= np.uint64(0x94D049BB133111EB)
-    found ^= found >> np.uint64(31)
+    found ^= np.right_shift(found, np.uint64(31), out=shifted)
     return found
