@@ -40,12 +40,14 @@ def touched(
     """
     doubtful = pa.array(found.doubtful)
     places = set(_places(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
-    unsure = state.filter(state["inexact"])
-    if not unsure.num_rows:
-        return places
-    places |= _lists(schema, unsure, changes)
     expires = np.asarray(state["expires"])
-    passed = state.filter(pa.array((expires > expired[0]) & (expires <= expired[1])))
+    gone, lists = (expires > expired[0]) & (expires <= expired[1]), _lists(schema)
+    if not (gone.any() or (lists and changes.num_rows)):
+        return places
+    unsure = state.filter(state["inexact"])
+    if lists and changes.num_rows:
+        places |= _changed(lists, unsure, changes)
+    passed = state.filter(pa.array(gone))
     if passed.num_rows:
         near = _of(unsure, passed["partition"])
         near = near.filter(compute.invert(near["dead"]))
@@ -82,11 +84,13 @@ def _of(state: pa.Table, partitions: Any) -> pa.Table:
     return state.filter(compute.is_in(state["partition"], value_set=partitions))
 
 
-def _lists(schema: TableSchema, unsure: pa.Table, changes: pa.Table) -> set[Place]:
+def _lists(schema: TableSchema) -> list[str]:
+    """The columns that are lists whose elements have keys."""
+    return [each.name for each in schema.columns if each.type.multicell and isinstance(each.type, ListType)]
+
+
+def _changed(names: list[str], unsure: pa.Table, changes: pa.Table) -> set[Place]:
     """The rows with lists of unknown keys that were changed, or that a deletion may or may not have taken."""
-    names = [each.name for each in schema.columns if each.type.multicell and isinstance(each.type, ListType)]
-    if not names or not changes.num_rows:
-        return set()
     named = pa.array(names, pa.string())
     lists = unsure.filter(compute.fill_null(compute.is_in(unsure["column"], value_set=named), False))
     lists = _of(lists, changes["partition"])

@@ -43,6 +43,8 @@ from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, WRITTEN_AT
 _COMMITS = "current:commits"
 ROWS_AT_ONCE = 1 << 20
 """So many rows of the state are merged at a time."""
+_ROWS_A_BATCH = 1 << 15
+"""So many rows of what readers see are written at a time, while the next are digested."""
 _LEAD_US = SECOND_US * 10
 """How far ahead of this machine a writer's clock may be for what it wrote to count as seen."""
 _FIRST = Microseconds(0)
@@ -211,7 +213,7 @@ class Keeper:
             if found is None:
                 state = lake.read(cells, filters=[(tables.SLICE, "=", number)]).drop_columns([tables.SLICE])
                 found = shown(schema, state, as_of)
-            yield from for_readers(schema, found, now.slices).combine_chunks().to_batches()
+            yield from for_readers(schema, found, now.slices).combine_chunks().to_batches(_ROWS_A_BATCH)
 
         if not lake.exists(self._current):
             lake.ensure(self._current)
