@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
-from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
 
 from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
@@ -24,17 +24,33 @@ from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
-# Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 % of
-# the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same (session.sql_conf).
-WRITER_PROPERTIES = WriterProperties(compression="ZSTD", compression_level=1)
 # To set zstd up for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
 _SMALL = WriterProperties(compression="UNCOMPRESSED")
 _SMALL_BYTES = 1 << 17
+# A column of which nearly all values differ soon goes on without a dictionary: with one of all of them its file is up
+# to twice as large, and takes a third more time.
+_DICTIONARY_BYTES = 1 << 16
 # More keys than this are looked for by their bounds: a statement takes no list of any length.
 _MOST_LISTED = 256
 
 Only = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
 """Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
+
+
+def writer_properties(columns: dict[str, ColumnProperties] | None = None) -> WriterProperties:
+    """How files are written, some of their columns (by their path in Parquet) in ways of their own."""
+    # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 %
+    # of the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same
+    # (session.sql_conf).
+    return WriterProperties(
+        compression="ZSTD",
+        compression_level=1,
+        dictionary_page_size_limit=_DICTIONARY_BYTES,
+        column_properties=columns,
+    )
+
+
+_WRITER_PROPERTIES = writer_properties()
 
 
 @dataclass(frozen=True)
@@ -46,7 +62,7 @@ class Merged:
     version: int
 
 
-def writing(rows: pa.Table, large: WriterProperties = WRITER_PROPERTIES) -> WriterProperties:
+def writing(rows: pa.Table, large: WriterProperties = _WRITER_PROPERTIES) -> WriterProperties:
     """How a file of these rows is written: as `large` ones, or, where they are few, as they are."""
     return _SMALL if rows.nbytes <= _SMALL_BYTES else large
 

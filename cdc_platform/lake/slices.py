@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -44,15 +44,7 @@ _ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.str
 """What a task answers: a line a file, with the action that adds it; or one that says why it refuses its rows."""
 _DIGESTS = pa.schema({"digest": pa.string()})
 # As every write, but no dictionary for stream IDs, of which no two are the same: building one takes a fifth of a write.
-# So it does where nearly all values of another column differ, and then the file is larger than without: it ends early.
-_WRITER_PROPERTIES = WriterProperties(
-    compression="ZSTD",
-    compression_level=1,
-    dictionary_page_size_limit=1 << 16,
-    column_properties={"streams.list.element": ColumnProperties(dictionary_enabled=False)},
-)
-
-
+_WRITER_PROPERTIES = merging.writer_properties({"streams.list.element": ColumnProperties(dictionary_enabled=False)})
 _FEW_BYTES = 1 << 20
 
 
