@@ -69,6 +69,7 @@ LONG = {
         "test_hook.py",
         "test_cluster_assets.py",
         "test_ingest_on_spark.py",
+        "test_spark_source.py",
     ),
     "session": (
         "test_wheel.py",

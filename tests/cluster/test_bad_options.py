@@ -131,6 +131,7 @@ OF_SPARK: list[tuple[dict[str, str], str]] = [
     ({"until": "2026-01-01T00:00:00"}, "add Z for UTC"),
     ({"from": "2026-01-02T00:00:00Z", "until": "2026-01-01T00:00:00Z"}, "before from"),
     ({"cluster": "other"}, "no cluster other is known"),
+    ({"gaps": "ignore"}, "gaps is 'ignore'; it is tell or refuse"),
     ({"home": "{dir}/none"}, "none"),
 ]
 

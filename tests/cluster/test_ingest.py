@@ -179,6 +179,24 @@ def test_rows_that_may_be_gone_are_told_of(standin: StandIn, cluster: KnownClust
     assert "may be gone" in gap
 
 
+def test_what_was_written_without_cdc_is_told_of(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """With the times between which it was off, once; a log that is younger than its first window is no new one."""
+    log.write([FIRST_US + 1])
+    told: list[str] = []
+    standin.world.made(log.schema, Milliseconds(FIRST_MS + 60_000))
+    bring(cluster, workers, FIRST_US + 70 * SECOND_US, told)
+    for minutes, enabled in ((5, "false"), (10, "false"), (20, "true"), (30, "true")):
+        standin.world.cdc_options("shop", "t", ttl="0", enabled=enabled)
+        standin.world.schema_changed()
+        bring(cluster, workers, FIRST_US + minutes * 60 * SECOND_US, told)
+    assert told == [
+        "CDC of shop.t was off from 2026-09-21T14:18:20.000Z to 2026-09-21T14:33:20.000Z: no log tells what was written"
+        " meanwhile"
+    ]
+
+
 def test_a_generation_without_streams_is_passed_over(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers
 ) -> None:

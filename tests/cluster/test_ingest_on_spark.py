@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.standin.brought import with_secret_file
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.live_table import LiveTable, by_key
-from support.standin.world import OBSERVER, time_uuid
+from support.standin.world import time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
@@ -18,18 +19,15 @@ from cdc_platform.cluster.current import scanning
 from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest import asking, ingesting
 from cdc_platform.cluster.ingest.ingesting import ingest
-from cdc_platform.cluster.ingest.planning import LEAST_RANGES
-from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.errors import InputError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.cassandra, pytest.mark.spark]
 
@@ -40,13 +38,8 @@ DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = 
 
 @pytest.fixture
 def cluster(standin: StandIn, tmp_path: Path) -> KnownCluster:
-    """The stand-in, with its secret in a file: a JVM that runs already has no new variable of the environment."""
-    secret = tmp_path / "secret.toml"
-    user, password = OBSERVER
-    secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
-    secret.chmod(0o600)
-    connection = standin.connection(user_env=None, password_env=None, credentials_file=str(secret))
-    return known.add(open_home(tmp_path / "home"), "prod", connection)
+    """The stand-in, with its secret where Spark's workers find it."""
+    return with_secret_file(standin, tmp_path)
 
 
 @pytest.fixture
@@ -133,56 +126,3 @@ def _kept(cluster: KnownCluster, schema: TableSchema) -> tuple[list[dict[str, An
 
 def _told(row: dict[str, Any]) -> str:
     return repr(sorted((row | {"timestamp": None if row["inexact"] else row["timestamp"]}).items()))
-
-
-def options(cluster: KnownCluster) -> dict[str, str]:
-    """Where the log is."""
-    return {"home": str(cluster.home.parent.parent), "cluster": "prod", "table": "shop.t"}
-
-
-def keys(frame: DataFrame) -> list[tuple[bytes, str, int]]:
-    """The keys of a frame's rows, sorted."""
-    return keys_of(frame.toArrow())
-
-
-def test_a_batch_reads_what_is_between_two_moments(
-    standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession
-) -> None:
-    """Both moments belong to it; the columns are those of the lake's table; one scan is for both sides of a switch."""
-    spark.dataSource.register(ScyllaCdc)
-    reader = spark.read.format("scylla_cdc").options(**options(cluster))
-    whole = reader.load()
-    assert whole.columns == log_table(log.schema, exact=True).schema.names
-    assert keys(whole) == log.written_keys()
-    standin.proxy.statements.clear()
-    assert keys(reader.option("by", "ranges").load()) == log.written_keys()
-    assert len([text for _, text in standin.proxy.statements if "token(" in text]) == LEAST_RANGES
-    part = reader.option("from", "2026-09-21T15:13:20Z").option("until", "2026-09-21T15:13:20Z").load()
-    assert part.count() == 1
-    with pytest.raises(InputError, match="no option form"):
-        ScyllaCdc({**options(cluster), "form": "x"}).schema()
-
-
-def test_a_stream_that_is_started_again_has_every_row_once(
-    cluster: KnownCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
-) -> None:
-    """`availableNow` reads all that there is, the next run what came since, and nothing is read twice."""
-    spark.dataSource.register(ScyllaCdc)
-
-    def run() -> None:
-        stream = spark.readStream.format("scylla_cdc").options(**options(cluster)).load()
-        query = (
-            stream.writeStream.format("delta")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(tmp_path / "sink"))
-        )
-        query.awaitTermination(120)
-        assert query.exception() is None
-
-    run()
-    assert keys(spark.read.format("delta").load(str(tmp_path / "sink"))) == log.written_keys()
-    log.write([SWITCH_US + 10**10], v=[9])
-    run()
-    found = keys(spark.read.format("delta").load(str(tmp_path / "sink")))
-    assert found == sorted(set(found))

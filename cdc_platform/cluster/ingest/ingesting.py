@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cluster.current.keeping import Brought, Keeper
 from cdc_platform.cluster.current.kept import is_kept
 from cdc_platform.cluster.ingest import pace as paces
@@ -256,21 +256,7 @@ class FromCluster:
         """What is told of rows that may have lived and died unread: a gap is never silent."""
         if self._asked.begins_anew:
             return []
-        lives, name = Lifetimes.of(self.lake, self.schema), self.schema.full_name
-        gone = lives.gone_us(self.clock.now_us())
-        told = []
-        if window.after_us < lives.created_us <= window.until_us:
-            told.append(
-                f"the log of {name} was made anew at {format_us(lives.created_us)}: what was written to the one before"
-                f" after {format_us(window.after_us)} went with it unread"
-            )
-        if gone is not None and window.after_us < gone:
-            told.append(
-                f"rows of {name} written from {format_us(window.after_us)} to"
-                f" {format_us(Microseconds(min(gone, window.until_us)))} may be gone: they live for"
-                f" {lives.least_us // SECOND_US} s, and this window is read later than that"
-            )
-        return told
+        return paces.what_is_gone(self.lake, self.schema, window.after_us, window.until_us, self.clock.now_us())
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

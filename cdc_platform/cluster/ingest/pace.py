@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cdc_platform.clock import DAY_SECONDS, ONE_US, SECOND_US, Clock, Microseconds, from_datetime, us_of_seconds
+from cdc_platform.clock import (
+    DAY_SECONDS,
+    ONE_US,
+    SECOND_US,
+    Clock,
+    Microseconds,
+    format_us,
+    from_datetime,
+    us_of_seconds,
+)
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
@@ -20,6 +29,7 @@ from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.records import cdc_tables
+from cdc_platform.records.cdc_tables import TableChange
 
 GAP = "ingest:gap"
 """The application under which a log's table notes up to when (µs) rows of it may be gone unread."""
@@ -117,6 +127,46 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
     since += [each.changed_at_us for before, each in pairwise(said) if each.enabled and not before.enabled]
     return Microseconds(max(since))
+
+
+def what_is_gone(
+    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
+) -> list[str]:
+    """What is told of rows written later than `after_us` up to `until_us` (µs) that nobody can read any more.
+
+    Some may have lived and died unread, went with a log that was made anew, or were written while CDC was off.
+    """
+    lives, name, told = Lifetimes.of(lake, schema), schema.full_name, list[str]()
+    said = [each for each in cdc_tables.changes(lake) if each.full_name == name]
+    made_anew = any(each.created_at_us < lives.created_us for each in said)
+    if made_anew and after_us < lives.created_us <= until_us:
+        told.append(
+            f"the log of {name} was made anew at {format_us(lives.created_us)}: what was written to the one before"
+            f" after {format_us(after_us)} went with it unread"
+        )
+    for before, each in pairwise(said):
+        if each.enabled and not before.enabled and after_us < each.changed_at_us <= until_us:
+            told.append(
+                f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
+                " no log tells what was written meanwhile"
+            )
+    gone = lives.gone_us(now_us)
+    if gone is not None and after_us < gone:
+        told.append(
+            f"rows of {name} written from {format_us(after_us)} to {format_us(Microseconds(min(gone, until_us)))} may"
+            f" be gone: they live for {lives.least_us // SECOND_US} s, and are read later than that"
+        )
+    return told
+
+
+def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
+    """When CDC was switched off (µs) of a table of which `last` says that it is."""
+    since = last.changed_at_us
+    for change in reversed(said[: said.index(last) + 1]):
+        if change.enabled:
+            break
+        since = change.changed_at_us
+    return since
 
 
 def rows_since(lake: Lake, sink: Table, since_us: Microseconds) -> int | None:

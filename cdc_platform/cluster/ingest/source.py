@@ -9,6 +9,9 @@ the cluster's home has; Spark's tasks ask for the rows. A stream's offset is the
 | `from`, `until` | the first and the last moment, as in 2026-01-31T12:00:00Z; by default what there is |
 | `confidence` | seconds to stay behind the slowest clock; 30 |
 | `by` | `streams` or `ranges`; by default what costs less |
+| `gaps` | what becomes of rows that nobody can read any more: `tell` of them and go on, or `refuse`, as streams do |
+
+A worker of Spark tells what is left out, so a remark stands where Spark's workers print: in the driver's output.
 """
 
 from __future__ import annotations
@@ -26,34 +29,38 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, parse_time_us
+from cdc_platform.clock import ONE_US, SECOND_US, Clock, Microseconds, format_us, parse_time_us
 from cdc_platform.cluster import known
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, rows_since, share_of
+from cdc_platform.cluster.ingest.in_workers import in_one_line
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, rows_since, share_of, what_is_gone
 from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import refresh
 from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.errors import InputError
+from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_struct
 from cdc_platform.limits import MAX_CDC_TTL
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.left_out import passing_over
 from cdc_platform.log.reading.reader import whole_windows
 from cdc_platform.log.reading.sets import stream_sets
+from cdc_platform.log.reading.windows import Window
 from cdc_platform.timeline import StreamSources
 
 _log = logging.getLogger(__name__)
-_OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by")
+_OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by", "gaps")
+_TELL, _REFUSE = "tell", "refuse"
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the options say. Times in µs, the first one read and the last."""
+    """What the options say. Times in µs, the first one read and the last. `refuses`: gaps; None where nobody says."""
 
     home: str
     cluster: str
@@ -63,6 +70,7 @@ class _Asked:
     until_us: Microseconds | None
     pace: Pace
     way: Way | None
+    refuses: bool | None
 
     @classmethod
     def of(cls, options: MutableMapping[str, str]) -> _Asked:
@@ -88,7 +96,11 @@ class _Asked:
             raise InputError(f"scylla_cdc: until is {given['until']}, which is before from, {given['from']}; swap them")
         confidence = _confidence_us(given.get("confidence", "30"))
         found: Way | None = None if way is None else STREAMS if way == STREAMS else RANGES
-        return cls(given["home"], given["cluster"], keyspace, table, first, until, Pace(confidence), found)
+        gaps = given.get("gaps")
+        if gaps not in (None, _TELL, _REFUSE):
+            raise InputError(f"scylla_cdc: gaps is {gaps!r}; it is {_TELL} or {_REFUSE}")
+        refuses = None if gaps is None else gaps == _REFUSE
+        return cls(given["home"], given["cluster"], keyspace, table, first, until, Pace(confidence), found, refuses)
 
     def find(self) -> KnownCluster:
         """The cluster, as the home knows it."""
@@ -124,24 +136,31 @@ class ScyllaCdc(DataSource):
         """What stands in `format`."""
         return "scylla_cdc"
 
+    @in_one_line()
     def schema(self) -> StructType:
         """The columns of the log, with the one for values that no native column holds."""
         return spark_struct(log_table(self._asked.schema(), exact=True).schema)
 
+    @in_one_line()
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads once."""
         return _Reader(self._asked)
 
+    @in_one_line()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """What reads on and on."""
         return _StreamReader(self._asked)
 
 
 class _Planner:
-    """A connection to the cluster and the windows that can be read, for who plans a query."""
+    """A connection to the cluster and the windows that can be read, for who plans a query.
 
-    def __init__(self, asked: _Asked) -> None:
+    `refuses`: gaps end it, where its options do not say.
+    """
+
+    def __init__(self, asked: _Asked, refuses: bool) -> None:
         self.asked, self._opened = asked, ExitStack()
+        self._refuses = refuses if asked.refuses is None else asked.refuses
         self.cluster = asked.find()
         self.lake = Lake(self.cluster.open_home().lake)
 
@@ -164,6 +183,8 @@ class _Planner:
         refreshed = refresh(self.live, self.cluster, Clock())
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
+            for line in refreshed.incomplete:
+                _log.warning("left out: %s", line)
         return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
 
     def first_us(self) -> Microseconds:
@@ -179,24 +200,52 @@ class _Planner:
         ends = [each.until_us for each in whole_windows(self.lake, self.schema(), after_us, horizon_us, now)]
         return max(ends, default=after_us)
 
-    def partitions(self, after_us: Microseconds, until_us: Microseconds) -> list[InputPartition]:
-        """The requests of all windows in between, a partition for a few hundred of them."""
-        asking = Asking(self.cluster.name, self.cluster.connection, self.schema(), self.live.is_scylla)
+    def partitions(
+        self, after_us: Microseconds, until_us: Microseconds, whole_us: Microseconds
+    ) -> list[InputPartition]:
+        """The requests of all windows in between, a partition for a few hundred of them.
+
+        Of what was written later than `whole_us` (µs) nothing may be lacking.
+
+        Raises:
+            StateError: something is, and that is not to be told alone.
+        """
+        schema = self.schema()
+        windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us()))
+        self._tell_of_gaps(schema, windows, whole_us)
+        asking = Asking(self.cluster.name, self.cluster.connection, schema, self.live.is_scylla)
+        least = Lifetimes.of(self.lake, schema).least_us
         found: list[InputPartition] = []
-        for made in self._plans(after_us, until_us):
-            asks = made.conditions
+        for made in self._plans(schema, windows):
+            asks, alive = made.conditions, max(made.after_us, whole_us) + least
+            until = Microseconds(alive) if least and self._refuses and whole_us < made.until_us else None
             for first in range(0, len(asks), REQUESTS_A_TASK):
-                found.append(InputPartition((asking, asks[first : first + REQUESTS_A_TASK])))
+                found.append(InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until)))
         return found
 
-    def _plans(self, after_us: Microseconds, until_us: Microseconds) -> Iterator[Plan]:
-        """How the windows in between are read: one by one, or several by one scan, but none that is passed over."""
-        schema, now = self.schema(), Clock().now_us()
+    def _tell_of_gaps(self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds) -> None:
+        if not windows:
+            return
+        after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
+        lost = what_is_gone(self.lake, schema, after, until, Clock().now_us()) if after < until else []
+        for each in windows:
+            if each.passed:
+                line = passing_over(f"scylla_cdc of {schema.full_name}", each, None)
+                lost += [line] if after < each.until_us else []
+                if after >= each.until_us:
+                    _log.warning(line)
+        if lost and self._refuses:
+            raise _refusal(lost)
+        for line in lost:
+            _log.warning(line)
+
+    def _plans(self, schema: TableSchema, windows: Sequence[Window]) -> Iterator[Plan]:
+        """How windows are read: one by one, or several by one scan, but none that is passed over."""
+        now = Clock().now_us()
         since = Lifetimes.of(self.lake, schema).since_us(now)
         held = rows_since(self.lake, log_table(schema), since)
         page_rows = self.cluster.connection.page_rows
         periods = {each.begin_us: each for each in StreamSources(self.lake).of(schema.keyspace, schema.name).periods()}
-        windows = list(whole_windows(self.lake, schema, after_us, until_us, now))
         for _, together in groupby(windows, key=lambda window: window.passed):
             left = [] if (several := list(together))[0].passed else several
             streams = {each.set_us: periods[each.set_us].streams().streams for each in left}
@@ -209,16 +258,49 @@ class _Planner:
                 left = left[made.chosen.windows :]
 
 
+@dataclass(frozen=True)
+class _Task:
+    """Some requests for a task. No row of theirs may be gone until a time (µs), by which they have to be answered."""
+
+    asking: Asking
+    conditions: Sequence[str]
+    alive_us: Microseconds | None
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """The rows.
+
+        Raises:
+            StateError: some may have died meanwhile.
+        """
+        with in_one_line():
+            yield from self.asking.task_rows(self.conditions).batches(0)
+            if self.alive_us is not None and Clock().now_us() > self.alive_us:
+                name, late = self.asking.schema.full_name, format_us(self.alive_us)
+                raise _refusal([f"rows of {name} may be gone: they lived up to {late}, and were read later than that"])
+
+
+def _refusal(lost: Sequence[str]) -> StateError:
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return StateError(
+        f"scylla_cdc: {lost[0]}{more}; to go on with what there is, start the query again with the option gaps ="
+        f" {_TELL}, or begin anew with another checkpoint"
+    )
+
+
 class _Reader(DataSourceReader):
     def __init__(self, asked: _Asked) -> None:
         self._asked = asked
 
+    @in_one_line()
     def partitions(self) -> Sequence[InputPartition]:
         """The windows up to now."""
-        planner = _Planner(self._asked)
+        planner = _Planner(self._asked, refuses=False)
         try:
             horizon, first = planner.horizon_us(), planner.first_us()
-            return planner.partitions(first, planner.readable_us(first, horizon)) or [InputPartition(None)]
+            until = planner.readable_us(first, horizon)
+            # Who does not say from when on wants what there is.
+            whole = until if self._asked.first_us is None else first
+            return planner.partitions(first, until, whole) or [InputPartition(None)]
         finally:
             planner.close()
 
@@ -228,7 +310,11 @@ class _Reader(DataSourceReader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are `{"until": µs}`: all rows at or before it were read."""
+    """Offsets are `{"until": µs}`: all rows at or before it were read.
+
+    The first one of a query that wants what there is also has `whole`: when it began (µs). What was written later than
+    that has to come; of what was there before nobody knows.
+    """
 
     def __init__(self, asked: _Asked) -> None:
         self._asked = asked
@@ -240,30 +326,37 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> _Planner:
-        return _Planner(self._asked)
+        return _Planner(self._asked, refuses=True)
 
+    @in_one_line()
     def initialOffset(self) -> dict[str, int]:
         """Where a new query begins."""
         self._planner.horizon_us()
-        return {"until": self._planner.first_us()}
+        first = self._planner.first_us()
+        return {"until": first} if self._asked.first_us is not None else {"until": first, "whole": Clock().now_us()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """All that is there: rows of a cluster are not counted before they are read."""
         return ReadAllAvailable()
 
+    @in_one_line()
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix up to when this run reads."""
         self._fixed_us = self._planner.horizon_us()
 
+    @in_one_line()
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Up to when can be read by now, or could when this run began."""
         horizon = self._planner.horizon_us() if self._fixed_us is None else self._fixed_us
         after = Microseconds(start["until"])
-        return {"until": max(after, self._planner.readable_us(after, horizon))}
+        until = self._planner.readable_us(after, horizon)
+        return {"until": until} if until > after else start
 
+    @in_one_line()
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The windows of a batch: the same whenever it is asked for again."""
-        return self._planner.partitions(Microseconds(start["until"]), Microseconds(end["until"]))
+        after, until = Microseconds(start["until"]), Microseconds(end["until"])
+        return self._planner.partitions(after, until, Microseconds(start.get("whole", after)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of some requests."""
@@ -278,7 +371,5 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if partition.value is None:
-        return iter(())
-    asking, conditions = partition.value
-    return asking.task_rows(conditions).batches(0)
+    task: _Task | None = partition.value
+    return iter(()) if task is None else task.rows()

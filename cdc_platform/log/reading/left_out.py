@@ -40,14 +40,18 @@ def pass_over(
     """Note that a window is passed over; told when its set is noted first, with the rows of the log that it leaves."""
     if window.set_us in passed_over.passed_over(lake).get(consumer.key, ()):
         return
-    count = rows_left(window)
+    tell(passing_over(f"consumer {consumer.full_name}", window, rows_left(window)))
+    passed_over.note(lake, clock, consumer.key, [window.set_us])
+
+
+def passing_over(name: str, window: Window, count: int | None) -> str:
+    """How it is said that a reader passes over a window, with the rows that it leaves; None where nobody knows."""
     left = "what the log has" if count is None else f"{_counted(count)} of the log"
-    tell(
-        f"consumer {consumer.full_name} passes over the generation of {format_us(window.set_us)}: it is listed without"
+    return (
+        f"{name} passes over the generation of {format_us(window.set_us)}: it is listed without"
         f" a row of streams, and a later one operates; {left} up to {format_us(window.until_us)}"
         f" {'is' if count is None else 'are'} left out"
     )
-    passed_over.note(lake, clock, consumer.key, [window.set_us])
 
 
 def rows_of(lake: Lake, schema: TableSchema, window: Window) -> int:

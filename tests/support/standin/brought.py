@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
-from support.standin.cluster import FIRST_MS, description
+from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, keys_of
-from support.standin.world import time_uuid
+from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.cluster import known
@@ -23,6 +25,16 @@ HORIZON_US = Microseconds(NOW_US - 30 * SECOND_US)
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
 LOG = "shop.t_scylla_cdc_log"
 GENERATIONS = {time: description(time_uuid(time)) for time in (FIRST_MS, SWITCH_MS)}
+
+
+def with_secret_file(standin: StandIn, folder: Path) -> KnownCluster:
+    """The stand-in with its secret in a file: a JVM that runs already has no new variable of the environment."""
+    secret = folder / "secret.toml"
+    user, password = OBSERVER
+    secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
+    secret.chmod(0o600)
+    connection = standin.connection(user_env=None, password_env=None, credentials_file=str(secret))
+    return known.add(open_home(folder / "home"), "prod", connection)
 
 
 def lake_of(cluster: KnownCluster) -> Lake:
