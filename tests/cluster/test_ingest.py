@@ -18,6 +18,7 @@ from support.standin.brought import (
     NOW_US,
     SWITCH_MS,
     SWITCH_US,
+    assert_each_once,
     bring,
     lake_of,
     rows_in,
@@ -95,6 +96,25 @@ def test_rows_that_come_late_are_found_once(cluster: KnownCluster, log: LiveLog,
     assert (second.late, second.late_ever) == (1, 2)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert lake_of(cluster).transaction(log_table(log.schema), LATE) == 2
+
+
+def test_after_a_long_stop_what_was_never_read_comes_first(
+    cluster: KnownCluster, log: LiveLog, workers: Workers
+) -> None:
+    """It dies first: windows are read a second time after it, and before it only where all that is new is young."""
+    pace = Pace(again_after_us=Microseconds(600 * SECOND_US), again_every_us=Microseconds(SECOND_US))
+    log.write([FIRST_US + 1, FIRST_US + 60 * SECOND_US, SWITCH_US + 1])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US, pace=pace)
+    log.write([FIRST_US + 2], v=[7])
+    stopped = bring(cluster, workers, pace=pace).windows
+    assert [(window.set_us, window.rows, window.late) for window in stopped] == [
+        (FIRST_US, 1, None),
+        (SWITCH_US, 1, None),
+        (FIRST_US, 1, 1),
+    ]
+    steady = bring(cluster, workers, NOW_US + 60 * SECOND_US, pace=pace).windows
+    assert [window.late for window in steady] == [0, 0, None]
+    assert_each_once(cluster, log)
 
 
 @pytest.mark.parametrize("point", ["before-sink", "after-sink"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import Microseconds, to_datetime
+from cdc_platform.clock import Clock, Microseconds, to_datetime
 from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.errors import ConflictError
 from cdc_platform.lake.lake import Lake
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 AGAIN, LATE = "ingest:again", "ingest:late"
 """The applications under which the log's table notes how far (µs) it was read a second time, and all late rows."""
 _KEYS = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+
+
+def is_due(position_us: Microseconds, pace: Pace, lives: Lifetimes, clock: Clock) -> bool:
+    """Whether what was written at a time (µs) is so old that its window is read a second time."""
+    after = pace.again_after(lives.least_us)
+    return bool(after) and position_us < clock.now_us() - after
 
 
 def read_again(copier: FromCluster, consumer: Consumer, pace: Pace, lives: Lifetimes) -> Microseconds | None:

@@ -18,7 +18,7 @@ from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cluster.current.keeping import Brought, Keeper
 from cdc_platform.cluster.current.kept import is_kept
 from cdc_platform.cluster.ingest import pace as paces
-from cdc_platform.cluster.ingest.again import LATE, read_again
+from cdc_platform.cluster.ingest.again import LATE, is_due, read_again
 from cdc_platform.cluster.ingest.asking import empty_rows, serving
 from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.cluster.ingest.planning import Estimate, Plan, Way
@@ -139,8 +139,12 @@ def ingest(
         sets = stream_sets(lake, schema, clock.now_us())
         consumer = registered(lake, clock, schema, FROM_CLUSTER, tell, lambda: lives.first_us(sets, clock.now_us()))
         asked.begins_anew = consumer.window_number == 0
-        again = read_again(copier, consumer, pace, lives)
-        consumer, rows = follow(lake, clock, schema, consumer, copier, horizon, tell)
+        # After a long stop what nobody has read yet dies first, and before it nothing is read that is here already.
+        behind = is_due(consumer.position_us, pace, lives, clock)
+        again = None if behind else read_again(copier, consumer, pace, lives)
+        before, (consumer, rows) = consumer, follow(lake, clock, schema, consumer, copier, horizon, tell)
+        if behind:
+            again = read_again(copier, before, pace, lives)
         table_now = None
         if current or copy_again or is_kept(lake, copier.schema):
             keeper = Keeper(live, lake, clock, copier.schema, copier.workers, tell)
