@@ -13,6 +13,8 @@ from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+
 from cdc_platform.clock import MILLISECOND_NS, Milliseconds
 from cdc_platform.cql.scalars import integer_of_text, integer_text
 from cdc_platform.cql.times import days_of, parse_duration
@@ -40,6 +42,11 @@ def nearest(kind: Scalar, value: int) -> int:
     """The nearest date (days) or timestamp (ms) that a native column holds."""
     low, high = _BOUNDS[kind.name]
     return min(max(value, low), high)
+
+
+def nearest_of(name: str, values: np.ndarray) -> np.ndarray:
+    """As `nearest`, of many (int64), by the type's name."""
+    return np.clip(values, *_BOUNDS[name])
 
 
 def may_be_far(kind: CqlType) -> bool:

@@ -74,13 +74,13 @@ def log_table(schema: TableSchema, *, exact: bool = False) -> Table:
     return Table(
         schema.keyspace,
         schema.log_name,
-        pa.schema([*fields[:head], when, *fields[head:], *([_EXACT] if exact else [])]),
+        pa.schema([*fields[:head], when, *fields[head:], *([EXACT_COLUMN] if exact else [])]),
         keys=("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"),
         comment=f"CDC log of {schema.full_name}",
     )
 
 
-_EXACT = column(
+EXACT_COLUMN = column(
     EXACT,
     pa.map_(pa.string(), pa.string()),
     "by column: the value as JSON, where the column has but the nearest date or timestamp that all readers have",

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from ipaddress import ip_address
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from cassandra.util import Date
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined
+from support.standin.live_table import LiveTable, by_key
 from support.standin.world import time_uuid
 
 from cdc_platform.clock import Clock, Microseconds, us_of
+from cdc_platform.cluster.current.kept import current_table
 from cdc_platform.cluster.ingest.ingesting import ingest
+from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.times import Duration
 from cdc_platform.cql.timeuuid import earliest
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.exact import decoded
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.log_values import table_rows
+from cdc_platform.log.log_values import canonical_values, table_rows
+from cdc_platform.log.stored_names import EXACT, INEXACT, stored_type
 
 pytestmark = pytest.mark.cassandra
 
@@ -91,6 +98,59 @@ def test_values_of_every_type_come_as_they_are(standin: StandIn, cluster: KnownC
     for place, values in enumerate((PLAIN, FAR, {"b": ("", None)})):
         assert {name: rows[place][name] for name in values} == {name: value for name, (_, value) in values.items()}
     assert isinstance(found, pa.Table)
+
+
+def test_values_of_every_type_are_kept_as_they_are(standin: StandIn, cluster: KnownCluster, workers: Workers) -> None:
+    """The table itself has each value, or the nearest and the value beside it; no bytes are null."""
+    world = standin.world
+    world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
+    log = LiveLog(world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    standin.proxy.collections = {"l", "m", "q"}
+    lists = {"5": ("[5]", (5,)), "9223372036854775807": ("[9223372036854775807]", (2**63 - 1,))}
+    written = []
+    for place, values in enumerate((PLAIN, FAR, {"b": ("blobAsBigint(0x)", None), "t": ("blobAsTimestamp(0x)", None)})):
+        # Of a list the log has the keys, which the table does not tell.
+        row = {name: lists[value[0].split()[-1][:-1]] if name == "l" else value for name, value in values.items()}
+        texts = ", ".join(text for text, _ in row.values())
+        world.run(f"INSERT INTO shop.t (p, {', '.join(row)}) VALUES ({place}, {texts})")
+        written.append({name: value for name, (_, value) in row.items()})
+    ingest(cluster, Clock(), "shop", "t", workers, current=True)
+    found = Lake(cluster.open_home().lake).read(current_table(log.schema))
+    columns = {
+        each.name: canonical_values(stored_type(each.type), found[each.name].combine_chunks())
+        for each in log.schema.columns
+    }
+    beside = [dict(pairs or ()) for pairs in found[EXACT].to_pylist()]
+    for number, place in enumerate(found["p"].to_pylist()):
+        told = {name: decoded(log.schema.column(name).type, text) for name, text in beside[number].items()}
+        for name, value in written[place].items():
+            assert (told[name] if name in told else columns[name][number]) == value, name
+        assert told.keys() == ({"d", "l", "m", "t", "x", "y"} if place == 1 else set())
+
+
+def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: KnownCluster, workers: Workers) -> None:
+    """Rows whose keys no reader of Delta tells apart, and static values of the partition, from the copy and the log."""
+    world, generation = standin.world, description(time_uuid(FIRST_MS))
+    ddl = """CREATE TABLE shop.t (p timestamp, q frozen<tuple<date, int>>, k date, s timestamp static, v int,
+        PRIMARY KEY ((p, q), k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"""
+    table = LiveTable(world, defined(ddl), {FIRST_MS: generation}, random.Random(1)).make()
+    before = Clock().now_us() - 2 * 86_400_000_000
+    far = 253402300800000
+    for k in (2**32 - 1, 2**32 - 2):
+        keys = f"{far}, ({2**32 - 1}, 1), {k}"
+        world.run(f"INSERT INTO shop.t (p, q, k, s, v) VALUES ({keys}, {far + 5}, 1) USING TIMESTAMP {before}")
+    ingest(cluster, Clock(), "shop", "t", workers, pace=Pace(Microseconds(0)), current=True)
+    at = Clock().now_us()
+    keys = f"{far + 1}, ({2**32 - 1}, 1), {2**32 - 1}"
+    world.run(f"INSERT INTO shop.t (p, q, k, v) VALUES ({keys}, 2) USING TIMESTAMP {at}")
+    partition = {"p": far + 1, "q": (Date(2**31 - 1), 1)}
+    table.log(partition, at, [{"cdc$operation": 2, "k": Date(2**31 - 1), "v": 2}])
+    ingest(cluster, Clock(), "shop", "t", workers, pace=Pace(Microseconds(0)))
+    rows = Lake(cluster.open_home().lake).read(current_table(table.schema)).to_pylist()
+    assert len({(row["p"], row["k"]) for row in rows}) == 1
+    assert by_key(table.schema, rows) == table.rows()
+    assert {(row["v"], dict(row[EXACT]).get("s")) for row in rows} == {(1, str(far + 5)), (2, None)}
+    assert [row[INEXACT] for row in rows] == [False] * 3
 
 
 def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(

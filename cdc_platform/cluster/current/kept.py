@@ -18,9 +18,11 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.arrow import compute, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table, column
+from cdc_platform.log.exact import may_be_far
+from cdc_platform.log.log_table import EXACT_COLUMN
 from cdc_platform.log.state.selecting import Shown, selected_schema
 from cdc_platform.log.state.shape import STATE
-from cdc_platform.log.stored_names import AS_OF, INEXACT, MARKED, stored
+from cdc_platform.log.stored_names import AS_OF, EXACT, INEXACT, MARKED, stored
 
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
 COPIED, SINCE, SLICES, OF = "current:copied", "current:since", "current:slices", "current:of"
@@ -30,7 +32,10 @@ COPY, COVERED, SURE = "current:copy", "current:log", "current:sure"
 
 
 def current_table(schema: TableSchema) -> Table:
-    """The readers' table: the base table's columns, with the types that they have in its log, behind three more."""
+    """The readers' table: the base table's columns, with the types that they have in its log, behind three more.
+
+    Where a column may have values that no native one holds, there is the log's column for those as well.
+    """
     keys = tuple(each.name for each in (*stored(schema).partition_key, *stored(schema).clustering_key))
     fields = [column(each.name, each.type, "as SELECT answers", null=True) for each in selected_schema(schema)]
     more = [
@@ -42,7 +47,7 @@ def current_table(schema: TableSchema) -> Table:
         schema.keyspace,
         schema.name,
         # Delta keeps the bounds of the first 32 columns alone, and those are what tells where something expires.
-        pa.schema([*more, *fields]),
+        pa.schema([*more, *fields, *([EXACT_COLUMN] if _may_be_far(schema) else [])]),
         keys=keys,
         comment=f"{schema.full_name} as the cluster has it",
         partition_by=(SLICE,),
@@ -104,8 +109,12 @@ def is_kept(lake: Lake, schema: TableSchema) -> bool:
 def identity(schema: TableSchema) -> int:
     """A number (63 bits) of the shape of states and of a table with these keys that was made when this one was."""
     keys = [(each.name, each.type.cql, each.kind, each.descending) for each in schema.columns if each.is_key]
-    told = (STATE.names, keys, ms_of(schema.created_at_us))
+    told = (STATE.names, keys, ms_of(schema.created_at_us), *((EXACT,) if _may_be_far(schema) else ()))
     return int.from_bytes(blake2b(repr(told).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _may_be_far(schema: TableSchema) -> bool:
+    return any(may_be_far(each.type) for each in schema.columns)
 
 
 def slices_of(partitions: pa.Array, slices: int) -> np.ndarray:
@@ -141,6 +150,15 @@ def for_readers(schema: TableSchema, found: Shown, slices: int) -> pa.Table:
         INEXACT: pa.array(found.inexact),
         EXPIRES: pa.array(found.expires, mask=found.expires == 0),
         SLICE: pa.array(slices_of(found.partitions, slices)),
+        EXACT: pa.array(_pairs(found), EXACT_COLUMN.type),
     }
     arrays = [marks[name] if name in marks else found.rows[name] for name in table.schema.names]
     return pa.table(arrays, schema=table.schema)
+
+
+def _pairs(found: Shown) -> list[list[tuple[str, str]] | None]:
+    """As Arrow takes a map: by row what no native column holds."""
+    pairs: list[list[tuple[str, str]] | None] = [None] * found.rows.num_rows
+    for row, beside in found.exact.items():
+        pairs[row] = list(beside.items())
+    return pairs

@@ -5,6 +5,7 @@ It is `cql.live` for all partitions at once: what a tombstone covers, or has exp
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from cdc_platform.clock import Microseconds
 from cdc_platform.cql.schema import Column, TableSchema, element_key_type
 from cdc_platform.cql.types import SMALLINT, CqlType, ListType, MapType, SetType, UserType
 from cdc_platform.lake.arrow import compute
+from cdc_platform.log.exact import may_be_far
 from cdc_platform.log.log_table import arrow_type
+from cdc_platform.log.state.beside import of_elements, of_values
 from cdc_platform.log.state.merging import ascending, codes, numbered, together
 from cdc_platform.log.state.ranges import NEVER, covering
 from cdc_platform.log.state.shape import Kind
@@ -50,7 +53,7 @@ class Shown:
     it is there at all, rests on what was only seen in the cluster; `doubtful`: nobody knows whether it is still there.
 
     `deleted` is of the rows of the state (int64, µs): when what each is of was deleted by partition, range or row,
-    `ranges.NEVER` where it was not.
+    `ranges.NEVER` where it was not. `exact` has by row and column, as JSON, what no native column holds.
     """
 
     rows: pa.Table
@@ -60,6 +63,7 @@ class Shown:
     inexact: np.ndarray
     doubtful: np.ndarray
     deleted: np.ndarray
+    exact: Mapping[int, Mapping[str, str]]
 
 
 def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = None) -> Shown:
@@ -67,10 +71,10 @@ def shown(schema: TableSchema, state: pa.Table, now_us: Microseconds | None = No
     if state.num_rows == 0:
         none = pa.array([], pa.binary())
         times, marks = np.empty(0, np.int64), np.empty(0, bool)
-        return Shown(selected_schema(schema).empty_table(), none, none, times, marks, marks, times)
+        return Shown(selected_schema(schema).empty_table(), none, none, times, marks, marks, times, {})
     state = state.combine_chunks()
     seen = _Seen(schema, state, now_us)
-    return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state), seen.deleted())
+    return Shown(_rows(schema, seen), *seen.keys(), *seen.known_of_rows(state), seen.deleted(), _exact(schema, seen))
 
 
 def _rows(schema: TableSchema, seen: _Seen) -> pa.Table:
@@ -80,6 +84,16 @@ def _rows(schema: TableSchema, seen: _Seen) -> pa.Table:
     for column in schema.selected[len(arrays) :]:
         arrays.append(seen.column(column))
     return pa.table([array.cast(field.type) for array, field in zip(arrays, fields, strict=True)], schema=fields)
+
+
+def _exact(schema: TableSchema, seen: _Seen) -> dict[int, dict[str, str]]:
+    """By row the values of which its columns have but the nearest."""
+    found: dict[int, dict[str, str]] = {}
+    for column, name in zip(schema.selected, selected_schema(schema).names, strict=True):
+        if may_be_far(column.type):
+            for row, text in seen.beside(column):
+                found.setdefault(row, {})[name] = text
+    return found
 
 
 @dataclass(frozen=True)
@@ -237,16 +251,38 @@ class _Seen:
 
     def key(self, place: int) -> pa.Array:
         """A column of the partition key."""
-        columns = self._schema.partition_key
-        found = [self._keys] if len(columns) == 1 else components(self._keys, len(columns), header=2, trailer=1)
-        values = from_wire(stored_type(columns[place].type), found[place])
+        values = from_wire(stored_type(self._schema.partition_key[place].type), self._key_bytes(place))
         return values.take(pa.array(self._shown_partitions))
 
     def clustering(self, place: int) -> pa.Array:
         """A clustering column."""
-        columns = self._schema.clustering_key
-        values = from_wire(stored_type(columns[place].type), components(self._row_keys, len(columns))[place])
+        values = from_wire(stored_type(self._schema.clustering_key[place].type), self._clustering_bytes(place))
         return values.take(self._shown)
+
+    def beside(self, column: Column) -> Iterator[tuple[int, str]]:
+        """The shown rows of whose value a column has but the nearest, each with the value as JSON."""
+        of_partition = column.kind in ("partition", "static")
+        if column.is_key:
+            keys = self._schema.partition_key if of_partition else self._schema.clustering_key
+            place = keys.index(column)
+            found = of_values(column.type, (self._key_bytes if of_partition else self._clustering_bytes)(place))
+        else:
+            cells = self._cells(column)
+            if column.type.multicell:
+                found = of_elements(column.type, cells.owners, cells.paths, cells.values)
+            else:
+                found = {int(cells.owners[at]): text for at, text in of_values(column.type, cells.values).items()}
+        if found:
+            owners = self._shown_partitions if of_partition else self._shown_rows
+            for row in np.flatnonzero(np.isin(owners, list(found))).tolist():
+                yield row, found[int(owners[row])]
+
+    def _key_bytes(self, place: int) -> pa.Array:
+        count = len(self._schema.partition_key)
+        return self._keys if count == 1 else components(self._keys, count, header=2, trailer=1)[place]
+
+    def _clustering_bytes(self, place: int) -> pa.Array:
+        return components(self._row_keys, len(self._schema.clustering_key))[place]
 
     def column(self, column: Column) -> pa.Array:
         """A column that is none of a key."""

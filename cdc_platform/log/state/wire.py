@@ -18,7 +18,7 @@ from cdc_platform.cql.types import CqlType, Scalar
 from cdc_platform.cql.wire import read_value
 from cdc_platform.lake.arrow import compute, cut_binaries, fixed_width, layout, uuid_texts
 from cdc_platform.lake.tables import TIMESTAMP
-from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS
+from cdc_platform.log.exact import nearest_of
 from cdc_platform.log.log_table import arrow_type
 from cdc_platform.log.log_values import arrow_value, canonical_values
 
@@ -68,7 +68,8 @@ def to_wire(kind: CqlType, values: Any) -> pa.Array:
 def from_wire(kind: CqlType, data: Any) -> pa.Array:
     """The column of `arrow_type(kind)` that bytes of the protocol (binary) hold, null where they are null.
 
-    Dates and timestamps that not every reader has are the nearest of those that it has.
+    Dates and timestamps that not every reader has are the nearest of those that it has. Bytes of another width than
+    all values of a type have, as no bytes at all, are null.
     """
     name = kind.name if isinstance(kind, Scalar) else ""
     if name in _TEXTS:
@@ -76,16 +77,21 @@ def from_wire(kind: CqlType, data: Any) -> pa.Array:
     if name == "blob":
         return data
     if name in _NUMBERS or name in _UUIDS:
-        width = np.dtype(_NUMBERS.get(name, "V16")).itemsize
-        null = None if not data.null_count else np.asarray(compute.is_null(data))
-        whole = data if null is None else compute.fill_null(data, bytes(width))
-        raw, bounds = layout(whole)
-        raw = raw[bounds[0] : bounds[-1]]
+        raw, null = _fixed(data, np.dtype(_NUMBERS.get(name, "V16")).itemsize)
         if name in _UUIDS:
             return _masked(uuid_texts(raw.reshape(-1, 16)), null)
         return _native(name, raw.view(_NUMBERS[name]), null)
     found = [None if each is None else arrow_value(kind, read_value(kind, each)) for each in data.to_pylist()]
     return pa.array(found, arrow_type(kind))
+
+
+def integers_from_wire(kind: CqlType, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The integers (int64) of dates, as days, or timestamps, as ms, whatever they are; and which are null (bool)."""
+    assert isinstance(kind, Scalar)
+    dtype = np.dtype(_NUMBERS[kind.name])
+    raw, null = _fixed(data, dtype.itemsize)
+    values = raw.view(dtype).astype(np.int64)
+    return values - _DATE_ZERO if kind.name == "date" else values, np.zeros(len(data), bool) if null is None else null
 
 
 def ranks(kind: CqlType, data: Any) -> np.ndarray:
@@ -190,14 +196,25 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     return found
 
 
+def _fixed(data: Any, width: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The bytes (uint8[]) of values of one width, 0 for null; and which are null (bool), None where none is."""
+    null = np.asarray(compute.is_null(data)) if data.null_count else None
+    other = np.diff(layout(data)[1]) != width
+    if null is not None or other.any():
+        null = other if null is None else null | other
+        data = compute.if_else(pa.array(null), pa.scalar(bytes(width), data.type), data)
+    raw, bounds = layout(data)
+    return raw[bounds[0] : bounds[-1]], null
+
+
 def _native(name: str, found: np.ndarray, null: np.ndarray | None) -> pa.Array:
     if name == "boolean":
         return pa.array(found != 0, mask=null)
     if name == "date":
-        days = np.clip(found.astype(np.int64) - _DATE_ZERO, FIRST_DAY, LAST_DAY)
+        days = nearest_of(name, found.astype(np.int64) - _DATE_ZERO)
         return pa.array(days.astype(np.int32), mask=null).cast(pa.date32())
     if name == "timestamp":
-        ms = np.clip(found.astype(np.int64), FIRST_MS, LAST_MS)
+        ms = nearest_of(name, found.astype(np.int64))
         return pa.array(ms * MILLISECOND_US, mask=null).cast(TIMESTAMP)
     return pa.array(found.astype(found.dtype.newbyteorder("=")), mask=null)
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from cdc_platform.cql import types as t
 from cdc_platform.cql.types import CqlType, scalar
 from cdc_platform.lake.arrow import composite_column
-from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS
+from cdc_platform.log.exact import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, decoded
 from cdc_platform.log.log_table import arrow_type
 from cdc_platform.log.log_values import arrow_value, canonical_values
+from cdc_platform.log.state.beside import of_values
 from cdc_platform.log.state.wire import components, composed, from_wire, ranks, to_wire
 
 _UUID_BITS = st.integers(0, 2**128 - 1)
@@ -98,3 +99,50 @@ def test_several_columns_become_one_and_come_apart(rows: list[tuple[bytes, bytes
     keys = composite_column(columns)
     assert [part.to_pylist() for part in components(keys, 2, 2, 1)] == [column.to_pylist() for column in columns]
     assert composed([], len(rows)).to_pylist() == [b""] * len(rows)
+
+
+DATED = [
+    t.scalar("date"),
+    t.scalar("timestamp"),
+    t.TupleType((t.scalar("timestamp"), t.INT)),
+    t.MapType(t.scalar("date"), t.scalar("timestamp"), True),
+    t.ListType(t.SetType(t.scalar("timestamp"), True), True),
+]
+_ANY = {
+    "date": st.sampled_from([0, FIRST_DAY, FIRST_DAY - 1, LAST_DAY, LAST_DAY + 1]) | st.integers(-(2**31), 2**31 - 1),
+    "timestamp": st.sampled_from([0, FIRST_MS, FIRST_MS - 1, LAST_MS, LAST_MS + 1]) | st.integers(-(2**63), 2**63 - 1),
+    "int": SCALARS["int"],
+}
+
+
+def _dated(kind: CqlType) -> st.SearchStrategy[Any]:
+    if isinstance(kind, t.Scalar):
+        return _ANY[kind.name]
+    parts = [_dated(part) for part in kind.parts]
+    if isinstance(kind, t.TupleType):
+        return st.tuples(*(st.none() | part for part in parts))
+    return st.dictionaries(*parts, max_size=2) if isinstance(kind, t.MapType) else st.lists(*parts, max_size=2)
+
+
+@pytest.mark.parametrize("kind", DATED, ids=lambda kind: kind.cql)
+@given(data=st.data())
+def test_what_no_native_column_holds_stands_beside_it(kind: CqlType, data: st.DataObject) -> None:
+    """Of values that are null, near or far those that are far, each as it is; the others come back from the column."""
+    drawn = [None if each is None else kind.canonical(each) for each in data.draw(st.lists(st.none() | _dated(kind)))]
+    wire = pa.array([None if each is None else kind.to_bytes(each) for each in drawn], pa.binary())
+    beside = of_values(kind, wire)
+    native = canonical_values(kind, from_wire(kind, wire))
+    assert [decoded(kind, beside[at]) if at in beside else native[at] for at in range(len(drawn))] == drawn
+    assert all(native[at] != drawn[at] for at in beside)
+
+
+@pytest.mark.parametrize("name", ["int", "bigint", "boolean", "timestamp", "date", "uuid", "double"])
+def test_no_bytes_of_a_type_of_one_width_are_null(name: str) -> None:
+    """As CQL has them since Thrift, among values that have their bytes, and alone."""
+    kind = scalar(name)
+    value = {"uuid": UUID(int=1), "boolean": True}.get(name, 1)
+    for several in ([value, None, b"", value], [b""], [b"", None]):
+        wire = [None if each is None else b"" if each == b"" else kind.to_bytes(each) for each in several]
+        found = canonical_values(kind, from_wire(kind, pa.array(wire, pa.binary())))
+        assert found == [value if each == value else None for each in several]
+        assert name not in ("date", "timestamp") or of_values(kind, pa.array(wire, pa.binary())) == {}

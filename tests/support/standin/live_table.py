@@ -5,36 +5,54 @@ What the log says of a statement is written down here; nothing of it is asked of
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+from cassandra.util import Date
 from support.standin.world import World
 
 from cdc_platform.clock import Milliseconds, us_of
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
-from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, UserType
+from cdc_platform.cql.types import INT, TEXT, CqlType, ListType, MapType, SetType, TupleType, UserType, scalar
 from cdc_platform.generations import TopologyDescription
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.arrow import tokens_of_column
 
 UT = UserType("shop", "told", (("a", INT), ("b", TEXT)))
+TIMESTAMP, DATE, DECIMAL, BLOB = map(scalar, ("timestamp", "date", "decimal", "blob"))
+PAIR = TupleType((TIMESTAMP, TEXT))
+KEYS: tuple[CqlType, ...] = (INT, INT, TEXT, TIMESTAMP, DATE, DECIMAL, BLOB, PAIR)
 TYPES: tuple[CqlType, ...] = (
     INT, TEXT, MapType(INT, TEXT), SetType(INT), ListType(INT), UT, MapType(INT, INT, True), ListType(TEXT, True),
+    TIMESTAMP, DATE, DECIMAL, BLOB, PAIR, MapType(DATE, TIMESTAMP), SetType(DATE), ListType(TIMESTAMP),
+    MapType(TIMESTAMP, DATE, True),
 )  # fmt: skip
+VALUES: Mapping[CqlType, Sequence[Any]] = {
+    INT: (0, 1, 2),
+    TEXT: ("a", "b", "it's"),
+    TIMESTAMP: (0, 253402300800000, 253402300800001, -(2**63)),
+    DATE: (Date(0), Date(2**31 - 1), Date(2**31 - 2), Date(-(2**31))),
+    DECIMAL: (Decimal("1.5"), Decimal("-3"), Decimal("1e-2147483")),
+    BLOB: (b"\x00", b"\xff\x00", b"\x01"),
+}
+"""What is written. Dates and timestamps of which some are the same for every reader of Delta, but one in none."""
 _TICKS = 0x01B21DD213814000
 Logged = list[dict[str, Any]]
 
 
 def drawn(dice: random.Random) -> TableSchema:
     """A table of any shape: keys of one or two parts, rows or none, static columns, any types of `TYPES`."""
-    columns = [Column(f"p{place}", dice.choice((INT, TEXT)), "partition") for place in range(dice.randint(1, 2))]
+    columns = [Column(f"p{place}", dice.choice(KEYS), "partition") for place in range(dice.randint(1, 2))]
     clustering = dice.randint(0, 2)
     columns += [
-        Column(f"k{place}", dice.choice((INT, TEXT)), "clustering", dice.random() < 0.5) for place in range(clustering)
+        Column(f"k{place}", dice.choice(KEYS), "clustering", dice.random() < 0.5) for place in range(clustering)
     ]
     if clustering:
         columns += [Column(f"s{place}", dice.choice(TYPES), "static") for place in range(dice.randint(0, 2))]
@@ -74,7 +92,7 @@ class LiveTable:
 
     def log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
         """Log rows of one batch of a partition, each without what all of them have."""
-        key = tuple(partition[column.name] for column in self.schema.partition_key)
+        key = tuple(_plain(column.type, partition[column.name]) for column in self.schema.partition_key)
         token = tokens_of_column(pa.array([self.schema.partition_bytes(key)], pa.binary()))
         begun = max(time for time in self.generations if us_of(time) <= time_us)
         stream = self.generations[begun].streams_of(token)[0].tobytes()
@@ -159,7 +177,7 @@ class LiveTable:
         value = _value(kind, self.dice) or _value(kind, random.Random(3))
         gone = f"cdc$deleted_elements_{name}"
         if isinstance(kind, ListType):
-            value = value or [1]
+            value = value or [_value(kind.element, self.dice)]
             return f"{name} = {name} + {_literal(value)}", {name: self._in_log(kind, value, time_us)}, {}
         if isinstance(kind, UserType):
             place = self.dice.randrange(2)
@@ -170,7 +188,8 @@ class LiveTable:
             parts = tuple(one if each == place else None for each in range(2))
             return f"{name}.{field_name} = {_literal(one)}", {name: parts}, {}
         if not value:
-            value = {1: "x"} if isinstance(kind, MapType) else {1}
+            one = _value(kind.parts[0], self.dice)
+            value = {one: _value(kind.value, self.dice)} if isinstance(kind, MapType) else {one}
         if deletes:
             return f"{name} = {name} - {_literal(set(value))}", {}, {gone: set(value)}
         return f"{name} = {name} + {_literal(value)}", {name: value}, {}
@@ -208,41 +227,64 @@ class LiveTable:
 
     def rows(self) -> dict[tuple[Any, ...], dict[str, Any]]:
         """What the cluster answers to `SELECT *`, by key."""
-        return by_key(self.schema, [row._asdict() for row in self.world.rows("SELECT * FROM shop.t")])
+        return by_key(self.schema, self.world.far_rows("SELECT * FROM shop.t"))
 
 
 def by_key(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Rows by their keys, with values that compare."""
+    """Rows by their keys, with values that compare: of the cluster, or of the lake with what stands beside them."""
     keys = [column.name for column in schema.columns if column.is_key]
     found = {}
     for row in rows:
-        plain = {column.name: _plain(column.type, row[column.name]) for column in schema.columns}
+        beside = dict(row.get("cdc$exact") or ())
+        plain = {
+            column.name: _plain(column.type, _of_json(column.type, json.loads(beside[column.name])))
+            if column.name in beside
+            else _plain(column.type, row[column.name])
+            for column in schema.columns
+        }
         found[tuple(plain[name] for name in keys)] = plain
     assert len(found) == len(rows)
     return found
 
 
 def _plain(kind: CqlType, value: Any) -> Any:
-    if value is None or isinstance(value, int | str):
-        return value
+    if value is None:
+        return None
     if isinstance(kind, MapType):
-        return sorted(dict(value).items()) or None
+        return sorted((_plain(kind.key, key), _plain(kind.value, inner)) for key, inner in dict(value).items()) or None
     if isinstance(kind, UserType):
         return tuple(value.values()) if isinstance(value, dict) else tuple(value)
-    return (sorted(value) if isinstance(kind, SetType) else list(value)) or (None if kind.multicell else [])
+    if isinstance(kind, TupleType):
+        parts = value.values() if isinstance(value, dict) else value
+        return tuple(_plain(of, part) for of, part in zip(kind.components, parts, strict=True))
+    if isinstance(kind, SetType | ListType):
+        found = [_plain(kind.element, part) for part in value]
+        return (sorted(found) if isinstance(kind, SetType) else found) or (None if kind.multicell else [])
+    if isinstance(value, Date):
+        return value.days_from_epoch
+    if isinstance(value, datetime):
+        return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    if isinstance(value, date):
+        return value.toordinal() - date(1970, 1, 1).toordinal()
+    return Decimal(value) if kind == DECIMAL else value
+
+
+def _of_json(kind: CqlType, value: Any) -> Any:
+    """What stands in `cdc$exact`, with the keys of maps such that they can be keys."""
+    return {pair[0]: pair[1] for pair in value} if isinstance(kind, MapType) else value
 
 
 def _value(kind: CqlType, dice: random.Random) -> Any:
-    if kind == INT:
-        return dice.randrange(3)
-    if kind == TEXT:
-        return dice.choice(("a", "b", "it's"))
+    if kind in VALUES:
+        return dice.choice(VALUES[kind])
     if isinstance(kind, MapType):
         return {_value(kind.key, dice): _value(kind.value, dice) for _ in range(dice.randrange(3))}
     if isinstance(kind, SetType):
         return {_value(kind.element, dice) for _ in range(dice.randrange(3))}
     if isinstance(kind, ListType):
         return [_value(kind.element, dice) for _ in range(dice.randrange(3))]
+    if isinstance(kind, TupleType):
+        return tuple(_value(of, dice) for of in kind.components)
     assert isinstance(kind, UserType)
     chosen = [field for field in kind.fields if dice.random() < 0.7] or kind.fields[:1]
     return {name: _value(of, dice) for name, of in chosen}
@@ -254,8 +296,13 @@ def _literal(value: Any) -> str:
         return "{" + ", ".join(f"{key if named else _literal(key)}: {_literal(v)}" for key, v in value.items()) + "}"
     if isinstance(value, set):
         return "{" + ", ".join(map(_literal, sorted(value))) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, list | tuple):
+        listed = ", ".join(map(_literal, value))
+        return f"({listed})" if isinstance(value, tuple) else f"[{listed}]"
+    if isinstance(value, Date):
+        return str(value.days_from_epoch + 2**31)
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 

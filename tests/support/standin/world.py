@@ -18,6 +18,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.concurrent import execute_concurrent, execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
+from support.standin.far_rows import far_rows
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.cql.names import quoted
@@ -206,6 +207,10 @@ class World:
     def rows(self, statement: str) -> list[Any]:
         """What a SELECT answers, as the superuser."""
         return list(self._session.execute(statement))
+
+    def far_rows(self, statement: str) -> list[dict[str, Any]]:
+        """As `rows`, by column, with timestamps in milliseconds."""
+        return far_rows(self._session, statement)
 
     def run(self, statement: str) -> None:
         """Any statement, as the superuser."""

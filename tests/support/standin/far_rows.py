@@ -1,0 +1,44 @@
+"""Rows of a cluster with all timestamps that CQL has: the driver raises on those that Python has not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from cassandra.cluster import Session
+from cassandra.cqltypes import DateType, LongType
+from cassandra.protocol import ProtocolHandler, ResultMessage
+
+
+class _Milliseconds(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+    """A result whose timestamps are the integers that they are."""
+
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        """As the driver's, with other types."""
+        super().recv_results_metadata(f, user_type_map)
+        self.column_metadata = [(*each[:3], _of_integers(each[3])) for each in self.column_metadata or ()]
+
+
+class _WithMilliseconds(ProtocolHandler):
+    message_types_by_opcode: ClassVar[Mapping[int, Any]] = {
+        **ProtocolHandler.message_types_by_opcode,
+        ResultMessage.opcode: _Milliseconds,
+    }
+
+
+def _of_integers(kind: Any) -> Any:
+    if kind is DateType:
+        return LongType
+    parts = list(getattr(kind, "subtypes", ()))
+    changed = [_of_integers(part) for part in parts]
+    return kind if changed == parts else kind.apply_parameters(changed)
+
+
+def far_rows(session: Session, statement: str) -> list[dict[str, Any]]:
+    """What a SELECT answers, by column, with timestamps in milliseconds."""
+    usual = session.client_protocol_handler
+    session.client_protocol_handler = _WithMilliseconds
+    try:
+        return [row._asdict() for row in session.execute(statement)]
+    finally:
+        session.client_protocol_handler = usual
