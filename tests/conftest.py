@@ -70,6 +70,7 @@ LONG = {
         "test_cluster_assets.py",
         "test_ingest_on_spark.py",
         "test_spark_source.py",
+        "test_connections.py",
     ),
     "session": (
         "test_wheel.py",

@@ -69,7 +69,9 @@ class NotGranted(StateError):
 def translated(error: BaseException, where: str, table: str, role: str) -> PlatformError:
     """The platform's error for what the driver raised when `table` was read at `where` (a cluster's or node's name)."""
     if isinstance(error, NoHostAvailable):
-        inner = [cause for cause in (error.errors or {}).values() if isinstance(cause, BaseException)]
+        # Where no node takes a connection the driver has their addresses alone.
+        causes = error.errors.values() if isinstance(error.errors, dict) else ()
+        inner = [cause for cause in causes if isinstance(cause, BaseException)]
         if not inner:
             return Unreachable(f"{where}: no node is up; look at the nodes, or name others with --contact")
         # All nodes were tried: what the first says is told, a refusal before a silence.

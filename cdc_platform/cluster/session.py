@@ -2,13 +2,14 @@
 
 What writes to a cluster that is not production is `writing`, which alone takes the driver's session from here.
 
-It holds one connection a node and the driver's control connection, and closes them at its end. What is asked is left
-to the modules of each topic.
+It holds one connection a node and the driver's control connection, or in a task of Spark one to one node, and closes
+them at its end. What is asked is left to the modules of each topic.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from uuid import UUID
 
 from cassandra import ConsistencyLevel
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
 from cassandra.cluster import Session as DriverSession
 from cassandra.policies import (
     DCAwareRoundRobinPolicy,
@@ -32,6 +33,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from cdc_platform.cluster.connection import Connection, credentials, tls_context
 from cdc_platform.cluster.knock import Greeting, knock
+from cdc_platform.cluster.one_node import OneNode
 from cdc_platform.cluster.raw import RawPage, RawProtocol, pages_of, raw_rows
 from cdc_platform.cluster.refusals import DRIVER_ERRORS, Unreachable, translated
 from cdc_platform.errors import InputError, PlatformError, StateError
@@ -42,6 +44,7 @@ _PROTOCOL = 4
 _NOBODY = "anonymous"
 _EVERY_NODE = 1_000_000
 _RAW = "raw"
+_LOOK_SECONDS = 0.02
 
 Row = dict[str, Any]
 
@@ -71,20 +74,56 @@ class LiveCluster:
     """A cluster that is connected to. Made by `connected`."""
 
     def __init__(
-        self, name: str, connection: Connection, session: DriverSession, contact: Host, hosts: Sequence[Host], role: str
+        self,
+        name: str,
+        connection: Connection,
+        cluster: Cluster,
+        session: DriverSession,
+        contact: Host,
+        role: str,
+        one: OneNode | None,
     ) -> None:
         self.name = name
         self.connection = connection
         self.role = role
-        self._session = session
-        self._contact = contact
-        self._hosts = {str(host.address): host for host in hosts}
+        self._cluster, self._session = cluster, session
+        self._contact, self._one = contact, one
         self._prepared: dict[str, Any] = {}
+
+    @property
+    def _hosts(self) -> dict[str, Host]:
+        """The nodes by address, as the driver knows them now: a session may see a cluster grow."""
+        metadata = self._cluster.metadata
+        return {str(host.address): host for host in (metadata.all_hosts() if metadata else ())}
 
     @property
     def contact(self) -> str:
         """Address of the node that is asked what every node knows."""
+        if self._one is None:
+            self._contact = self._cluster.get_control_connection_host() or self._contact
         return str(self._contact.address)
+
+    @property
+    def node(self) -> str | None:
+        """Address of the node that is asked for rows, where that is one alone; None: any is."""
+        chosen = None if self._one is None else self._one.chosen
+        return None if chosen is None else str(chosen.address)
+
+    def leave(self, node: str | None) -> None:
+        """Turn to the next node, if the one that is asked alone is still the one that failed; wait for a connection."""
+        if self._one is None:
+            return
+        self._one.leave(node)
+        self._session.update_created_pools()
+        deadline = time.monotonic() + self.connection.connect_timeout
+        while time.monotonic() < deadline and not self._is_open():
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_open(self) -> bool:
+        """Whether a connection is open to the node that is asked alone."""
+        state = self._session.get_pool_state()
+        found = {str(host.address): each for host, each in state.items()}.get(self.node or "")
+        return found is not None and not found["shutdown"] and found["open_count"] > 0
 
     @property
     def members(self) -> list[Member]:
@@ -124,7 +163,7 @@ class LiveCluster:
         of any node at `consistency`. A read that ran into a slow or dead node is tried again, three times in all.
 
         Raises:
-            NoTable, NotGranted, Refused, Unreachable: the cluster's answer was no rows.
+            NoTable, NotGranted, Refused, Unreachable: the cluster's answer was no rows, or it has no such node.
         """
         level = self.consistency if at is None else ConsistencyLevel.ONE
         statement = SimpleStatement(
@@ -133,7 +172,9 @@ class LiveCluster:
             fetch_size=self.connection.page_rows,
             is_idempotent=True,
         )
-        host = None if at is None else self._hosts[at]
+        host = None if at is None else self._hosts.get(at)
+        if at is not None and host is None:
+            raise Unreachable(f"{at} is no node of {self.name} any more")
         where_asked = self.name if at is None else f"{self.name}, node {at}"
         return tries()(self._read, statement, tuple(values), host, where_asked, table)
 
@@ -203,8 +244,10 @@ class LiveCluster:
 
 
 @contextmanager
-def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
+def connected(name: str, connection: Connection, one_node: int | None = None) -> Iterator[LiveCluster]:
     """A session with the cluster called `name`, closed at the end.
+
+    With the number `one_node` it has one connection, to the node whose turn that is: enough for `ask_raw`.
 
     Raises:
         EnvironmentProblem: no contact point can be reached, or none lets us in.
@@ -216,6 +259,7 @@ def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
     reachable = _first_contacts(connection)
     # The driver logs each failure that it also raises, with stacks; what is raised is told once, by the caller.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+    one = None if one_node is None else OneNode(one_node, connection.datacenter)
     driver = Cluster(
         reachable,
         port=connection.port,
@@ -231,26 +275,44 @@ def connected(name: str, connection: Connection) -> Iterator[LiveCluster]:
         reconnection_policy=ExponentialReconnectionPolicy(1, 60, None),
         executor_threads=2,
         driver_config_reporting_enabled=False,
-        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(connection), _RAW: _profile(connection, raw_rows)},
+        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(connection, one), _RAW: _profile(connection, one, raw_rows)},
     )
     try:
         try:
-            session = driver.connect()
+            session = _opened(driver, one)
         except DRIVER_ERRORS as error:
             raise translated(error, name, "system.local", role) from None
         contact = driver.get_control_connection_host()
         if contact is None:
             raise Unreachable(f"{name}: the connection was lost at once; try again")
-        hosts = driver.metadata.all_hosts() if driver.metadata else []
-        live = LiveCluster(name, connection, session, contact, hosts, role)
+        live = LiveCluster(name, connection, driver, session, contact, role, one)
         _check_datacenter(live)
+        if one is not None and driver.control_connection is not None:
+            # It has told who is there; that a node is lost is seen by the connection to it.
+            driver.control_connection.shutdown()
         yield live
     finally:
         driver.shutdown()
 
 
-def _profile(connection: Connection, row_factory: Callable[..., Any] = dict_factory) -> ExecutionProfile:
-    balancing = (
+def _opened(driver: Cluster, one: OneNode | None) -> DriverSession:
+    """The driver's session; where the node that is asked alone takes no connection, with the next one."""
+    failed = 0
+    while True:
+        try:
+            return driver.connect()
+        except NoHostAvailable:
+            failed += 1
+            there = driver.metadata.all_hosts() if driver.metadata else []
+            if one is None or driver.is_shutdown or failed >= len(there):
+                raise
+            one.leave(None)
+
+
+def _profile(
+    connection: Connection, one: OneNode | None, row_factory: Callable[..., Any] = dict_factory
+) -> ExecutionProfile:
+    balancing = one or (
         RoundRobinPolicy()
         if connection.datacenter is None
         # Every node is connected to, also far ones: each is asked for the tables that are its own.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.standin.brought import with_secret_file
-from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.cluster import FIRST_MS, NODES, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.live_table import LiveTable, by_key
 from support.standin.world import time_uuid
@@ -19,6 +19,7 @@ from cdc_platform.cluster.current import scanning
 from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest import asking, ingesting
 from cdc_platform.cluster.ingest.ingesting import ingest
+from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.home import open_home
@@ -53,14 +54,19 @@ def log(standin: StandIn) -> LiveLog:
 
 
 def test_tasks_read_and_one_commit_has_their_rows(
-    cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tasks a window, each with a session of its own; every row is there once, and again none comes."""
+    """Several tasks a window, each worker with one connection; every row is there once, and again none comes."""
     monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
     monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
     workers = Workers(lambda: spark, in_process=0)
+    before, counted = sum(standin.proxy.open.values()), list[int]()
+    for page in range(1, 3 * LEAST_RANGES):
+        standin.proxy.faults.meanwhile[page] = lambda: counted.append(sum(standin.proxy.open.values()))
     done = ingest(cluster, Clock(), "shop", "t", workers, way="ranges")
     assert done.rows == 4
+    # One a node and the driver's own here, and one a worker, of which there is one a core.
+    assert max(counted) - before <= NODES + 1 + spark.sparkContext.defaultParallelism
     lake = Lake(cluster.open_home().lake)
     table = log_table(log.schema, exact=True)
     assert keys_of(lake.read(table)) == log.written_keys()

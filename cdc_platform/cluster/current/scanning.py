@@ -70,7 +70,7 @@ class Scanning(Asking):
 
         def answers(number: int) -> Iterator[list[RawPage]]:
             mine = parts[number * each : (number + 1) * each]
-            return self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine])
+            return self.answers([f"{key} > {low} AND {key} <= {high}" for low, high in mine], number)
 
         def batches(number: int) -> Batches:
             held: list[RawPage] = []

@@ -1,7 +1,8 @@
 """The requests of a window, asked of a cluster where this code runs: the process that plans, or a task of Spark.
 
 A process has one session with a cluster, which a task opens when it needs it first, with the secrets as they are found
-there, and closes as the process ends. A request that failed is asked again, whole, in smaller pages.
+there and one connection, and closes as the process ends. A request that failed is asked again, whole, in smaller pages,
+where it can be of another node.
 """
 
 from __future__ import annotations
@@ -63,23 +64,35 @@ class Asking:
     def task_rows(self, conditions: Sequence[str]) -> TaskRows:
         """The rows of all requests, in tasks; every part has the column for values that no native one holds."""
         parts = [conditions[first : first + REQUESTS_A_TASK] for first in range(0, len(conditions), REQUESTS_A_TASK)]
+        return TaskRows(len(parts), lambda number: self.rows_of_task(parts[number], number))
 
-        def batches(number: int) -> Batches:
-            for pages in self.answers(parts[number]):
-                if any(page.rows for page in pages):
-                    yield from log_rows(self.schema, pages, exact=True).rows.to_batches()
+    def rows_of_task(self, conditions: Sequence[str], number: int) -> Batches:
+        """The rows of requests, as the task of this number has them."""
+        for pages in self.answers(conditions, number):
+            if any(page.rows for page in pages):
+                yield from log_rows(self.schema, pages, exact=True).rows.to_batches()
 
-        return TaskRows(len(parts), batches)
+    def answers(self, conditions: Iterable[str], task: int = 0) -> Iterator[list[RawPage]]:
+        """The pages of each request, in their order, while the next are under way.
 
-    def answers(self, conditions: Iterable[str]) -> Iterator[list[RawPage]]:
-        """The pages of each request, in their order, while the next are under way."""
-        live = _session(self.name, self.connection)
+        A process that has no session yet opens one with the node whose turn it is by the number of the task.
+        """
+        live = _session(self.name, self.connection, task)
+        asked: dict[str, str | None] = {}
 
         def ask(condition: str, attempt: int) -> Pages:
+            if attempt > 1:
+                live.leave(asked[condition])
+            asked[condition] = live.node
             rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
             return live.ask_raw(self.table, self.statement(condition), rows)
 
-        return (pages for _, pages in in_turn(conditions, ask))
+        def pages_of(turns: Iterator[tuple[str, list[RawPage]]]) -> Iterator[list[RawPage]]:
+            for condition, pages in turns:
+                del asked[condition]
+                yield pages
+
+        return pages_of(in_turn(conditions, ask))
 
 
 def in_turn(
@@ -139,9 +152,9 @@ def serving(live: LiveCluster) -> Iterator[None]:
         del _sessions[key]
 
 
-def _session(name: str, connection: Connection) -> LiveCluster:
+def _session(name: str, connection: Connection, task: int) -> LiveCluster:
     if (name, connection) not in _sessions:
-        _sessions[name, connection] = _opened.enter_context(connected(name, connection))
+        _sessions[name, connection] = _opened.enter_context(connected(name, connection, one_node=task))
     return _sessions[name, connection]
 
 

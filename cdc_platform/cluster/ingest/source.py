@@ -220,7 +220,7 @@ class _Planner:
             asks, alive = made.conditions, max(made.after_us, whole_us) + least
             until = Microseconds(alive) if least and self._refuses and whole_us < made.until_us else None
             for first in range(0, len(asks), REQUESTS_A_TASK):
-                found.append(InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until)))
+                found.append(InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until, len(found))))
         return found
 
     def _tell_of_gaps(self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds) -> None:
@@ -265,6 +265,7 @@ class _Task:
     asking: Asking
     conditions: Sequence[str]
     alive_us: Microseconds | None
+    number: int
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """The rows.
@@ -273,7 +274,7 @@ class _Task:
             StateError: some may have died meanwhile.
         """
         with in_one_line():
-            yield from self.asking.task_rows(self.conditions).batches(0)
+            yield from self.asking.rows_of_task(self.conditions, self.number)
             if self.alive_us is not None and Clock().now_us() > self.alive_us:
                 name, late = self.asking.schema.full_name, format_us(self.alive_us)
                 raise _refusal([f"rows of {name} may be gone: they lived up to {late}, and were read later than that"])

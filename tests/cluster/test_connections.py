@@ -1,0 +1,111 @@
+"""How many connections a cluster has of the platform, and to which nodes, counted where they come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from cassandra import ConsistencyLevel
+from support.standin.brought import FIRST_US, SWITCH_US
+from support.standin.cluster import StandIn, nodes
+from support.standin.live_log import LiveLog, keys_of
+from support.waiting import await_true
+
+from cdc_platform.cluster.cells import log_rows
+from cdc_platform.cluster.ingest import asking
+from cdc_platform.cluster.ingest.asking import Asking
+from cdc_platform.cluster.session import LiveCluster, connected
+
+pytestmark = pytest.mark.cassandra
+
+TOKENS = [-(2**63) + 2**60 * place for place in range(16)]
+RANGES = [f'token("cdc$stream_id") > {low} AND token("cdc$stream_id") <= {low + 2**60 - (low > 0)}' for low in TOKENS]
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    """Sessions of tasks that are closed with the test, not with its process."""
+    with ExitStack() as stack:
+        monkeypatch.setattr(asking, "_opened", stack)
+        monkeypatch.setattr(asking, "_sessions", {})
+        yield stack
+
+
+def new(standin: StandIn, before: Counter[int]) -> dict[int, int]:
+    """The connections by node that are open now and were not before."""
+    return {node: count for node in range(3) if (count := standin.proxy.open[node] - before[node])}
+
+
+def read_by(node: LiveCluster) -> int:
+    """The place of the node that a session asks."""
+    assert node.node is not None
+    return int(node.node.rpartition(".")[2]) - 1
+
+
+def test_an_observer_has_one_a_node_and_the_drivers_own(standin: StandIn) -> None:
+    """The driver asks a node who is there over one of its own."""
+    before = Counter(standin.proxy.open)
+    with connected("prod", standin.connection()) as live:
+        live.select("system.local", "key", at=live.contact)
+        await_true(lambda: sum(new(standin, before).values()) == 4, 20, "its connections")
+        assert sorted(new(standin, before).values()) == [1, 1, 2]
+    await_true(lambda: new(standin, before) == {}, 20, "their end")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_task_has_one_to_the_node_whose_turn_it_is(
+    standin: StandIn, log: LiveLog, opened: ExitStack, number: int
+) -> None:
+    """By its number, so that many are spread; all rows come over it, at the consistency that the log is read at."""
+    log.write([FIRST_US + 1, SWITCH_US + 1])
+    before = Counter(standin.proxy.open)
+    asks = Asking("prod", standin.connection(), log.schema, True)
+    rows = [row for pages in asks.answers(RANGES, number) for row in keys_of(log_rows(log.schema, pages).rows)]
+    assert sorted(rows) == log.written_keys()
+    await_true(lambda: new(standin, before) == {number % 3: 1}, 20, "its connection")
+    assert {node for node, text in standin.proxy.statements if "_scylla_cdc_log" in text} == {number % 3}
+    opened.close()
+    await_true(lambda: new(standin, before) == {}, 20, "its end")
+
+
+@pytest.mark.parametrize("fault", ["dead", "down from the start", "hangs"])
+def test_a_task_whose_node_fails_turns_to_the_next(standin: StandIn, log: LiveLog, fault: str) -> None:
+    """Its requests are asked again there, whole: no row is lost, none comes twice, and it has one connection again."""
+    log.write([FIRST_US + place for place in range(200)])
+    proxy, before = standin.proxy, Counter(standin.proxy.open)
+    connection = standin.connection(request_timeout=3.0)
+    if fault == "down from the start":
+        proxy.kill(1)
+    happens = {"dead": lambda: proxy.kill(1), "hangs": lambda: proxy.faults.paused.add(1)}
+    if fault in happens:
+        proxy.faults.meanwhile[8] = happens[fault]
+    asks = Asking("prod", connection, log.schema, True)
+    rows = [row for pages in asks.answers(RANGES, 1) for row in keys_of(log_rows(log.schema, pages).rows)]
+    assert sorted(rows) == log.written_keys()
+    (live,) = asking._sessions.values()
+    assert read_by(live) == 2
+    proxy.faults.paused.clear()
+    await_true(lambda: new(standin, before) == {2: 1}, 20, "one connection")
+
+
+def test_a_session_sees_its_cluster_grow(standin: StandIn) -> None:
+    """Opened with one node it reads metadata at ONE; with three, as the driver learns of them, at QUORUM, of each."""
+    standin.world.empty()
+    standin.world.cluster(nodes(1))
+    with connected("prod", standin.connection()) as live:
+        assert (len(live.members), live.consistency) == (1, ConsistencyLevel.ONE)
+        standin.world.cluster(nodes(3))
+        # As it does when a node tells it of another one.
+        live.driver.cluster.refresh_nodes()
+        assert [member.address for member in live.members] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+        assert live.consistency == ConsistencyLevel.QUORUM
+        for member in live.members:
+            await_true(lambda member=member: member.address in reached(live), 20, f"a connection to {member.address}")
+            assert live.select("system.local", "host_id", at=member.address)[0]["host_id"] == member.host_id
+
+
+def reached(live: LiveCluster) -> set[str]:
+    """The nodes to which the driver has a connection."""
+    return {str(host.address) for host, state in live.driver.get_pool_state().items() if state["open_count"]}
