@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from dagster import AssetKey, SkipReason, TableMetadataValue
-from support.standin.cluster import FIRST_MS, StandIn, description, nodes
+from support.standin.cluster import FIRST_MS, PASSWORD, StandIn, description, nodes
 from support.standin.live_log import LiveLog, defined, keys_of
-from support.standin.world import time_uuid
+from support.standin.world import OBSERVER, time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from assets.cluster.ingested import INGEST_JOB, INGESTED_NAME, scheduled_logs
@@ -179,3 +179,22 @@ def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
     assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_NAME)
     assert not run(rehearsal, INGEST_JOB, "prod/shop")
     assert not run(rehearsal, INGEST_JOB, "prod/shop.none")
+
+
+def test_no_secret_is_in_what_dagster_keeps(
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that are let in and of one that is not: no event, no tag and no setting of a run has the password."""
+    LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    rehearsal.instance.add_dynamic_partitions(INGESTED_NAME, ["prod/shop.t"])
+    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run(rehearsal, INGEST_JOB, "prod/shop.t")
+    monkeypatch.setenv(PASSWORD, "wrong-but-secret")
+    assert not run(rehearsal, OBSERVE_JOB, "prod")
+    runs = rehearsal.instance.get_runs()
+    events = [str(event) for each in runs for event in rehearsal.instance.all_logs(each.run_id)]
+    kept = "\n".join([*events, *map(str, runs), *(f"{each.tags} {each.run_config}" for each in runs)])
+    assert "user observer was not let in" in kept
+    assert OBSERVER[1] not in kept
+    assert "wrong-but-secret" not in kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from cassandra import ConsistencyLevel
@@ -98,7 +99,8 @@ def test_a_session_sees_its_cluster_grow(standin: StandIn) -> None:
         assert (len(live.members), live.consistency) == (1, ConsistencyLevel.ONE)
         standin.world.cluster(nodes(3))
         # As it does when a node tells it of another one.
-        live.driver.cluster.refresh_nodes()
+        driver: Any = live.driver.cluster
+        driver.refresh_nodes()
         assert [member.address for member in live.members] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         assert live.consistency == ConsistencyLevel.QUORUM
         for member in live.members:

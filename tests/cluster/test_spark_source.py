@@ -12,10 +12,11 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -23,14 +24,19 @@ from pyspark.sql.types import StructType
 from support.standin.brought import DDL, FIRST_US, GENERATIONS, LOG, SWITCH_MS, SWITCH_US, with_secret_file
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
-from support.standin.world import time_uuid
+from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, Milliseconds, format_us, us_of
+from cdc_platform.cluster import known
+from cdc_platform.cluster.ingest import asking, ingesting
+from cdc_platform.cluster.ingest.ingesting import ingest
 from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.ingest.source import ScyllaCdc
 from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.errors import InputError, StateError
+from cdc_platform.errors import InputError, PlatformError, StateError
+from cdc_platform.home import open_home
 from cdc_platform.lake.session import LOG_VARIABLE, work_folder
+from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
@@ -188,6 +194,55 @@ def test_a_batch_tells_of_what_is_gone(standin: StandIn, cluster: KnownCluster, 
         reader.option("gaps", "refuse").load().count()
     (line,) = [each for each in str(refused.value).splitlines() if "SQLSTATE" not in each]
     assert "may be gone" in line
+
+
+def told(refused: BaseException) -> list[str]:
+    """The lines of an error, without the one in which Spark puts its number alone."""
+    return [line for line in str(refused).splitlines() if line.strip() and not line.strip().startswith("SQLSTATE")]
+
+
+@pytest.mark.spark
+def test_a_secret_that_no_worker_has_is_one_line(
+    standin: StandIn, log: LiveLog, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set where the query is, and not where Spark's workers look: of the source, and of an ingest by tasks."""
+    names = {"user_env": "CDC_TEST_HERE_ALONE", "password_env": "CDC_TEST_HERE_TOO"}
+    alone = known.add(open_home(tmp_path / "home"), "prod", standin.connection(**names))
+    for name, value in zip(names.values(), OBSERVER, strict=True):
+        monkeypatch.setenv(name, value)
+    spark.dataSource.register(ScyllaCdc)
+    with pytest.raises(PySparkException) as refused:
+        spark.read.format("scylla_cdc").options(**options(alone)).load().count()
+    (line,) = told(refused.value)
+    assert "environment variable CDC_TEST_HERE_ALONE is not set" in line
+    with pytest.raises(PySparkException) as ended:
+        Stream(spark, alone, tmp_path).run()
+    assert told(ended.value) == [line]
+    monkeypatch.setattr(ingesting, "TASKS_HERE", 0)
+    monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
+    with pytest.raises(PlatformError) as failed:
+        ingest(alone, Clock(), "shop", "t", Workers(lambda: spark, in_process=0), way="ranges")
+    assert len(str(failed.value).splitlines()) == 1
+    assert "CDC_TEST_HERE_ALONE" in str(failed.value)
+
+
+@pytest.mark.spark
+def test_no_secret_is_where_spark_or_the_machine_shows_it(
+    cluster: KnownCluster, log: LiveLog, spark: SparkSession
+) -> None:
+    """Not in a setting, a query's plan, a command line of any process, or what workers print."""
+    spark.dataSource.register(ScyllaCdc)
+    rows = spark.read.format("scylla_cdc").options(**options(cluster)).load()
+    assert rows.count() == 4
+    settings = [f"{name}={value}" for name, value in spark.sparkContext.getConf().getAll()]
+    commands = list[str]()
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            commands.append(place.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    plan = cast("Any", rows)._jdf.queryExecution().toString()
+    assert "scylla_cdc" in plan
+    assert any("java" in command for command in commands)
+    assert [text for text in (*settings, *commands, plan, printed_by_workers()) if OBSERVER[1] in text] == []
 
 
 SCRIPT = """
