@@ -65,6 +65,7 @@ LONG = {
         "test_current.py",
         "test_ingested_values.py",
         "test_exporting_into.py",
+        "test_made_up.py",
         "test_watching.py",
         "test_hook.py",
         "test_cluster_assets.py",

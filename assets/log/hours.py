@@ -47,7 +47,7 @@ from assets.log.logs import CDC_LOG
 from assets.partitions import HOURS, HOURS_NAME, asked, hour_of, hour_partition
 from assets.runs import MAX_RETRIES_TAG, partitions_under_way
 from assets.told import Stopwatch, few_rows, materialized
-from assets.whole_homes import on_whole_homes
+from assets.whole_homes import for_readers
 from cdc_platform.clock import Clock, format_us, to_datetime
 from cdc_platform.invariants.findings import HOURS as HOURS_FAMILY
 from cdc_platform.lake.lake import Lake
@@ -174,7 +174,7 @@ def scheduled_hours(
     f"{MOST_REQUESTS} hours at once. Off until it is switched on: from then on the logs are there twice, and a "
     "generation stays until its hours are copied.",
 )
-@on_whole_homes
+@for_readers
 def hourly_logs(
     context: ScheduleEvaluationContext, home: HomeResource, clock: ClockResource
 ) -> list[RunRequest] | SkipReason:

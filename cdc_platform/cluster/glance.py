@@ -7,28 +7,34 @@ tables, so that the next process goes on from it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc_platform import drafts
-from cdc_platform.clock import ms_from_datetime
+from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.cluster import tables
 from cdc_platform.cluster.known import Identity, KnownCluster
 from cdc_platform.cluster.refusals import NoTable
 from cdc_platform.cluster.session import LiveCluster, Row, one
 
 _FILE = "glance"
+Name = tuple[str, str]
+"""Keyspace and name of a table."""
 
 
 @dataclass(frozen=True)
 class Glance:
     """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are.
 
-    `changing` says what goes on in a topology that is changing, `down` the addresses of nodes that do not answer.
+    `times_ms` are the generations that are listed, `sets` the stream sets of each table. `changing` says what goes on in a
+    topology that is changing, `down` the addresses of nodes that do not answer.
     """
 
     identity: Identity
     mark: str
+    times_ms: tuple[Milliseconds, ...] = ()
+    sets: Mapping[Name, tuple[Milliseconds, ...]] = field(default_factory=dict)
     changing: str | None = None
     down: tuple[str, ...] = ()
 
@@ -47,18 +53,23 @@ def glance(live: LiveCluster) -> Glance:
         times = _rows(live, tables.STREAMS_V1, "time", "")
     sets = _rows(live, tables.TABLET_TIMESTAMPS, "keyspace_name, table_name, timestamp", "")
     hosts = tuple(sorted({member.host_id for member in live.members if member.host_id is not None}))
+    listed = tuple(sorted(ms_from_datetime(row["time"]) for row in times or []))
+    of_tables: dict[Name, tuple[Milliseconds, ...]] = {}
+    for row in sets or []:
+        name = row["keyspace_name"], row["table_name"]
+        of_tables[name] = (*of_tables.get(name, ()), ms_from_datetime(row["timestamp"]))
     seen = [
         (local["cluster_name"], local["schema_version"], sorted(local["tokens"] or ()), hosts),
         [(row["version"], row["transition_state"]) for row in topology or []],
         sorted((str(row["host_id"]), sorted(row["tokens"] or ())) for row in peers),
-        sorted(ms_from_datetime(row["time"]) for row in times or []),
-        sorted((row["keyspace_name"], row["table_name"], ms_from_datetime(row["timestamp"])) for row in sets or []),
+        list(listed),
+        sorted((*name, time_ms) for name, times_ms in of_tables.items() for time_ms in times_ms),
     ]
-    newest = max((ms_from_datetime(row["time"]) for row in times or []), default=None)
-    identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=newest)
+    identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=max(listed, default=None))
     changing = next((row["transition_state"] for row in topology or []), None)
     down = tuple(member.address for member in live.members if member.is_down)
-    return Glance(identity, hashlib.sha256(repr(seen).encode()).hexdigest(), changing, down)
+    mark = hashlib.sha256(repr(seen).encode()).hexdigest()
+    return Glance(identity, mark, listed, of_tables, changing, down)
 
 
 def last_mark(cluster: KnownCluster) -> str | None:

@@ -1,8 +1,9 @@
 """The clusters that are known by name: how each is reached, and which one it was when it was last looked at.
 
 Each has a home of its own in `<home>/clusters/NAME`; beside its tables lies `identity.json`, by which a cluster that
-was restored or rebuilt under the same name is recognised. `cluster.json` tells how it is reached. It lies there too,
-but of a home in a store in this machine's part of it, since other machines have other ways.
+was restored or rebuilt under the same name is recognised, and `mirror.json`, by which commands know that nothing is
+made there (`lake.mirrors`). `cluster.json` tells how it is reached. It lies there too, but of a home in a store in this
+machine's part of it, since other machines have other ways.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateE
 from cdc_platform.home import Home, open_home, state_folder
 from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import CONNECTION, IDENTITY, MARK
 from cdc_platform.lake.turns import turn
+from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
-_FOLDER, _CONNECTION, _IDENTITY = "clusters", "cluster.json", "identity.json"
+_FOLDER = "clusters"
 _AHEAD, _NEXT = "logs-ahead.json", "renewed.json"
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
@@ -50,6 +53,14 @@ class _Next(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
+
+
+class _Mirror(BaseModel):
+    """Of which cluster a home is the mirror, by its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster: str
 
 
 class _LogsAhead(BaseModel):
@@ -95,7 +106,7 @@ def add(home: Home, name: str, connection: Connection) -> KnownCluster:
     with _turn(home):
         folder = home.path / _FOLDER / name
         _complete(home, name)
-        if (folder / _CONNECTION).exists():
+        if (folder / CONNECTION).exists():
             known = find(home, name)
             if known.connection != connection:
                 raise InputError(
@@ -103,11 +114,11 @@ def add(home: Home, name: str, connection: Connection) -> KnownCluster:
                     f"cdc-platform cluster remove {name}"
                 )
             return known
-        open_home(folder)
+        _make_mirror(str(folder), name)
         address = _address(home, name)
         if address is not None:
-            open_home(address)
-        _write(place_of(folder / _CONNECTION), connection)
+            _make_mirror(address, name)
+        _write(place_of(folder / CONNECTION), connection)
         return find(home, name)
 
 
@@ -121,7 +132,7 @@ def find(home: Home, name: str) -> KnownCluster:
     if _NAME.fullmatch(name):
         _complete(home, name)
     folder = home.path / _FOLDER / name
-    connection = _read(place_of(folder / _CONNECTION), Connection) if _NAME.fullmatch(name) else None
+    connection = _read(place_of(folder / CONNECTION), Connection) if _NAME.fullmatch(name) else None
     if connection is None:
         names = ", ".join(each.name for each in clusters(home)) or "none is"
         raise NotFound(
@@ -130,14 +141,14 @@ def find(home: Home, name: str) -> KnownCluster:
         )
     address = _address(home, name)
     place = place_of(address or folder)
-    return KnownCluster(name, state_folder(place), connection, _read(place / _IDENTITY, Identity), address)
+    return KnownCluster(name, state_folder(place), connection, _read(place / IDENTITY, Identity), address)
 
 
 def clusters(home: Home) -> list[KnownCluster]:
     """All of them, by name."""
     for ready in (home.path / _FOLDER).glob(".*.renewed"):
         _complete(home, ready.name.removeprefix(".").removesuffix(".renewed"))
-    places = sorted((home.path / _FOLDER).glob(f"*/{_CONNECTION}"))
+    places = sorted((home.path / _FOLDER).glob(f"*/{CONNECTION}"))
     return [find(home, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
 
 
@@ -149,7 +160,7 @@ def remove(home: Home, name: str) -> KnownCluster:
     """
     with _turn(home):
         known = find(home, name)
-        (home.path / _FOLDER / name / _CONNECTION).unlink()
+        (home.path / _FOLDER / name / CONNECTION).unlink()
         return known
 
 
@@ -164,27 +175,27 @@ def renew(home: Home, name: str, clock: Clock) -> str | None:
     """
     with _turn(home):
         known = find(home, name)
-        if known.identity is None:
+        if known.identity is None and not versions(Lake(known.open_home().lake)):
             return None
         stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
         if known.address is not None:
             fresh = f"{name}.since-{stamp}"
-            open_home(f"{home.address}/{_FOLDER}/{fresh}")
+            _make_mirror(f"{home.address}/{_FOLDER}/{fresh}", name)
             _write(place_of(known.address) / _NEXT, _Next(folder=fresh))
             return known.address
         aside = known.home.with_name(f"{name}.until-{stamp}")
         # The new home is ready before the old one goes: a process that dies in between leaves what `_complete` ends.
-        _write(place_of(open_home(_renewed(home, name)).path / _CONNECTION), known.connection)
+        _write(place_of(_make_mirror(str(_renewed(home, name)), name).path / CONNECTION), known.connection)
         known.home.rename(aside)
         _complete(home, name)
         # What lies aside is a home still, and no longer a cluster that is known by name.
-        (aside / _CONNECTION).unlink()
+        (aside / CONNECTION).unlink()
         return str(aside)
 
 
 def seen_of(home: Home) -> tuple[UUID, ...]:
     """The hosts of the cluster that this home itself is of; none where it is no observed cluster's home."""
-    seen = _read(place_of(home.name) / _IDENTITY, Identity)
+    seen = _read(place_of(home.name) / IDENTITY, Identity)
     return () if seen is None else seen.host_ids
 
 
@@ -198,6 +209,13 @@ def _address(home: Home, name: str) -> str | None:
     return f"{home.address}/{_FOLDER}/{folder}"
 
 
+def _make_mirror(at: str, name: str) -> Home:
+    """The home of what will be seen of a cluster, marked so that nothing else ever gets in."""
+    made = open_home(at)
+    _write(place_of(made.name) / MARK, _Mirror(cluster=name))
+    return made
+
+
 def _renewed(home: Home, name: str) -> Path:
     return home.path / _FOLDER / f".{name}.renewed"
 
@@ -205,7 +223,7 @@ def _renewed(home: Home, name: str) -> Path:
 def _complete(home: Home, name: str) -> None:
     """Give a cluster its new home, if that is ready and the old one has gone."""
     place = home.path / _FOLDER / name
-    if (_renewed(home, name) / _CONNECTION).exists() and not place.exists():
+    if (_renewed(home, name) / CONNECTION).exists() and not place.exists():
         _renewed(home, name).rename(place)
 
 
@@ -249,7 +267,7 @@ def remember(known: KnownCluster, seen: Identity) -> None:
     """Keep which cluster it is. Times never go back."""
     before = None if known.identity is None else known.identity.newest_ms
     newest = max((ms for ms in (before, seen.newest_ms) if ms is not None), default=None)
-    _write(place_of(known.at) / _IDENTITY, seen.model_copy(update={"newest_ms": newest}))
+    _write(place_of(known.at) / IDENTITY, seen.model_copy(update={"newest_ms": newest}))
 
 
 def logs_ahead(known: KnownCluster) -> dict[str, Milliseconds]:

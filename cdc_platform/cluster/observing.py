@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
-from cdc_platform.cluster import changes, generations, known, tables
+from cdc_platform.cluster import changes, generations, known, made_up, tables
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
 from cdc_platform.cluster.known import KnownCluster
@@ -21,7 +21,7 @@ from cdc_platform.cluster.topology import Topology, read_topology
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.looking import looking_on
+from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
@@ -71,7 +71,7 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
     Raises:
         EnvironmentProblem: it cannot be reached, or does not let us in.
         NotGranted: a table that tells of CDC may not be read.
-        StateError: it is another cluster than before, or has no CDC.
+        StateError: it is another cluster than before, or has no CDC; or its home publishes what it does not list.
         InputError: it says something else about a generation than it did before.
     """
     with connected(cluster.name, cluster.connection) as live:
@@ -84,8 +84,7 @@ def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observati
     Raises:
         As `observe`.
     """
-    seen = glance(live)
-    known.assert_same(cluster, seen.identity)
+    seen = _glance(live, cluster, clock)
     if seen.mark == last_mark(cluster):
         return None
     return look(live, cluster, clock, seen)
@@ -93,13 +92,22 @@ def refresh(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Observati
 
 def look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None = None) -> Observation:
     """As `observe`, of a cluster that is connected to. `seen_before` is the glance that it was looked at for."""
-    with looking_on():
+    with mirroring():
         return _look(live, cluster, clock, seen_before)
+
+
+def _glance(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Glance:
+    """A glance, by which it is the cluster of before, and its home's generations and stream sets are its own."""
+    here = made_up.published(Lake(cluster.open_home().lake), clock)
+    seen = glance(live)
+    known.assert_same(cluster, seen.identity, seen.times_ms)
+    made_up.assert_none(cluster.name, here, seen)
+    return seen
 
 
 def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Glance | None) -> Observation:
     lake = Lake(cluster.open_home().lake)
-    first = glance(live) if seen_before is None else seen_before
+    first = _glance(live, cluster, clock) if seen_before is None else seen_before
     layout = layout_of(live)
     layout.assert_readable()
     topology = read_topology(live, layout, {node.host_id: node for node in ring.members(lake)})

@@ -52,9 +52,29 @@ def building(lake: Lake, *words: object, why: str = "") -> Next:
     return following(*words, why=why)
 
 
+def in_cluster(lake: Lake) -> list[Next]:
+    """How the cluster that a lake mirrors mends its generations itself; nothing where it mirrors none."""
+    from cdc_platform.lake.mirrors import MEND, cluster_of
+
+    name = cluster_of(lake)
+    return [] if name is None else [Next(MEND, f"on a node of {name}; then: {PROGRAM} observe {name}")]
+
+
+def _is_refused(step: Next) -> bool:
+    """Whether a command would be refused, since its home mirrors a live cluster."""
+    from cdc_platform.commands.program import makes_up
+    from cdc_platform.home import location
+    from cdc_platform.lake.mirrors import mirror_at
+
+    program, *words = shlex.split(step.command)
+    home, words = (words[1], words[2:]) if words[:1] == ["--home"] else (None, words)
+    paths = (words[0], " ".join(words[:2])) if program == PROGRAM and words else ()
+    return any(makes_up(path, words) for path in paths) and mirror_at(location(home)) is not None
+
+
 def write_result(told: object, show: Callable[[], object], left: Iterable[Next], *, as_json: bool) -> None:
     """Write a result, as JSON (`told`) or for people (`show`), and what is left to do after it."""
-    steps = list(left)
+    steps = [each for each in left if not _is_refused(each)]
     if as_json and isinstance(told, dict):
         write_document({**told, "next": [{"command": each.command, "why": each.why or None} for each in steps]})
         return

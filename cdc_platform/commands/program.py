@@ -87,6 +87,10 @@ _BUILDS: Mapping[str, str] = {
     "log": "--keep",
 }
 """The commands that build on a home, each with the option that it needs for it: refused where that is only observed."""
+_OF_READERS = frozenset({"consume", "consumers forget"})
+"""Those of them which write what readers have done: nothing of that is a fact of the cluster."""
+_TELL = frozenset({"import", "tables add", "tables none", "tables alter", "tables drop"})
+"""The commands that tell of a cluster by other means than looking at it: refused where it is looked at."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -123,6 +127,8 @@ class Program(click.Group):
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
         path = f"{name} {inner}".strip()
         ctx.with_resource(speaking_for(Speaker("command line", path)))
+        if makes_up(path, rest):
+            _assert_no_mirror(ctx, path)
         if builds(path, rest):
             _assert_may_build(ctx, path)
         return name, command, rest
@@ -186,6 +192,24 @@ def builds(path: str, arguments: Sequence[str]) -> bool:
     """Whether a command, which is `path`, would build on its home with these arguments, and not only look."""
     needed = _BUILDS.get(path)
     return needed is not None and needed in ("", *arguments) and _ONLY_SHOW.isdisjoint(arguments)
+
+
+def makes_up(path: str, arguments: Sequence[str]) -> bool:
+    """Whether a command, which is `path`, would write facts of a cluster that it did not see in one."""
+    if path in _TELL:
+        return _ONLY_SHOW.isdisjoint(arguments)
+    return builds(path, arguments) and path not in _OF_READERS
+
+
+def _assert_no_mirror(ctx: click.Context, path: str) -> None:
+    """Refuse, before a command does anything, what the mirror of a live cluster refuses; no option lets it."""
+    from cdc_platform.home import location
+    from cdc_platform.lake import mirrors
+
+    home = location(ctx.params["home"])
+    cluster = mirrors.mirror_at(home)
+    if cluster is not None:
+        raise mirrors.refusal(cluster, path, home)
 
 
 def _assert_may_build(ctx: click.Context, path: str) -> None:

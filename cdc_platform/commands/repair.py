@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.next_steps import Next, building, following, write_result
+from cdc_platform.commands.next_steps import Next, building, following, in_cluster, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -115,6 +115,10 @@ def _refill(session: Session, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _left(lake: Lake, checkup: Checkup, strict: bool) -> list[Next]:
+    from cdc_platform.lake.mirrors import cluster_of
+
+    if cluster_of(lake) is not None:
+        return [] if checkup.blocked_by else in_cluster(lake)
     made = building(lake, "repair", "--run", *(["--strict"] if strict else []))
     if not checkup.blocked_by:
         return [made]

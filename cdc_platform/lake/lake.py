@@ -68,9 +68,9 @@ class Lake:
 
         Raises:
             StateError: a table of another shape, or a folder that is no table, is in its place.
-            OnlyObserved: nothing is built on this lake.
+            OnlyObserved, OnlyMirrors: nothing is built on this lake.
         """
-        only_observed.assert_may_write(self, f"writing {table.full_name}")
+        only_observed.assert_may_write(self, f"writing {table.full_name}", table)
         existing = self._open(table)
         if existing is None:
             contract.assert_fit(self.place, 0, f"creating {table.full_name}")
@@ -368,7 +368,7 @@ class Lake:
 
     def taken(self, table: Table) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
-        only_observed.assert_may_write(self, f"writing {table.full_name}")
+        only_observed.assert_may_write(self, f"writing {table.full_name}", table)
         return self.open_tables.taken(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:

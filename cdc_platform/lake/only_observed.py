@@ -1,7 +1,7 @@
 """A lake that is only observed: what was taken in as it is is not whole, and nothing is built on it.
 
 `platform.only_observed` says since when and why. Every commit asks here first; what shows the cluster as it is, and
-judges it, says so with `looking.looking_on`.
+judges it, says so with `looking.looking_on`. A lake that mirrors a live cluster has rules of its own, in `mirrors`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, to_datetime
 from cdc_platform.errors import StateError
+from cdc_platform.lake import mirrors
 from cdc_platform.lake.looking import OPTION, is_looking, looking_on
-from cdc_platform.lake.tables import ONLY_OBSERVED
+from cdc_platform.lake.tables import ONLY_OBSERVED, Table
 
 if TYPE_CHECKING:
     from cdc_platform.lake.lake import Lake
@@ -37,8 +38,8 @@ class Standing:
 
 
 def standing(lake: Lake) -> Standing | None:
-    """Why the lake is only observed; None where it is not. A lake that never was is asked for one folder."""
-    if not lake.exists(ONLY_OBSERVED):
+    """Why the lake is only observed; None where it is not, or mirrors a cluster. One that never was is one look."""
+    if mirrors.cluster_of(lake) is not None or not lake.exists(ONLY_OBSERVED):
         return None
     open_ = [row for row in lake.read(ONLY_OBSERVED).to_pylist() if row["lifted_at"] is None]
     if not open_:
@@ -47,12 +48,16 @@ def standing(lake: Lake) -> Standing | None:
     return Standing(from_datetime(first["since"]), sum(row["flaws"] for row in open_), first["because"])
 
 
-def assert_may_write(lake: Lake, what: str) -> None:
-    """Hold that a commit does not build on what is only observed; `what` is being done.
+def assert_may_write(lake: Lake, what: str, table: Table | None = None) -> None:
+    """Hold that a commit, to a table if one is given, may be made in this lake; `what` is being done.
 
     Raises:
-        OnlyObserved: it would.
+        OnlyObserved: it would build on what is only observed.
+        OnlyMirrors: it would make up something of the live cluster that the lake mirrors.
     """
+    if mirrors.cluster_of(lake) is not None:
+        mirrors.assert_seen(lake, table, what)
+        return
     found = None if is_looking() else standing(lake)
     if found is not None:
         more = "" if found.flaws == 1 else f" and {found.flaws - 1} more"

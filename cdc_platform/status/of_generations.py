@@ -6,6 +6,7 @@ from typing import Any
 
 from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import MEND, cluster_of
 from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records import cluster_changes
 from cdc_platform.records.cluster_changes import Changing
@@ -49,7 +50,7 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
         "next": [_told(each) for each in later],
         "not_retrievable": [_told(each) for each in unread],
     }
-    return told, [*_unread(unread), *_unexported(operating), *_nothing_operates(known, operating, later)]
+    return told, [*_unread(lake, unread), *_unexported(lake, operating), *_nothing_operates(known, operating, later)]
 
 
 def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any] | None, list[Matter]]:
@@ -68,10 +69,19 @@ def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
     if not found.needed:
         return told, []
     said = "; ".join(f"{each.condition.value}: {each.detail}" for each in found.reasons)
-    matters = [
-        Matter("repair-due", f"the latest generation does not fit the ring: {said}", "cdc-platform repair --run")
-    ]
-    return told, matters
+    do = mended_there(lake) or "cdc-platform repair --run"
+    return told, [Matter("repair-due", f"the latest generation does not fit the ring: {said}", do)]
+
+
+def mended_there(lake: Lake) -> str | None:
+    """What mends the generations of the live cluster that a lake mirrors; None where it mirrors none."""
+    cluster = cluster_of(lake)
+    return None if cluster is None else f"on a node of {cluster}: {MEND}; then: {observed_anew(cluster)}"
+
+
+def observed_anew(cluster: str) -> str:
+    """The command that takes in what there is of a cluster by now."""
+    return f"cdc-platform observe {cluster}"
 
 
 def _changing(changing: Changing) -> Matter:
@@ -83,23 +93,26 @@ def _told(generation: Generation) -> dict[str, Any]:
     return {"id": generation.id, "time": format_ms(generation.time_ms), "state": str(generation.state)}
 
 
-def _unread(unread: list[Generation]) -> list[Matter]:
+def _unread(lake: Lake, unread: list[Generation]) -> list[Matter]:
+    do = mended_there(lake) or "bring its description with cdc-platform import, or cdc-platform repair --run"
     return [
         Matter(
             "not-retrievable",
             f"generation {each.name} ({format_ms(each.time_ms)}) is known, and its description is not here: writes "
             "that belong to it are refused",
-            "bring its description with cdc-platform import, or cdc-platform repair --run",
+            do,
         )
         for each in unread
     ]
 
 
-def _unexported(operating: Generation | None) -> list[Matter]:
+def _unexported(lake: Lake, operating: Generation | None) -> list[Matter]:
     if operating is None or operating.state is not State.NOT_EXPORTED:
         return []
     said = f"generation {operating.name} operates, and the table that describes it was never brought here"
-    return [Matter("not-exported", said, "cdc-platform import its cdc_generation_descriptions_v2")]
+    cluster = cluster_of(lake)
+    do = observed_anew(cluster) if cluster else "cdc-platform import its cdc_generation_descriptions_v2"
+    return [Matter("not-exported", said, do)]
 
 
 def _nothing_operates(known: list[Generation], operating: Generation | None, later: list[Generation]) -> list[Matter]:

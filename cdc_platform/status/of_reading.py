@@ -9,6 +9,7 @@ import pyarrow as pa
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, format_ms, format_us, seconds_of_us
 from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import cluster_of
 from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
@@ -95,6 +96,8 @@ def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
         "next": following and _planned(following),
     }
     matters = []
+    if cluster_of(lake) is not None:
+        return told, matters  # what goes, and which tables there are, is the cluster's to say
     if due:
         said = f"{told['to_mark']} generations have expired and are not marked, {told['to_remove']} may be removed"
         matters.append(Matter("expiry-due", said, "cdc-platform expire"))

@@ -11,9 +11,11 @@ from pyarrow import ArrowException
 from cdc_platform.clock import Clock, format_us
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import cluster_of
 from cdc_platform.settings import Settings
 from cdc_platform.status import of_generations, of_reading, of_work
 from cdc_platform.status.matters import Matter
+from cdc_platform.status.of_generations import observed_anew
 
 Section = Callable[[Lake, Clock, Settings], tuple[Any, list[Matter]]]
 """What a section says in plain values, and what it has found to be seen to."""
@@ -68,7 +70,8 @@ def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
     known = [(sections[name] or {}).get(what) for name, what in (("ring", "nodes"), ("generations", "known"))]
     if known == [0, 0] and sections["inbox"] == []:
         said = "no node is in the ring and no generation is known"
-        do = "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
+        cluster = cluster_of(lake)
+        do = observed_anew(cluster) if cluster else "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
         matters = [each for each in matters if each.wrong or each.code == "only-observed"] + [
             Matter("empty-home", said, do)
         ]

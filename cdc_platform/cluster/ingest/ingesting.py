@@ -31,6 +31,7 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.volume import Workers
@@ -119,6 +120,7 @@ def ingest(
     pace = pace or Pace()
     lake = Lake(cluster.open_home().lake)
     with (
+        mirroring(),
         turn(lake, f"ingest.{keyspace}.{table}"),
         connected(cluster.name, cluster.connection) as live,
         serving(live),

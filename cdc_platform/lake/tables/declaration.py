@@ -37,6 +37,7 @@ class Table:
     CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them. `generation_column` says
     which generation a row belongs to, where it belongs to one: by its UUID or by its time. `follows_from` names the
     tables of which its rows are derived; a table without any is a source, of which its commits alone can tell.
+    `of_readers`: it tells of those who read and judge, and of no fact of the cluster.
     """
 
     keyspace: str
@@ -49,6 +50,7 @@ class Table:
     properties: Mapping[str, str] = field(default_factory=lambda: PROPERTIES)
     generation_column: str | None = None
     follows_from: tuple[str, ...] = ()
+    of_readers: bool = False
 
     def __post_init__(self) -> None:
         named = () if self.generation_column is None else (self.generation_column,)

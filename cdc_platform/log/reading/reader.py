@@ -144,7 +144,12 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
     table = log_table(schema, exact=exact)
     columns = table.schema.append(_GENERATION)
     return Table(
-        table.keyspace, f"{table.name}_{name}", columns, table.keys, f"What consumer {name} read of {table.name}"
+        table.keyspace,
+        f"{table.name}_{name}",
+        columns,
+        table.keys,
+        f"What consumer {name} read of {table.name}",
+        of_readers=True,
     )
 
 

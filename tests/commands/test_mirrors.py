@@ -1,0 +1,327 @@
+"""A home that mirrors a live cluster: every command is refused or writes no fact of it, and so is Dagster.
+
+The mirror is made of a home in which each command would have something to do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pytest
+from dagster import DagsterInstance, ScheduleDefinition, SensorDefinition, SkipReason
+from dagster import build_schedule_context as schedule_context
+from dagster import build_sensor_context as sensor_context
+from support.command_line import Answer, paths_of, run
+from support.files.export_files import ID, SNAPSHOT
+from support.homes.expiring import DAY_MS, HOUR_MS, IDS, START_MS, add_table, import_generations, iso
+from support.next_lines import lines_of
+
+from cdc_platform.clock import Milliseconds
+from cdc_platform.cluster import known
+from cdc_platform.cluster.connection import Connection
+from cdc_platform.commands.program import makes_up, program
+from cdc_platform.definitions import defs
+from cdc_platform.home import VARIABLE, open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import OPTION, looking_on, mirroring
+from cdc_platform.lake.mirrors import OnlyMirrors
+from cdc_platform.lake.tables import CDC_TABLES, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.versions import versions
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.reader import sink_table
+
+NOW_MS = Milliseconds(START_MS + 30 * DAY_MS)
+SCRIPT = """
+CREATE TABLE ks.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': 'true'};
+INSERT INTO ks.t (p, v) VALUES (1, 1);
+"""
+REFUSED = {
+    "demo": (),
+    "bootstrap": ("{place}/node.json",),
+    "import": ("{place}/times.csv",),
+    "rewrite": (),
+    "repair": ("--run",),
+    "expire": (),
+    "tables add": ("ks.other", "--ttl", "5"),
+    "tables none": (),
+    "tables alter": ("ks.t", "--ttl", "5"),
+    "tables drop": ("ks.t",),
+    "switch ack": (ID, "--node", ID),
+    "switch commit": (ID,),
+    "switch abort": (ID,),
+    "tablets create": ("ks.t", "--count", "2"),
+    "tablets split": ("ks.t",),
+    "tablets merge": ("ks.t",),
+    "tablets resize": ("ks.t", "--ends", "{place}/node.json"),
+    "tablets gc": (),
+    "log": ("{place}/more.cql", "--keep"),
+}
+"""What makes up something of a cluster, with arguments that it takes."""
+MORE_REFUSED = {
+    "bootstrap": [("{place}/node.json", "--run"), ("--withdraw", ID), ("--finish", ID)],
+    "repair": [(), ("--from-description",), ("--run", "--strict")],
+    "import": [("{place}/ring.json",), ("--as-is", "{place}/times.csv")],
+}
+LETS = {
+    "doctor": (),
+    "export": ("{place}/out",),
+    "cluster": (),
+    "cluster add": ("other", "--contact", "127.0.0.1:1"),
+    "cluster test": ("other",),
+    "cluster renew": ("other",),
+    "cluster remove": ("other",),
+    "observe": ("other",),
+    "ingest": ("other", "ks.t"),
+    "status": (),
+    "generations": (),
+    "streams": (IDS[0],),
+    "ring": (),
+    "home copy": ("{place}/main/clusters/prod", "{place}/copy"),
+    "history": (IDS[0],),
+    "report": ("latest", "--html", "{place}/page.html"),
+    "diff": (IDS[0], IDS[1]),
+    "explain": ("--token", "5"),
+    "check": (),
+    "rehearse": ("{place}/steps.json",),
+    "tables": (),
+    "tablets show": ("ks.t",),
+    "switch show": (),
+    "consume": ("ks.t", "--name", "audit"),
+    "consumers": (),
+    "consumers plan": ("ks.t",),
+    "consumers lag": (),
+    "consumers checkpoints": ("{place}/progress.csv",),
+    "complete": ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "--consumer", "audit"),
+    "consumers forget": ("audit", "ks.t"),
+    "sql": ("SELECT count(*) FROM platform.nodes",),
+    "bundle": ("{place}/bundle.tar.gz",),
+    "completion": ("bash",),
+}
+"""What looks, or writes what readers and judges have done, with arguments that it takes."""
+ELSEWHERE = {
+    "cluster test": "127.0.0.1:1",
+    "observe": "127.0.0.1:1",
+    "ingest": "127.0.0.1:1",
+    "tablets show": "ks.t has no stream sets of tablets",
+}
+"""Those of them that ask for something that is not there, and a word of what they say of that."""
+GO_ON = {"up", "watch"}
+"""What goes on until it is ended, and comes to the lake by the doors of the others: of Dagster, and of `observe`."""
+TOLD_BY = {
+    "log": ("{place}/more.cql",),
+    "repair": ("--dry-run",),
+    "rewrite": ("--dry-run",),
+    "expire": ("--dry-run",),
+    "tablets gc": ("--dry-run",),
+}
+"""What only says what it would do, though it would be refused otherwise."""
+READ_ON = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "live_logs", "hourly_logs"}
+"""Ticks that look at a home, or ask for what readers do."""
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mirror of `prod`, in a home that knows it; a month after its generations began."""
+    folder = tmp_path_factory.mktemp("mirror")
+    (folder / "ring.json").write_text(json.dumps(SNAPSHOT))
+    (folder / "node.json").write_text(json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]}))
+    (folder / "steps.json").write_text('[{"wait": 5}]')
+    (folder / "progress.csv").write_text("generation,application_name,table_name,stream_id,last_timestamp\n")
+    (folder / "more.cql").write_text("INSERT INTO ks.t (p, v) VALUES (9, 9);")
+    (folder / "script.cql").write_text(SCRIPT)
+    made = import_generations(folder)
+    another = {"host_id": IDS[0], "address": "127.0.0.9", "tokens": [9]}
+    (folder / "grown.json").write_text(json.dumps([*SNAPSHOT, SNAPSHOT[0] | another]))
+    assert run("--home", made, "import", folder / "grown.json").exit_code == 0
+    add_table(Lake(made / "lake"), 86_400, name="expired")
+    kept = run("--home", made, "--clock", iso(Milliseconds(NOW_MS - HOUR_MS)), "log", folder / "script.cql", "--keep")
+    assert kept.exit_code == 0, kept.stderr
+    cluster = known.add(open_home(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
+    shutil.copytree(made / "lake", cluster.home / "lake", dirs_exist_ok=True)
+    return cluster.home
+
+
+def ask(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
+    """The program on the mirror; `{place}` in its words is the folder of the files."""
+    place = mirror.parents[2]
+    return run("--home", mirror, *options, "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
+
+
+def of_cluster(home: Path) -> Mapping[str, int]:
+    """The version of every table that has a fact of the cluster; logs are among them, and no copy of a reader."""
+    own = {name for name, table in TABLES.items() if table.of_readers}
+    found = versions(Lake(home / "lake"))
+    return {name: version for name, version in found.items() if name not in own and not name.endswith("_log_audit")}
+
+
+def test_every_command_stands_here_once() -> None:
+    """A new command has to say which it is, and a refused one is declared where commands are."""
+    assert isinstance(program, click.Group)
+    there = paths_of(program)
+    assert there - REFUSED.keys() - LETS.keys() - GO_ON == set()
+    assert REFUSED.keys() | LETS.keys() | GO_ON == there
+    assert REFUSED.keys() & LETS.keys() == set()
+    assert {path for path in there if makes_up(path, ["--keep"])} == REFUSED.keys()
+
+
+@pytest.mark.parametrize("options", [(), (OPTION,)], ids=["", "with the option"])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [*REFUSED.items(), *((path, words) for path, several in MORE_REFUSED.items() for words in several)],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
+)
+def test_what_makes_something_up_is_refused(
+    path: str, words: tuple[str, ...], options: tuple[str, ...], mirror: Path
+) -> None:
+    """Exit code 2, one line that says why and what to do, no option lets it, and nothing was written."""
+    before = versions(Lake(mirror / "lake"))
+    answer = ask(mirror, *path.split(), *words, options=options)
+    assert (answer.exit_code, answer.stdout) == (2, ""), answer
+    assert answer.stderr.count("\n") == 1
+    assert answer.stderr.startswith(f"error: {path}: this home mirrors the live cluster prod: ")
+    assert "cdc-platform observe prod" in answer.stderr
+    assert answer.stderr.endswith("[mirror]\n")
+    assert versions(Lake(mirror / "lake")) == before
+
+
+@pytest.mark.parametrize(("path", "words"), LETS.items(), ids=LETS)
+def test_what_looks_or_reads_on_writes_no_fact(path: str, words: tuple[str, ...], mirror: Path) -> None:
+    """It is not refused for where it is, and the tables that tell of the cluster are as they were."""
+    before = of_cluster(mirror)
+    if "other" in words:
+        ask(mirror, "cluster", "add", *LETS["cluster add"])
+    if "audit" in words:
+        ask(mirror, "consume", *LETS["consume"])
+    answer = ask(mirror, *path.split(), *words)
+    assert answer.exit_code in (0, 1) or ELSEWHERE.get(path, "not there") in answer.stderr, answer
+    assert "[mirror]" not in answer.stderr
+    assert of_cluster(mirror) == before
+    refused = [line for line in lines_of(answer) if any(f" {each}" in line for each in ("expire", "tables ", "--run"))]
+    assert [line for line in refused if "--dry-run" not in line] == []
+
+
+@pytest.mark.parametrize(("path", "words"), TOLD_BY.items(), ids=TOLD_BY)
+def test_what_would_be_done_is_told_and_no_line_leads_to_a_refusal(
+    path: str, words: tuple[str, ...], mirror: Path
+) -> None:
+    """A dry run answers as in any home; what it leaves is done in the cluster."""
+    before = versions(Lake(mirror / "lake"))
+    answer = ask(mirror, *path.split(), *words)
+    assert answer.exit_code in (0, 1), answer
+    assert all("nodetool checkAndRepairCdcStreams" in line for line in lines_of(answer))
+    assert (path != "repair") == (lines_of(answer) == [])
+    assert versions(Lake(mirror / "lake")) == before
+
+
+def test_the_same_home_beside_it_is_no_mirror(mirror: Path, tmp_path: Path) -> None:
+    """What is refused here would have been done: on a copy, which `home copy` makes no mirror of, it is."""
+    assert ask(mirror, "home", "copy", str(mirror), str(tmp_path / "copy")).exit_code == 0
+    for words in (["expire"], ["tables", "alter", "ks.t", "--ttl", "5"], ["bootstrap", "{place}/node.json"]):
+        place = mirror.parents[2]
+        done = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
+        assert done.exit_code == 0, done
+
+
+def test_status_says_what_the_cluster_has_to_do(mirror: Path) -> None:
+    """Nothing that it says to do is refused here."""
+    told = ask(mirror, "status", "--json").json["next"]
+    assert told
+    for each in told:
+        assert not any(word in (each["do"] or "") for word in ("expire", "tables", "import", "--run", "bootstrap")), (
+            each
+        )
+
+
+def test_an_empty_mirror_waits_for_a_look(tmp_path: Path) -> None:
+    """What is to be done about it is to observe."""
+    cluster = known.add(open_home(tmp_path), "prod", Connection(contacts=("127.0.0.1:1",)))
+    told = run("--home", cluster.home, "status", "--json").json["next"]
+    assert [(each["code"], each["do"]) for each in told] == [("empty-home", "cdc-platform observe prod")]
+
+
+def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> None:
+    """Every declared table, a log and a copy of a reader: facts come by what saw them alone, in whatever block."""
+    shutil.copytree(mirror, tmp_path / "prod")
+    lake = Lake(tmp_path / "prod" / "lake")
+    schema = schema_of(lake, "ks", "t")
+    log, sink = log_table(schema), sink_table(schema, "audit")
+    assert not log.of_readers
+    for table in (*TABLES.values(), log, sink):
+        rows = table.schema.empty_table()
+        if table.of_readers:
+            lake.ensure(table)
+            continue
+        with pytest.raises(OnlyMirrors, match="mirrors the live cluster prod"), looking_on():
+            lake.append_once(table, rows, {"a": 1}, None)
+        with mirroring():
+            assert lake.append_once(table, rows, {"a": 1}, None)
+
+
+def test_no_way_of_writing_goes_by(mirror: Path) -> None:
+    """The lake refuses each of its own ways."""
+    lake, before = Lake(mirror / "lake"), versions(Lake(mirror / "lake"))
+    one = lake.read(STREAMS_DESCRIPTIONS_V2).slice(0, 1)
+    attempts = [
+        lambda: lake.ensure(GENERATION_TIMESTAMPS),
+        lambda: lake.widen(GENERATION_TIMESTAMPS),
+        lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, one, update=True),
+        lambda: lake.merge_judged(STREAMS_DESCRIPTIONS_V2, lambda: one),
+        lambda: lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 100)]),
+        lambda: lake.compare_and_set(STREAMS_DESCRIPTIONS_V2, one, ("range_end", 100)),
+        lambda: lake.transact(CDC_TABLES, lambda _: pa.Table.from_pylist([], schema=CDC_TABLES.schema), whole=True),
+        lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
+        lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
+        lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OnlyMirrors):
+            attempt()
+    assert versions(Lake(mirror / "lake")) == before
+
+
+def ticks() -> dict[str, SensorDefinition | ScheduleDefinition]:
+    """Every sensor and schedule of the code location by its name."""
+    repository = defs.get_repository_def()
+    return {each.name: each for each in (*repository.sensor_defs, *repository.schedule_defs)}
+
+
+@pytest.mark.parametrize("name", sorted(set(ticks()) - READ_ON))
+def test_a_tick_that_would_build_asks_for_nothing(name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sensor and schedule whose runs would be refused skips, and says why."""
+    monkeypatch.setenv(VARIABLE, str(mirror))
+    tick = ticks()[name]
+    with DagsterInstance.ephemeral() as instance:
+        resources = {key: value for key, value in (defs.resources or {}).items() if key != "spark"}
+        repository = defs.get_repository_def()
+        if isinstance(tick, SensorDefinition):
+            with sensor_context(instance=instance, repository_def=repository, resources=resources) as context:
+                answer = tick(context)
+        else:
+            with schedule_context(instance=instance, resources=resources) as context:
+                answer = tick(context)
+    assert isinstance(answer, SkipReason)
+    assert (answer.skip_message or "").startswith("this home mirrors the live cluster prod")
+
+
+def test_ticks_that_read_on_are_still_there() -> None:
+    """Those that look or ask for what readers do are named, so that a new one has to say which it is."""
+    assert set(ticks()) >= READ_ON
+
+
+@pytest.mark.parametrize("name", ["plan_expiry", "expire", "check_and_repair_streams"])
+def test_a_job_that_is_started_by_hand_fails_in_one_line(
+    name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first commit is refused, and no table has a new version."""
+    monkeypatch.setenv(VARIABLE, str(mirror))
+    before = versions(Lake(mirror / "lake"))
+    with DagsterInstance.ephemeral() as instance:
+        done = defs.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False)
+    assert not done.success
+    assert versions(Lake(mirror / "lake")) == before
