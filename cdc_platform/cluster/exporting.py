@@ -1,12 +1,12 @@
 """A home's published tables and logs, written into a CQL server that is not production, to rehearse consumers there.
 
-What it refuses stands here: keyspaces that hold anything else, the cluster that the home was seen of, and what an
-export of another home has left. How rows are sent is `writing`'s.
+What it refuses stands here: keyspaces that hold anything else, the cluster that the home was seen of, clusters that are
+observed, and what an export of another home has left. How rows are sent is `writing`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -41,6 +41,7 @@ PREFIX, RATE = "scylla", 2_000
 _MOST_PREFIX = 25
 """With `_distributed_everywhere` behind it that is a name of 48 characters, the most that all versions take."""
 _MARK_COLUMNS = "(key text PRIMARY KEY)"
+_ANYWHERE = "{'class': 'NetworkTopologyStrategy', 'replication_factor': 1}"
 _STREAMS = SetType(BLOB, True)
 
 
@@ -137,8 +138,8 @@ def export_into(
     names. Timestamps come last: a client that reads meanwhile sees whole generations. Without `run` nothing is written.
 
     Raises:
-        StateError: the server is the home's own cluster, a keyspace holds something that no export has left, a table
-            has other columns, or there is nothing to export.
+        StateError: the server is the home's own cluster, or one that is observed and has no mark; a keyspace holds
+            something that no export has left, a table has other columns, or there is nothing to export.
         MayNotWrite, NotGranted, Unreachable, Refused: the server does not take it.
     """
     if prefix.startswith("system"):
@@ -156,6 +157,7 @@ def export_into(
     with connected(cluster.name, cluster.connection) as live:
         _assert_other(home, lake, live)
         keyspaces = {name: _state(live, name) for name in names}
+        _assert_no_production(home, cluster, live, keyspaces)
         _assert_columns(live, tables)
         _assert_no_more(live, tables, keyspaces)
         made = [(each.full_name, text) for each in tables for text in each.made]
@@ -249,6 +251,23 @@ def _assert_other(home: Home, lake: Lake, live: LiveCluster) -> None:
         raise StateError(
             f"{live.name} is the cluster that this home is of: host {there.host_id} at {there.address} is in its ring; "
             "export into another one, which is not production"
+        )
+
+
+def _assert_no_production(home: Home, cluster: KnownCluster, live: LiveCluster, keyspaces: Mapping[str, str]) -> None:
+    """Refuse a cluster that is observed, as production is, unless somebody has marked every keyspace there."""
+    unmarked = next((name for name, state in keyspaces.items() if state != "marked"), None)
+    if unmarked is None:
+        return
+    hosts = known.observed_hosts(home)
+    there = (hosts[each.host_id] for each in live.members if each.host_id in hosts)
+    name = next(there, None if cluster.identity is None else cluster.name)
+    if name is not None:
+        made = f"CREATE KEYSPACE IF NOT EXISTS {quoted(unmarked)} WITH replication = {_ANYWHERE};"
+        raise StateError(
+            f"{live.name} is a cluster that is observed here, as {name}: nothing is written to production; export into "
+            f"another one, or where that one is for rehearsals, mark each keyspace there, the first with: {made} "
+            f"{_mark(unmarked)}"
         )
 
 

@@ -199,6 +199,22 @@ def seen_of(home: Home) -> tuple[UUID, ...]:
     return () if seen is None else seen.host_ids
 
 
+def observed_hosts(home: Home) -> dict[UUID, str]:
+    """The hosts of every cluster that was observed from this home, or beside it, with the name that it had then.
+
+    Those count too of which the home was moved aside, or which are known by name no more.
+    """
+    mine = place_of(home.name)
+    around = [mine / _FOLDER, place_of(home.path / _FOLDER)]
+    if mine.folder.name == _FOLDER:
+        around.append(mine.folder)
+    found: dict[UUID, str] = {}
+    for each in (place for folder in around for place in folder.folders()):
+        seen = _read(each / IDENTITY, Identity)
+        found |= dict.fromkeys(seen.host_ids if seen else (), each.name)
+    return found
+
+
 def _address(home: Home, name: str) -> str | None:
     """Where a cluster's home in a store is; None where it is a folder, as it was of all homes once."""
     if home.address is None or (home.path / _FOLDER / name / "lake").exists():

@@ -49,8 +49,9 @@ def export(
     same bytes.
 
     With --cluster the published tables and the logs go into a cluster that this home knows by `cluster add`. It takes
-    keyspaces that are new, empty, or marked by a table cdc_platform_export, and never the cluster that the home is of.
-    The same again changes nothing; one that was killed goes on when it is started again.
+    keyspaces that are new, empty, or marked by a table cdc_platform_export; in a cluster that was ever observed marked
+    ones alone, and never the cluster that the home is of. The same again changes nothing; one that was killed goes on
+    when it is started again.
 
     \b
     Example:

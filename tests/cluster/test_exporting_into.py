@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,48 @@ def test_what_it_refuses(standin: StandIn, target: KnownCluster, home: Home, mon
     with pytest.raises(StateError, match=r"role observer may not write .*GRANT CREATE, MODIFY"):
         export(target, home)
     assert standin.proxy.refused == []
+
+
+def test_a_cluster_that_is_observed_is_production(
+    standin: StandIn, target: KnownCluster, home: Home, tmp_path: Path
+) -> None:
+    """By its name or another, from its home or the one beside, and when it is forgotten: nothing without marks."""
+    shutil.copytree(home.path, tmp_path / "home")
+    mine = open_home(tmp_path / "home")
+    prod = known.add(mine, "prod", target.connection)
+    assert run("--home", mine.path, "observe", "prod").exit_code == 0
+    beside = known.add(mine, "beside", target.connection.model_copy(update={"page_rows": 7}))
+    shutil.copytree(mine.lake, beside.open_home().lake, dirs_exist_ok=True)
+
+    def refused(cluster: KnownCluster, by: Home = mine) -> None:
+        with pytest.raises(
+            StateError, match="observed here, as prod.*CREATE KEYSPACE IF NOT EXISTS beside WITH .*" + MARK
+        ):
+            export(cluster, by)
+
+    told = run("--home", mine.path, "export", "--cluster", "prod", "--prefix", PREFIX)
+    assert told.exit_code == 2
+    assert "prod is a cluster that is observed here, as prod" in told.stderr
+    assert told.stderr.count("\n") == 1
+    refused(known.find(mine, "prod"))
+    refused(target)
+    refused(target, beside.open_home())
+    known.remove(mine, "prod")
+    refused(target)
+    standin.world.cluster([replace(each, host_id=uuid.UUID(int=0xBEEF + n)) for n, each in enumerate(nodes())])
+    with pytest.raises(StateError, match="observed here, as prod"):
+        export(replace(prod, identity=Identity(cluster_name="production", host_ids=())), mine)
+    standin.world.cluster(nodes())
+    assert not [text for _, text in standin.proxy.statements if not text.startswith("SELECT ")]
+    there = {row.keyspace_name for row in standin.world.rows("SELECT keyspace_name FROM system_schema.keyspaces")}
+    assert there.isdisjoint(KEYSPACES)
+
+    for name in KEYSPACES:
+        standin.world.run(
+            f"CREATE KEYSPACE {name} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
+        )
+        standin.world.run(f"CREATE TABLE {name}.{MARK} (key text PRIMARY KEY)")
+    assert set(export(target, mine, run=False).keyspaces.values()) == {"marked"}
 
 
 def test_one_module_writes_to_clusters() -> None:

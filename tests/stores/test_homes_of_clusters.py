@@ -15,6 +15,8 @@ from cdc_platform.cluster.known import Identity
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.home import STATE_VARIABLE, open_home
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import mirroring
+from cdc_platform.lake.mirrors import OnlyMirrors, mirror_at
 from cdc_platform.places import place_of
 from cdc_platform.records import cdc_tables
 
@@ -32,19 +34,22 @@ def test_its_tables_are_every_machines_and_the_way_to_it_is_one_machines(
     assert (first.at, first.open_home().lake) == (f"{address}/clusters/prod", f"{address}/clusters/prod/lake")
     known.remember(first, SEEN)
     known.keep_log_ahead(first, "ks.t", Milliseconds(7))
-    cdc_tables.add(Lake(first.open_home().lake), Clock(), "ks", "t", ttl_seconds=60)
+    with mirroring():
+        cdc_tables.add(Lake(first.open_home().lake), Clock(), "ks", "t", ttl_seconds=60)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
     second = known.add(open_home(address), "prod", WAY.model_copy(update={"contacts": ("10.0.0.1:9042",)}))
     assert (second.identity, second.at) == (SEEN, first.at)
     assert known.logs_ahead(second) == {"ks.t": 7}
     assert [each.full_name for each in cdc_tables.cdc_tables(Lake(second.open_home().lake))] == ["ks.t"]
+    with pytest.raises(OnlyMirrors, match="the live cluster prod"):
+        cdc_tables.drop(Lake(second.open_home().lake), Clock(), "ks", "t")
     with pytest.raises(StateError, match="calls itself restored"):
         known.assert_same(second, OTHER)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "a third machine"))
     with pytest.raises(NotFound, match="no cluster prod is known"):
         known.find(open_home(address), "prod")
     found = {name for name, _ in (place_of(f"{address}/clusters/prod")).files()}
-    assert found == {"platform.json", "identity.json", "logs-ahead.json", ".lake.contract.json"}
+    assert found == {"platform.json", "mirror.json", "identity.json", "logs-ahead.json", ".lake.contract.json"}
 
 
 def test_a_renewed_cluster_has_another_place_for_every_machine(
@@ -59,6 +64,7 @@ def test_a_renewed_cluster_has_another_place_for_every_machine(
     second = known.find(open_home(address), "prod")
     assert (second.identity, second.at) == (None, f"{address}/clusters/prod.since-19700101T000001000Z")
     assert second.home != first.home
+    assert mirror_at(place_of(first.at)) == mirror_at(place_of(second.at)) == "prod"
     known.remember(second, OTHER)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "another machine"))
     assert known.add(open_home(address), "prod", WAY).identity == OTHER
