@@ -35,6 +35,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.judgements",
             "platform.only_observed",
             "platform.committed_generations",
+            "platform.left_out",
             "platform.stream_fingerprints",
             "platform.cluster_changes",
         }

@@ -199,6 +199,11 @@ def seen_of(home: Home) -> tuple[UUID, ...]:
     return () if seen is None else seen.host_ids
 
 
+def home_around(place: Place) -> Place | None:
+    """The home that a cluster's home, which is at this place, lies in; None where it lies in none."""
+    return place.folder.folder if place.folder.name == _FOLDER else None
+
+
 def observed_hosts(home: Home) -> dict[UUID, str]:
     """The hosts of every cluster that was observed from this home, or beside it, with the name that it had then.
 

@@ -118,8 +118,8 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     found = generations.read_generations(live, layout, topology, times, _known(lake))
     sets, without, lacking = read_stream_sets(live, layout, _known_sets(lake))
     logged = read_logged_tables(live, layout)
-    left_out = [*found.incomplete, *without]
-    seen = Observation(topology.cluster_name, topology.version, incomplete=left_out, changing=topology.changing)
+    not_whole = [*found.incomplete, *without]
+    seen = Observation(topology.cluster_name, topology.version, incomplete=not_whole, changing=topology.changing)
     seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
@@ -129,12 +129,13 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     # It is the cluster itself that says so, and the next look may find it mended.
     sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))
     seen.imported = import_sources(lake, clock, sources)
+    left_out.keep(lake, clock, [each.line for each in not_whole])
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws]
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
-    seen.changes = changes.note(lake, clock, left_out, topology.changing)
+    seen.changes = changes.note(lake, clock, not_whole, topology.changing)
     # What is changing by the glance too has another mark when it has settled.
-    if not left_out and (topology.changing is None or first.changing is not None):
+    if not not_whole and (topology.changing is None or first.changing is not None):
         remember(cluster, first)
     return seen
 

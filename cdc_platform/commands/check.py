@@ -10,7 +10,7 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.next_steps import Next, following, looking_again, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
@@ -80,7 +80,7 @@ def check(
     good = all(line.passed for line in judgements)
     # What cannot be read comes first: what else is wrong may follow from it.
     failing = sorted((line for line in judgements if not line.passed), key=lambda line: not _is_of_files(line))
-    left = [following("repair", *_mending(line), why=_why(line)) for line in failing[:1]]
+    left = [_mending(session.lake(), line) for line in failing[:1]]
     told = [_told(line) for line in judgements]
     write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
     if not good:
@@ -104,9 +104,13 @@ def _is_of_files(line: Judgement) -> bool:
     return line.invariant in (FILES_WHOLE, ROWS_AS_COMMITTED)
 
 
-def _mending(line: Judgement) -> list[str]:
-    """The options of the repair that says what can be done about it."""
-    return [*(["--from-description"] if _is_of_files(line) else []), "--dry-run"]
+def _mending(lake: Lake, line: Judgement) -> Next:
+    """What says what can be done about it: a repair, or of what the cluster has not whole another look there."""
+    from cdc_platform.invariants.findings import OBSERVED_WHOLE
+
+    if line.invariant == OBSERVED_WHOLE and (step := looking_again(lake, _why(line))) is not None:
+        return step
+    return following("repair", *(["--from-description"] if _is_of_files(line) else []), "--dry-run", why=_why(line))
 
 
 def _why(line: Judgement) -> str:
@@ -226,6 +230,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     from cdc_platform.invariants import audit_lake, inventory
     from cdc_platform.invariants import findings as families
     from cdc_platform.invariants.following import audit_following
+    from cdc_platform.invariants.observed import audit_observed
     from cdc_platform.invariants.stored import not_judged
     from cdc_platform.invariants.switches import audit_switches
     from cdc_platform.invariants.tablets import audit_tablets
@@ -260,6 +265,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     yield families.SWITCHES, lambda: audit_switches(lake)
     yield families.EXPIRY, lambda: audit_expiry(lake, clock, settings)
     yield families.FIT, lambda: audit_fit(lake)
+    yield families.OBSERVED, lambda: audit_observed(lake)
     yield families.LOGS, lambda: audit_logs(lake, workers())
     yield families.STATES, lambda: audit_states(lake)
     yield families.HOURS, lambda: audit_hours(lake)

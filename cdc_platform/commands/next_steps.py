@@ -60,6 +60,15 @@ def in_cluster(lake: Lake) -> list[Next]:
     return [] if name is None else [Next(MEND, f"on a node of {name}; then: {PROGRAM} observe {name}")]
 
 
+def looking_again(lake: Lake, why: str) -> Next | None:
+    """A look at the cluster that a lake mirrors, from the home that knows it; None where it mirrors none."""
+    from cdc_platform.cluster.known import home_around
+    from cdc_platform.lake.mirrors import cluster_of
+
+    name = cluster_of(lake)
+    return None if name is None else following("observe", name, why=why, home=home_around(lake.place.folder))
+
+
 def _is_refused(step: Next) -> bool:
     """Whether a command would be refused, since its home mirrors a live cluster."""
     from cdc_platform.commands.program import makes_up

@@ -155,6 +155,17 @@ STREAMS_FIT_THE_RING = FIT.asks(
     "The ranges and shards of the newest generation are those of the ring: a repair is neither needed nor of use.",
 )
 
+OBSERVED = Family(
+    of="what the last look at a live cluster found there",
+    judged="by what that look noted, without Spark",
+    page="docs/cluster.md",
+    blocking=False,
+    nothing="no live cluster is looked at for this home",
+)
+OBSERVED_WHOLE = OBSERVED.asks(
+    "observed_whole", "Everything that the cluster listed when it was last looked at was whole, and is here."
+)
+
 LOGS = Family(
     of="rows of CDC logs",
     judged="row by row, large logs on Spark",
@@ -258,7 +269,10 @@ COMMITS_KNOWN = STORED.asks(
     "commits_known", "Since its first commit in an envelope only the platform has changed a table."
 )
 
-FAMILIES = (GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, LOGS, STATES, HOURS, PASSED, FOLLOWING, STORED)
+FAMILIES = (
+    *(GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, OBSERVED),
+    *(LOGS, STATES, HOURS, PASSED, FOLLOWING, STORED),
+)
 """Every family."""
 DECLARED = {str(each): each for family in FAMILIES for each in family.invariants}
 """Every invariant, by its name."""

@@ -23,6 +23,7 @@ CODES: Mapping[str, bool] = MappingProxyType(
         "repair-due": True,
         "repair-blocked": False,
         "topology-changing": False,
+        "left-out": True,
         "only-observed": False,
         "check-failed": True,
         "check-older": False,

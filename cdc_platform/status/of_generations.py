@@ -10,6 +10,7 @@ from cdc_platform.lake.mirrors import MEND, cluster_of
 from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records import cluster_changes
 from cdc_platform.records.cluster_changes import Changing
+from cdc_platform.records.left_out import left_out
 from cdc_platform.records.ring import LEFT, NORMAL, members
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
@@ -50,7 +51,12 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
         "next": [_told(each) for each in later],
         "not_retrievable": [_told(each) for each in unread],
     }
-    return told, [*_unread(lake, unread), *_unexported(lake, operating), *_nothing_operates(known, operating, later)]
+    return told, [
+        *_left_out(lake),
+        *_unread(lake, unread),
+        *_unexported(lake, operating),
+        *_nothing_operates(known, operating, later),
+    ]
 
 
 def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any] | None, list[Matter]]:
@@ -91,6 +97,20 @@ def _changing(changing: Changing) -> Matter:
 
 def _told(generation: Generation) -> dict[str, Any]:
     return {"id": generation.id, "time": format_ms(generation.time_ms), "state": str(generation.state)}
+
+
+def _left_out(lake: Lake) -> list[Matter]:
+    cluster = cluster_of(lake)
+    if cluster is None:
+        return []
+    return [
+        Matter(
+            "left-out",
+            f"not taken in since {format_us(each.since_us)}, as it is not whole in the cluster: {each.said}",
+            observed_anew(cluster),
+        )
+        for each in left_out(lake)
+    ]
 
 
 def _unread(lake: Lake, unread: list[Generation]) -> list[Matter]:

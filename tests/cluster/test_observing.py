@@ -23,7 +23,14 @@ from cdc_platform.generations import GenerationId
 from cdc_platform.generations.tablets import difference, new_streams, uniform_ends
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, TABLES, TABLET_STREAMS, UNORDERED_RANGES
+from cdc_platform.lake.tables import (
+    CDC_LOCAL,
+    GENERATION_TIMESTAMPS,
+    LEFT_OUT,
+    TABLES,
+    TABLET_STREAMS,
+    UNORDERED_RANGES,
+)
 from cdc_platform.lifecycle.repair.audit import audit_fit
 from cdc_platform.records import cdc_tables, descriptions, generation_data, ring
 from cdc_platform.ring import Node
@@ -171,6 +178,61 @@ def test_a_generation_goes_in_when_it_is_listed_and_whole(standin: StandIn, clus
     assert answer.exit_code == 0
     assert [words_of(line) for line in lines_of(answer)] == [["--home", str(cluster.home), "status"]]
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 2
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, cluster: KnownCluster) -> None:
+    """A generation that lacks a row: `status` and `check` say so after the look has ended, and where to look again."""
+    world, made, home = standin.world, description(SECOND), cluster.home.parent.parent
+    look(cluster)
+    assert lake_of(cluster).version(LEFT_OUT) is None
+    world.generation(SECOND_MS, SECOND, made)
+    streams, missing = "scylla_distributed.cdc_streams_descriptions_v2", int(made.range_ends[-1])
+    world.delete(streams, "time = %s AND range_end = %s", SECOND_MS, missing)
+    began = run("--home", home, "--clock", "2026-10-01T00:00:00Z", "observe", "prod", "--json")
+    assert began.exit_code == 1
+    (line,) = began.json["incomplete"]
+    versions = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
+    assert run("--home", home, "--clock", "2026-10-01T01:00:00Z", "observe", "prod", "--json").json["incomplete"] == [
+        line
+    ]
+    assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == versions
+
+    told = run("--home", cluster.home, "status", "--json")
+    assert told.exit_code == 1
+    (found,) = [each for each in told.json["next"] if each["code"] == "left-out"]
+    assert (found["wrong"], found["do"]) == (True, "cdc-platform observe prod")
+    assert found["said"] == f"not taken in since 2026-10-01T00:00:00.000Z, as it is not whole in the cluster: {line}"
+    judged = run("--home", cluster.home, "check", "--json")
+    assert judged.exit_code == 1
+    (whole,) = [each for each in judged.json if each["invariant"] == "observed_whole"]
+    assert (whole["population"], whole["violations"], whole["sample"]) == (2, 1, line)
+    assert [words_of(each) for each in lines_of(judged)] == [["--home", str(home), "observe", "prod"]]
+
+    last = {stream.tobytes() for stream in made.entry(len(made) - 1).streams}
+    world.put(streams, time=SECOND_MS, range_end=missing, streams=last)
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    assert "left-out" not in {each["code"] for each in run("--home", cluster.home, "status", "--json").json["next"]}
+    judged = run("--home", cluster.home, "check", "--json")
+    assert judged.exit_code == 0, judged.stdout
+    (whole,) = [each for each in judged.json if each["invariant"] == "observed_whole"]
+    assert (whole["population"], whole["violations"]) == (2, 0)
+
+
+def test_generations_that_did_not_change_are_told_as_they_are(standin: StandIn, cluster: KnownCluster) -> None:
+    """Their streams are not read again, and their sizes come from the home; so does how many ranges have no order."""
+    home, made = cluster.home.parent.parent, description(time_uuid(FIRST_MS))
+    expected = {"num_ranges": len(made), "num_streams": len(made.streams), "unordered_ranges": 0}
+    for _ in range(2):
+        (told,) = run("--home", home, "observe", "prod", "--json").json["generations"]
+        assert told["id"] == str(time_uuid(FIRST_MS))
+        assert {name: told[name] for name in expected} == expected
+    standin.proxy.version = VERSIONS["4.4"]
+    standin.world.first_format(Milliseconds(FIRST_MS - 1000), description(uuid.UUID(int=43)))
+    before = run("--home", home, "observe", "prod", "--json").json["generations"]
+    assert len(before) == 2
+    assert all(each["num_ranges"] and each["num_streams"] for each in before)
 
 
 def test_a_timestamp_without_streams_is_taken_in_and_told_of(standin: StandIn, cluster: KnownCluster) -> None:

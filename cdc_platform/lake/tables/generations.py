@@ -222,6 +222,19 @@ COMMITTED_GENERATIONS = Table(
     generation_column="time",
 )
 
+LEFT_OUT = Table(
+    "platform",
+    "left_out",
+    pa.schema(
+        [
+            column("said", pa.string(), "what the last look at the live cluster left out, and why"),
+            column("since", TIMESTAMP, "when a look left it out first"),
+        ]
+    ),
+    keys=("said",),
+    comment="What the cluster lists and the last look at it did not take in, since it was not whole",
+)
+
 UNORDERED_RANGES = Table(
     "platform",
     "unordered_ranges",
