@@ -4,10 +4,12 @@ A sensor's tick costs a few small queries a cluster, over one session that the c
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
@@ -19,9 +21,11 @@ from dagster import (
     SensorResult,
     define_asset_job,
     in_process_executor,
+    multi_asset_check,
     sensor,
 )
 
+from assets.checks import Found, check_specs, judged
 from assets.declared import table_asset
 from assets.events import held
 from assets.failures import in_one_line
@@ -38,6 +42,8 @@ from cdc_platform.cluster.observing import observe
 from cdc_platform.cluster.standing import StandingSessions
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import Home
+from cdc_platform.invariants.findings import OBSERVED
+from cdc_platform.invariants.observed import audit_observed, together
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, TIMESTAMP, Table, column
 from cdc_platform.records import cdc_tables, ring
@@ -97,6 +103,23 @@ def observed_cluster(context: AssetExecutionContext, home: HomeResource, clock: 
     }
     content = held(lake, Part(GENERATION_TIMESTAMPS, {}))
     return materialized(lake, content, rows=seen.imported.rows_written, watch=watch, told=told)
+
+
+@multi_asset_check(
+    name="audit_observed_cluster", specs=check_specs(OBSERVED_CLUSTER, OBSERVED.invariants, CLUSTERS), can_subset=True
+)
+def audit_observed_cluster(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge whether the last look at a cluster, or at each of them, took in all that is listed there."""
+    here = home.home()
+
+    def audit(partition: str | None) -> Found:
+        clusters = known.clusters(here) if partition is None else [known.find(here, partition)]
+        found = [line for each in clusters for line in audit_observed(Lake(each.open_home().lake))]
+        return [(OBSERVED, together(found))]
+
+    yield from judged(context, OBSERVED_CLUSTER, home.lake(), clock.clock(), audit)
 
 
 observe_cluster = define_asset_job(

@@ -260,7 +260,7 @@ def _assert_no_production(home: Home, cluster: KnownCluster, live: LiveCluster, 
     if unmarked is None:
         return
     hosts = known.observed_hosts(home)
-    there = (hosts[each.host_id] for each in live.members if each.host_id in hosts)
+    there = (hosts[each.host_id] for each in live.members if each.host_id is not None and each.host_id in hosts)
     name = next(there, None if cluster.identity is None else cluster.name)
     if name is not None:
         made = f"CREATE KEYSPACE IF NOT EXISTS {quoted(unmarked)} WITH replication = {_ANYWHERE};"

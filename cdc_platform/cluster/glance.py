@@ -27,8 +27,8 @@ Name = tuple[str, str]
 class Glance:
     """What was seen. `mark` is another one when nodes, generations, stream sets or the schema are.
 
-    `times_ms` are the generations that are listed, `sets` the stream sets of each table. `changing` says what goes on in
-    a topology that is changing, `down` the addresses of nodes that do not answer.
+    `times_ms` are the generations that are listed, `sets` the stream sets of each table. `changing` says what goes on
+    in a topology that is changing, `down` the addresses of nodes that do not answer.
     """
 
     identity: Identity

@@ -30,7 +30,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.log.ddl import known_tables
-from cdc_platform.records import cdc_tables, ring, tablet_rows
+from cdc_platform.records import cdc_tables, left_out, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import Noted
 from cdc_platform.sources.cqlsh import Exports

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cdc_platform.invariants.findings import OBSERVED_WHOLE, Finding
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import cluster_of
@@ -16,3 +18,12 @@ def audit_observed(lake: Lake) -> list[Finding]:
         return []
     listed = lake.read(GENERATION_TIMESTAMPS, ["time"]).num_rows + len(missing)
     return [Finding(OBSERVED_WHOLE, listed, len(missing), missing[0].said if missing else "")] if listed else []
+
+
+def together(found: Sequence[Finding]) -> list[Finding]:
+    """What was found of several clusters, as one."""
+    if not found:
+        return []
+    sample = next((each.sample for each in found if each.sample), "")
+    counts = (sum(each.population for each in found), sum(each.violations for each in found))
+    return [Finding(OBSERVED_WHOLE, *counts, sample)]

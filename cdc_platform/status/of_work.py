@@ -6,6 +6,7 @@ from typing import Any
 
 from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.generations.switch import Switch
+from cdc_platform.invariants.findings import OBSERVED_WHOLE
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.only_observed import standing
 from cdc_platform.lake.tables import VERDICTS
@@ -15,6 +16,7 @@ from cdc_platform.records.join_progress import AFTER_TIMESTAMP, Progress, progre
 from cdc_platform.records.judgements import EVERYTHING
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
+from cdc_platform.status.of_generations import observed_anew
 
 
 def joins(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[Matter]]:
@@ -111,9 +113,11 @@ def checks(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
 
 def _failed(each: judgements.Kept) -> Matter:
     of = f" of {each.asked_of}" if each.asked_of else ""
-    again = (
-        f"cdc-platform check {each.asked_of}" if each.asked_of and "." not in each.asked_of else "cdc-platform check"
-    )
+    names_one = each.asked_of and "." not in each.asked_of
+    if each.invariant == OBSERVED_WHOLE and names_one:
+        again = observed_anew(each.asked_of)
+    else:
+        again = f"cdc-platform check {each.asked_of}" if names_one else "cdc-platform check"
     return Matter("check-failed", f"{each.invariant}{of} at {format_us(each.judged_at_us)}: {each.said}", again)
 
 

@@ -23,6 +23,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.home import Home, open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.log_table import log_table
+from cdc_platform.status import overview
 
 pytestmark = pytest.mark.cassandra
 
@@ -160,6 +161,30 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
     standin.proxy.faults.down.clear()
     assert tick() == [("cluster", "answers again")]
     assert len(warnings) == 4
+
+
+def test_a_look_that_left_something_out_fails_its_check(
+    rehearsal: Rehearsal, home: Home, standin: StandIn, cluster: KnownCluster
+) -> None:
+    """The run looks and judges: what the cluster has not whole is a failed check of its partition, and in `status`."""
+    time_ms = Milliseconds(FIRST_MS + 3_600_000)
+    made = description(time_uuid(time_ms))
+    standin.world.generation(time_ms, time_uuid(time_ms), made)
+    standin.world.delete(
+        "scylla_distributed.cdc_streams_descriptions_v2",
+        "time = %s AND range_end = %s",
+        time_ms,
+        int(made.range_ends[-1]),
+    )
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    result = defs.resolve_job_def(OBSERVE_JOB).execute_in_process(
+        run_config=QUIET, instance=rehearsal.instance, partition_key="prod", raise_on_error=False
+    )
+    assert result.success
+    (judged,) = result.get_asset_check_evaluations()
+    assert (judged.check_name, judged.passed) == ("observed_whole", False)
+    found = overview(Lake(home.lake), Clock(), home.settings).matters
+    assert [each.do for each in found if each.code == "check-failed"] == ["cdc-platform observe prod"]
 
 
 def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
