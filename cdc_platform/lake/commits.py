@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,8 @@ from cdc_platform.lake import envelope, mirror
 from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
-from cdc_platform.places import Place, Seen, place_of
+from cdc_platform.lake.panics import unprinted
+from cdc_platform.places import Place, Seen, is_address, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
@@ -58,12 +60,13 @@ def make(
     what it says it could not.
     """
     seal = envelope.sealed(digests, numbers, accepts)
-    read_version = opened.version()
+    read_version, folder = opened.version(), folder_of(opened)
     try:
-        commit(properties_of(seal))
+        with unprinted() if is_address(folder) else nullcontext():
+            commit(properties_of(seal))
         mirror.put(opened, read_version + 1)
     except Exception:
-        if not _stands(folder_of(opened), read_version, seal.id):
+        if not _stands(folder, read_version, seal.id):
             raise
     if opened.version() == read_version:
         opened.update_incremental()

@@ -57,7 +57,8 @@ class Lake:
 
     def exists(self, table: Table) -> bool:
         """Whether the table was ever created here."""
-        return self.open_tables.is_there(self.path(table))
+        with translated(f"looking for {table.full_name}"):
+            return self.open_tables.is_there(self.path(table))
 
     def version(self, table: Table) -> int | None:
         """The newest version of the table, None where it does not exist."""

@@ -20,10 +20,11 @@ from cdc_platform.errors import (
     StoreFailure,
     Unavailable,
     is_full,
-    is_full_store,
     no_space,
 )
 from cdc_platform.lake.server_file import what_to_unset
+from cdc_platform.places import answers
+from cdc_platform.places.answers import in_one_line
 
 OUTSIDE_SLICE = "rows lie outside that slice"
 
@@ -34,7 +35,6 @@ _PASSING = re.compile(
     flags=re.IGNORECASE,
 )
 _FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNORECASE)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
 # What is wrong with the rows or the SQL that was handed in.
 _OF_THE_REQUEST = (
@@ -89,7 +89,9 @@ def translate(error: Exception, what: str) -> PlatformError | None:
         return _of_spark(error, what)
     if type(error) is Exception:
         # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
-        return _of_store(str(error).splitlines()[0], what)
+        return _of_answer(str(error), what) or _of_store(str(error).splitlines()[0], what)
+    if isinstance(error, OSError) and error.errno is None and (told := _of_answer(str(error), what)) is not None:
+        return told
     if isinstance(error, OSError) and is_full(error):
         return no_space(error.filename or _place(str(error)), what)
     if isinstance(error, OSError) and error.filename is not None:
@@ -133,11 +135,18 @@ def _of_deltalake(error: DeltaError, what: str) -> PlatformError:
 
 def _of_store(text: str, what: str) -> PlatformError:
     """What the store says of its files: that they cannot be had now, or what is wrong with them."""
-    if is_full_store(text):
-        return no_space("the store", what)
+    told = _of_answer(text, what)
+    if told is not None:
+        return told
     if _FULL.search(text):
         return no_space(_place(text), what)
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
+
+
+def _of_answer(text: str, what: str) -> PlatformError | None:
+    """What an object store answers that does not do now what it is asked; None of any other text."""
+    told = answers.unavailable(text)
+    return None if told is None else type(told)(f"{what}: {told}")
 
 
 def _place(text: str) -> str:
@@ -214,5 +223,5 @@ def _first_row(preview: str) -> str:
 
 def _short(text: str) -> str:
     """The first sentence of a foreign message, on one line."""
-    line = " ".join(_COLOURS.sub("", text).split())
+    line = in_one_line(text)
     return line if len(line) <= 300 else line[:297] + "..."

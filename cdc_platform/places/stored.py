@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,16 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from cdc_platform.errors import (
-    EnvironmentProblem,
-    InputError,
-    NotLetIn,
-    PlatformError,
-    Unavailable,
-    is_full_store,
-    no_space,
-)
-from cdc_platform.places import fetched
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
+from cdc_platform.places import answers, fetched
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
@@ -43,9 +34,6 @@ _ENVIRONMENT = (
 _WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
 # So many files are named by one request.
 _PAGE = 1000
-_STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z ]*)")
-_SKEWED = "RequestTimeTooSkewed"
-_NOT_LET_IN = re.compile(r"status code: 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId", flags=re.IGNORECASE)
 
 
 def plain(path: PurePosixPath) -> str:
@@ -321,18 +309,6 @@ def options(name: str) -> dict[str, str] | None:
 
 
 def _told(place: Stored, error: Exception) -> Unavailable:
-    """A store's answer in one line: what it was asked is in it, what it was asked with is not."""
+    """A store's answer in one line."""
     text = str(error).split("Debug source")[0]
-    if is_full_store(text):
-        return no_space(place.root)
-    if _SKEWED in text:
-        return NotLetIn(
-            f"{place.root} says that this machine's clock is wrong ({_SKEWED}); set it by NTP, and run it again"
-        )
-    status = _STATUS.search(text)
-    said = status[1].strip() if status else " ".join(text.split())[:200]
-    kind = NotLetIn if _NOT_LET_IN.search(text) else Unavailable
-    return kind(
-        f"{place.root} does not answer as a store does ({said}); check that the bucket is there, the endpoint and the "
-        "credentials in the environment, and run it again"
-    )
+    return answers.unavailable(text, place.root) or answers.unanswered(text, place.root)

@@ -1,0 +1,51 @@
+"""What an object store says when it does not do what it is asked, and which error of the platform that is."""
+
+from __future__ import annotations
+
+import re
+
+from cdc_platform.errors import NotLetIn, Unavailable, is_full_store, no_space
+
+# deltalake draws a tree of causes, in colours.
+_DRAWN = re.compile(r"\x1b\[[0-9;]*m|↳")
+_STATUS = re.compile(r"status code:? (\d{3} [A-Z][A-Za-z ]*)")
+# What a store may say another time: of a file that is not there, or shorter than it was, it tells no such thing.
+_PASSING = re.compile(r"40[1378]|429|5\d\d")
+_SKEWED = "RequestTimeTooSkewed"
+# Who has no credentials asks the machine's own service for some, at this address.
+_NOT_LET_IN = re.compile(
+    r"status code:? 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId|//169\.254\.169\.254/", flags=re.IGNORECASE
+)
+
+
+def unavailable(text: str, place: str = "the store") -> Unavailable | None:
+    """What is told of an answer: what was asked is in it, what it was asked with is not.
+
+    None where it is none, or one about a file, which may be damaged.
+    """
+    text = in_one_line(text)
+    if is_full_store(text):
+        return no_space(place)
+    if _SKEWED in text:
+        return NotLetIn(f"{place} says that this machine's clock is wrong ({_SKEWED}); set it by NTP, and run it again")
+    status = _STATUS.search(text)
+    if (status is not None and _PASSING.match(status[1])) or _NOT_LET_IN.search(text):
+        return unanswered(text, place)
+    return None
+
+
+def unanswered(text: str, place: str) -> Unavailable:
+    """What is told of an answer that says nothing else: its status, or its first words."""
+    text = in_one_line(text)
+    status = _STATUS.search(text)
+    said = status[1].strip() if status else text[:200]
+    kind = NotLetIn if _NOT_LET_IN.search(text) else Unavailable
+    return kind(
+        f"{place} does not answer as a store does ({said}); check that the bucket is there, the endpoint and the "
+        "credentials in the environment, and run it again"
+    )
+
+
+def in_one_line(text: str) -> str:
+    """A foreign message without what is drawn around it, and without line breaks."""
+    return " ".join(_DRAWN.sub("", text).split())
