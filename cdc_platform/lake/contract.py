@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 
-from cdc_platform.errors import NoConditionalWrites
+from cdc_platform.errors import NoConditionalWrites, PlatformError
 from cdc_platform.lake.room import assert_room
 from cdc_platform.places import Place, Stored
 
@@ -51,33 +53,75 @@ def assert_kept(root: Stored, what: str) -> None:
 @lru_cache(maxsize=64)
 def _is_kept(root: Stored) -> bool:
     note = _note(root)
+    said = _said(note)
+    # It is put again, which a store that keeps the contract refuses: of one that takes nothing now, or lets this
+    # process look alone, that is told before a table is touched. One that takes it has been changed since.
+    if said is None or (said == _KEPT and note.create(_noted(_KEPT)) is not None):
+        # That one has put it, and was told by a store that failed that it has not, is no breach.
+        said = _KEPT if max(winners(root.folder)) <= 1 else _BROKEN
+        note.create(_noted(said))
+    return said == _KEPT
+
+
+def _said(note: Stored) -> str | None:
+    """What came of it when the store was tried out; None where nobody has."""
     try:
-        return json.loads(note.read()).get("put_if_absent") == _KEPT
+        said = json.loads(note.read())["put_if_absent"]
     except FileNotFoundError:
-        pass  # nobody has written here yet
-    # That one has put it, and was told by a store that failed that it has not, is no breach.
-    kept = max(winners(root.folder)) <= 1
-    note.create(json.dumps({"put_if_absent": _KEPT if kept else _BROKEN}).encode() + b"\n")
-    return kept
+        return None
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+        note.remove()
+        return None
+    return _KEPT if said == _KEPT else _BROKEN
+
+
+def _noted(said: str) -> bytes:
+    return json.dumps({"put_if_absent": said}).encode() + b"\n"
 
 
 def winners(folder: Stored) -> list[int]:
-    """Put objects into a folder of a store, each by several at once, and take them away; how many have put each."""
+    """Put objects into a folder of a store, each by several at once, and take them away; how many have put each.
+
+    Raises:
+        Unavailable: the store does not let them be put, or taken away.
+    """
     tried = [folder / f".contract/{uuid.uuid4().hex}" for _ in range(KEYS)]
+    try:
+        found = _put_at_once(tried)
+    except BaseException:
+        with suppress(PlatformError):  # of a store that has failed already, the first failure is told
+            _remove(tried)
+        raise
+    _remove(tried)
+    return found
+
+
+def _put_at_once(tried: Sequence[Stored]) -> list[int]:
     together = Barrier(WRITERS)
 
     def put(writer: int) -> list[bool]:
-        done = []
-        for place in tried:
-            together.wait()
-            done.append(place.create(f"{writer}".encode()) is not None)
-        return done
+        try:
+            return [_has_put(place, writer, together) for place in tried]
+        except BaseException:
+            together.abort()  # nobody waits for one who comes no more
+            raise
 
     with ThreadPoolExecutor(WRITERS) as writers:
-        found = list(writers.map(put, range(WRITERS)))
-    for place in tried:
+        asked = [writers.submit(put, writer) for writer in range(WRITERS)]
+    failures = [failure for each in asked if (failure := each.exception()) is not None]
+    if failures:
+        raise next((each for each in failures if not isinstance(each, BrokenBarrierError)), failures[0])
+    return [sum(each) for each in zip(*(each.result() for each in asked), strict=True)]
+
+
+def _has_put(place: Stored, writer: int, together: Barrier) -> bool:
+    together.wait()
+    return place.create(f"{writer}".encode()) is not None
+
+
+def _remove(places: Iterable[Stored]) -> None:
+    for place in places:
         place.remove()
-    return [sum(each) for each in zip(*found, strict=True)]
 
 
 def _note(root: Stored) -> Stored:

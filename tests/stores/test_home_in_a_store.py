@@ -21,10 +21,10 @@ from support.worlds.rehearsal import Rehearsal
 from cdc_platform.home import VARIABLE, Home, open_home
 from cdc_platform.lake import copying
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, Table
 from cdc_platform.lake.versions import stored_names, versions
 from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
-from cdc_platform.places import place_of
+from cdc_platform.places import place_of, stored
 
 # Drawn at random, by the machine's clock, or by the names of files.
 _OWN = frozenset({"generation_id", "id", "uuid", "content", "created_at", "published_at", "judged_at", "versions"})
@@ -178,6 +178,27 @@ def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
     assert f"no space left on {address.removesuffix('/h')}; free some and run again" in stopped.stderr
     assert run(*join).exit_code == 0
     assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+@pytest.mark.grid("rooms of a store", 3)
+@pytest.mark.parametrize("writes", [*range(60), *range(60, 94, 3)])
+def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """While it is tried out, and in the middle of a join: one line, nothing waits; with room again the same goes on."""
+    monkeypatch.setattr(stored, "_RETRIES", 1)
+    address = f"{s3.bucket()}/h"
+    join = ("--home", address, "bootstrap", inputs / "node1.json", "--run")
+    s3.has_room(writes)
+    try:
+        stopped = run(*join)
+    finally:
+        s3.has_room(None)
+    assert (stopped.exit_code, stopped.stderr.count("\n")) == (2, 1), stopped
+    assert "no space left on " in stopped.stderr
+    assert not (place_of(address) / ".contract").is_folder()
+    again = run(*join)
+    assert again.exit_code == 0, again
+    assert run("--home", address, "check", "--deep").exit_code == 0
+    assert Lake(f"{address}/lake").read(GENERATION_TIMESTAMPS).num_rows == 1
 
 
 def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) -> None:
