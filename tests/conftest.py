@@ -102,6 +102,7 @@ LONG = {
         "test_cluster.py",
         "test_home_in_a_store.py",
         "test_commits_in_a_store.py",
+        "test_contract_of_stores.py",
         "test_faults_of_stores.py",
         "test_leases.py",
         "test_mirrors.py",

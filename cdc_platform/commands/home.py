@@ -47,7 +47,7 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
     to = str(location(target))
     if to == begun.name:
         raise InputError(f"{to} is the home itself; name another place to copy it to")
-    lake, note = Lake(begun.lake), copying.note_of(to)
+    lake, there, note = Lake(begun.lake), Lake(f"{to}/lake"), copying.note_of(to)
     if note.seen() is not None:
         began = json.loads(note.read())
         if began["from"] != begun.name:
@@ -58,6 +58,7 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
     else:
         if is_there(to) and not _is_empty(to):
             raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
+        copying.assert_fit(there)
         at = copying.settled_versions(lake)
         copying.put(note, json.dumps({"from": begun.name, "versions": at}).encode())
 
@@ -65,7 +66,7 @@ def copy(session: Session, source: str, target: str, as_json: bool) -> None:
         if not as_json:
             warn(f"copying {name}", code="progress")
 
-    copied = copying.copy(lake, Lake(f"{to}/lake"), at, tell)
+    copied = copying.copy(lake, there, at, tell)
     copying.put_settings(begun.name, to)
     open_home(to)
     note.remove()

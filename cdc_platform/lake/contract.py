@@ -27,22 +27,21 @@ def assert_fit(place: Place, size: int, what: str) -> None:
     """Hold that so many bytes can be written to a place: a disk has room, and a store keeps the contract.
 
     Raises:
-        Unavailable: the disk has no room.
+        Unavailable: the disk has no room, or the store takes nothing.
         NoConditionalWrites: the store does not keep it.
     """
-    if isinstance(place, Stored):
-        assert_kept(place, what)
-    elif place.here is not None:
+    assert_kept(place, what)
+    if place.here is not None:
         assert_room(place.here, size, what)
 
 
-def assert_kept(root: Stored, what: str) -> None:
-    """Hold that the store of a lake lets one of several writers win.
+def assert_kept(root: Place, what: str) -> None:
+    """Hold that the store of a lake, if it lies in one, lets one of several writers win.
 
     Raises:
         NoConditionalWrites: it does not, or has not when it was tried out.
     """
-    if not _is_kept(root):
+    if isinstance(root, Stored) and not is_kept(root):
         raise NoConditionalWrites(
             f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
             "at and not written to; turn conditional writes on in the store, remove "
@@ -51,7 +50,8 @@ def assert_kept(root: Stored, what: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def _is_kept(root: Stored) -> bool:
+def is_kept(root: Stored) -> bool:
+    """Whether the store of a lake keeps the contract; a process asks once."""
     note = _note(root)
     said = _said(note)
     # It is put again, which a store that keeps the contract refuses: of one that takes nothing now, or lets this

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cdc_platform import drafts
 from cdc_platform.errors import ConflictError, StateError
-from cdc_platform.lake import files
+from cdc_platform.lake import contract, files
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.translate import translated
@@ -47,6 +47,15 @@ def settled_versions(lake: Lake) -> dict[str, int]:
     raise ConflictError(f"{lake.place} is written to all the time; copy it when less is going on")
 
 
+def assert_fit(target: Lake) -> None:
+    """Hold that a lake may be copied there.
+
+    Raises:
+        Unavailable, NoConditionalWrites: there is no room, or the store is none that may be written to.
+    """
+    contract.assert_fit(target.place, 0, f"copying to {target.place.folder}")
+
+
 def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str], None]) -> Copied:
     """Copy the tables as they are at these versions, and compare what lies there with the digests of its commits.
 
@@ -55,6 +64,7 @@ def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str]
     Raises:
         StateError: what lies at the other end is not what the commits say, or is another table.
     """
+    assert_fit(target)
     count = found = 0
     for name, version in at.items():
         told(name)

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, contract, creation, files, merging, only_observed, placing, small_files, upkeep
+from cdc_platform.lake import commits, contract, creation, files, merging, placing, small_files, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -28,6 +28,7 @@ from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
 from cdc_platform.lake.rows import conform, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
+from cdc_platform.lake.writable import assert_writable
 from cdc_platform.places import is_address, place_of
 
 RETENTION = timedelta(days=7)
@@ -71,10 +72,9 @@ class Lake:
             StateError: a table of another shape, or a folder that is no table, is in its place.
             OnlyObserved, OnlyMirrors: nothing is built on this lake.
         """
-        only_observed.assert_may_write(self, f"writing {table.full_name}", table)
+        assert_writable(self, f"writing {table.full_name}", table)
         existing = self._open(table)
         if existing is None:
-            contract.assert_fit(self.place, 0, f"creating {table.full_name}")
             with translated(f"creating {table.full_name}"):
                 placing.create(table, place_of(self.path(table)))
             self.open_tables.look_anew(self.path(table))
@@ -321,6 +321,7 @@ class Lake:
         By the machine's clock: files have no other.
         """
         opened = self._open(table)
+        contract.assert_kept(self.place, f"vacuuming {table.full_name}")
         with translated(f"vacuuming {table.full_name}"):
             return 0 if opened is None else upkeep.vacuum(opened, retention)
 
@@ -367,9 +368,9 @@ class Lake:
             chosen = [file for file in held if keys is None or file.partition[0] in keys]
             return of_files(table, columns, chosen), held
 
-    def taken(self, table: Table) -> AbstractContextManager[Opened]:
+    def taken(self, table: Table, size: int = 0) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""
-        only_observed.assert_may_write(self, f"writing {table.full_name}", table)
+        assert_writable(self, f"writing {table.full_name}", table, size)
         return self.open_tables.taken(self.path(table))
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
@@ -388,14 +389,12 @@ class Lake:
 
         `size`: the bytes of the rows that it writes, where they are more than a few.
         """
-        what = f"writing {table.full_name}"
-        contract.assert_fit(self.place, size, what)
 
         def write() -> _Result:
-            with self.open_tables.looked_at_once(), self.taken(table) as opened:
+            with self.open_tables.looked_at_once(), self.taken(table, size) as opened:
                 before = opened.version()
                 result = change(opened)
                 upkeep.gather(opened, table, before)
                 return result
 
-        return until_first(what, write)
+        return until_first(f"writing {table.full_name}", write)

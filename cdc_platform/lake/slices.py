@@ -35,6 +35,7 @@ from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
 from cdc_platform.lake.volume import Batches, TaskRows, Workers
+from cdc_platform.lake.writable import assert_writable
 from cdc_platform.places import place_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def write_draft(
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         EnvironmentProblem: Spark's workers do not see the folder that the driver made.
+        PlatformError: as `assert_writable`.
     """
+    assert_writable(lake, what, table)
     target = place_of(lake.path(table))
     folder = None if target.here is None else drafts.make_folder(target.here.parent, table.name)
     if folder is not None:

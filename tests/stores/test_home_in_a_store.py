@@ -229,11 +229,28 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     assert versions(twins[0]) == versions(twins[1]) == versions(twins[2])
     assert rows(twins[0]) == rows(twins[1]) == rows(twins[2])
     assert [open_home(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
-    assert place_of(there).names() == ["platform.json", "settings.toml"]
+    assert place_of(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
     assert run("--home", there, "check", "--deep").exit_code == 0
     for target, due in ((first, "is the home itself"), (back, "is there already"), (there, "is there already")):
         refused = run("home", "copy", first, target)
         assert (refused.exit_code, due in refused.stderr) == (2, True), refused
+
+
+def test_a_home_is_not_copied_into_a_store_that_lets_two_writers_win(
+    s3: S3, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, as of every write, and nothing of the home is there; also where the store was tried out before."""
+    first, bucket = str(tmp_path / "first"), s3.bucket()
+    assert run("--home", first, "bootstrap", inputs / "node1.json").exit_code == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
+    for _ in range(2):
+        refused = run("home", "copy", first, f"{bucket}/copy")
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused
+        assert f"copying to {bucket}/copy: {bucket} lets two writers both put an object" in refused.stderr
+        assert (place_of(f"{bucket}/copy").names(), place_of(f"{bucket}/copy").folders()) == (
+            [".lake.contract.json"],
+            [],
+        )
 
 
 @pytest.mark.spark

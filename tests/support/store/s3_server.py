@@ -2,7 +2,9 @@
 
 One store behind several doors, a port each. `plain` answers. `faulty` does something odd with a tenth of the requests:
 says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
-`careless` takes no notice of conditions, as stores do that have none. `readonly` refuses what would change anything,
+`forgetful` does the first PUT of every entry of Delta's log and says that it has not: by 503, 500 or a cut, by turns.
+`careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
+it then, without a lock, as stores do that only seem to have them. `readonly` refuses what would change anything,
 `expired` everything, as with credentials that ran out, `skewed` too, as of requests whose time is not the store's.
 Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
@@ -10,8 +12,10 @@ Behind each of them it is full, in MinIO's words, after as many writes as it is 
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import re
 import socket
 import sys
 import threading
@@ -95,12 +99,53 @@ class Faulty:
 _FAULTS = ("refuse before", "refuse after", "cut before", "cut after", "late")
 
 
+class Forgetful:
+    """The store, of whose commits nobody hears at first."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._seen, self._looking = store, set[str](), threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        entry = _ENTRY.search(path) if environ["REQUEST_METHOD"] == "PUT" else None
+        with self._looking:
+            is_first = entry is not None and path not in self._seen
+            self._seen |= {path} if is_first else set()
+        if entry is None or not is_first:
+            return self._store(environ, start)
+        list(self._store(environ, _nowhere))
+        turn = int(entry[1]) % 3
+        return _cut(environ) if turn == 2 else _refuse(start, _REFUSALS[turn])
+
+
+_ENTRY = re.compile(r"/_delta_log/(\d{20})\.json$")
+
+
+def hasty(store: Store) -> _Application:
+    """The store, in which between a look and a PUT others come."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "PUT" or environ.get("HTTP_IF_NONE_MATCH") != "*":
+            return store(environ, start)
+        seen: list[str] = []
+        looked = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
+        list(store(_without_conditions(looked), lambda status, *_: seen.append(status)))
+        if seen[0].startswith("200"):
+            return _no(environ, start, "PreconditionFailed", "412 Precondition Failed")
+        return store(_without_conditions(environ), start)
+
+    return answer
+
+
+def _without_conditions(environ: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in environ.items() if not name.startswith("HTTP_IF_")}
+
+
 def careless(store: Store) -> _Application:
     """The store, that never looks at a condition."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        environ = {name: value for name, value in environ.items() if not name.startswith("HTTP_IF_")}
-        return store(environ, start)
+        return store(_without_conditions(environ), start)
 
     return answer
 
@@ -134,8 +179,11 @@ def _no(
     return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()]
 
 
-def _refuse(start: Callable[..., Any]) -> Iterable[bytes]:
-    start("503 Service Unavailable", [("Content-Type", "application/xml")])
+_REFUSALS = ("503 Service Unavailable", "500 Internal Server Error")
+
+
+def _refuse(start: Callable[..., Any], status: str = _REFUSALS[0]) -> Iterable[bytes]:
+    start(status, [("Content-Type", "application/xml")])
     return [b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>reduce your request rate</Message></Error>"]
 
 
@@ -164,7 +212,9 @@ def main() -> None:
     doors: dict[str, _Application] = {
         "plain": store,
         "faulty": Faulty(store, sys.argv[1]),
+        "forgetful": Forgetful(store),
         "careless": careless(store),
+        "hasty": hasty(store),
         "readonly": readonly(store),
         "expired": expired,
         "skewed": skewed,
