@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from cdc_platform.places import Stored
 TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
 WRITERS, ROUNDS = 3, 2
+WAYS = 3
+"""In how many ways a store denies what it has done, by turns."""
 
 
 def counts(*pairs: tuple[int, int]) -> pa.Table:
@@ -73,23 +76,95 @@ def test_one_is_told_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pyt
     """Three writers do the same at once, twice; a tenth of their requests meet a fault. Every commit stands once."""
     write, due = KINDS[kind]
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
+    before = lake.version(COUNTS)
+    told = raced(lake, COUNTS, write, ROUNDS)
+    assert [sum(each) for each in told] == [due] * ROUNDS
+    assert_whole(lake, before, ROUNDS)
+
+
+def raced(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
+    """What writers are told who all do the same at once, round by round."""
     lakes = [Lake(str(lake.place)) for _ in range(WRITERS)]
-    together = threading.Barrier(WRITERS)
+    together = threading.Barrier(WRITERS, timeout=60)
 
     def work(mine: Lake) -> list[int]:
         told = []
-        for number in range(ROUNDS):
-            VERSIONS[id(mine)] = mine.version(COUNTS)
+        for number in range(rounds):
+            VERSIONS[id(mine)] = mine.version(table)
             together.wait()
             told.append(int(write(mine, number)))
             together.wait()
         return told
 
-    before = lake.version(COUNTS)
     with ThreadPoolExecutor(WRITERS) as writers:
-        told = list(writers.map(work, lakes))
-    assert [sum(each[number] for each in told) for number in range(ROUNDS)] == [due] * ROUNDS
-    assert_whole(lake, before, ROUNDS)
+        return [list(each) for each in zip(*writers.map(work, lakes), strict=True)]
+
+
+def tasks(table: Table, *rows: dict[str, Any]) -> TaskRows:
+    """Rows as a task makes them."""
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=table.schema)
+    return TaskRows(1, lambda _: iter([batch]))
+
+
+def streamed(lake: Lake, number: int) -> int:
+    """A slice, written by a task; the version that it is in."""
+    row = {"time": TIME, "range_end": number, "streams": [b"0123456789abcdef"]}
+    return frames.replace_slice(
+        Workers.alone(), lake, STREAMS_DESCRIPTIONS_V2, tasks(STREAMS_DESCRIPTIONS_V2, row), {"time": TIME}
+    )
+
+
+def put_by(way: Callable[..., bool], number: int, transaction: tuple[str, int] | None, lake: Lake) -> int:
+    """Rows that a task writes into the table."""
+    return way(Workers.alone(), lake, COUNTS, tasks(COUNTS, {"k": 100 + number, "v": 1}), transaction)
+
+
+def widened(lake: Lake, number: int) -> int:
+    """A column more; nobody is told whose commit it was."""
+    lake.widen(replace(COUNTS, schema=COUNTS.schema.append(column(f"c{number}", pa.int64(), "", null=True))))
+    return 0
+
+
+FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] = {
+    **{kind: (COUNTS, write, due, 1) for kind, (write, due) in KINDS.items()},
+    "append": (COUNTS, lambda lake, number: put_by(frames.append, number, None, lake), WRITERS, WRITERS),
+    "append of tasks once": (
+        COUNTS,
+        lambda lake, number: put_by(frames.append, number, ("a", number + 1), lake),
+        1,
+        1,
+    ),
+    "replace all": (COUNTS, lambda lake, number: put_by(frames.replace_all, number, None, lake), WRITERS, WRITERS),
+    "replace all once": (
+        COUNTS,
+        lambda lake, number: put_by(frames.replace_all, number, ("a", number + 1), lake),
+        1,
+        1,
+    ),
+    "replace slice": (STREAMS_DESCRIPTIONS_V2, streamed, None, WRITERS),
+    "widen": (COUNTS, widened, 0, 1),
+}
+"""Each kind of commit: its table, what is told in all in each round (None: the version), and how many commits it is."""
+
+
+@pytest.mark.parametrize("kind", FORGOTTEN)
+def test_who_has_won_finds_it_in_a_store_that_denies_it(
+    kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every commit the store says first that it has not done it, in each way that there is: one has, and knows."""
+    table, write, due, commits = FORGOTTEN[kind]
+    lake.ensure(table)
+    before = lake.version(table)
+    assert before is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("forgetful")["AWS_ENDPOINT_URL"])
+    told = raced(lake, table, write, WAYS)
+    if due is None:
+        assert sorted(version for each in told for version in each) == list(
+            range(before + 1, before + 1 + commits * WAYS)
+        )
+    else:
+        assert [sum(each) for each in told] == [due] * WAYS
+    assert_whole(lake, before, commits * WAYS, table)
 
 
 def test_every_rule_is_asked_again(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +188,10 @@ def value(rows: pa.Table) -> int:
     return next(row["v"] for row in rows.to_pylist() if row["k"] == 1)
 
 
-def assert_whole(lake: Lake, before: int | None, commits: int) -> None:
+def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
     """So many commits since, each with an envelope of its own, and tables hold what they say."""
     assert before is not None
-    found = [each for each in lake.envelopes(COUNTS) if each.version > before and each.changes]
+    found = [each for each in lake.envelopes(table) if each.version > before and each.changes]
     identities = {each.envelope.id for each in found if each.envelope is not None}
     assert (len(found), len(identities)) == (commits, commits)
     for each in verify(lake, deep=True):
