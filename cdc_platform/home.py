@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cdc_platform import drafts
-from cdc_platform.errors import EnvironmentProblem, InputError, NewerLayout, is_full, no_space
+from cdc_platform.errors import EnvironmentProblem, InputError, NewerLayout, PlatformError, is_full, no_space
 from cdc_platform.places import Place, Stored, is_address, place_of
 from cdc_platform.settings import Settings, load_settings
 
@@ -160,6 +160,8 @@ def _open_stored(place: Stored, *, create: bool) -> Home:
     except FileNotFoundError:
         what = f"home {place}" if place.has_bucket() else f"the bucket {place.root}"
         raise EnvironmentProblem(f"{what} does not exist; {mend}") from None
+    except PlatformError:
+        raise  # of the store, not of what the file holds; some are ValueErrors
     except (ValueError, KeyError, TypeError):
         raise _damaged(marker, mend) from None
     _refuse_newer(place, layout, mend)

@@ -108,6 +108,7 @@ LONG = {
         "test_mirrors.py",
         "test_requests.py",
         "test_up_in_a_store.py",
+        "test_profiles.py",
         "test_refused_writes.py",
         "test_stored_places.py",
         "test_homes_of_clusters.py",

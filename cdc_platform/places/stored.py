@@ -14,10 +14,9 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
-from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
-from cdc_platform.places import answers, fetched
+from cdc_platform.errors import PlatformError, Unavailable
+from cdc_platform.places import answers, environment, fetched
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
 
 # How often, and for how long, a request is tried again that a store did not answer or said it could not.
 _RETRIES, _PATIENCE_SECONDS, _CONNECT_SECONDS = 8, 60, 5
-_ENVIRONMENT = (
-    *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
-    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURITE_BLOB_STORAGE_URL"),
-    "GOOGLE_SERVICE_ACCOUNT",
-)
-# Emulators on loopback have no TLS.
-_WITHOUT_TLS = ("AWS_ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR", "GOOGLE_ALLOW_HTTP")
 # So many files are named by one request.
 _PAGE = 1000
 
@@ -215,7 +207,7 @@ class Stored(Place):
 
     @property
     def _store(self) -> ObjectStore:
-        return _store(self.root, os.getpid(), tuple(os.environ.get(name) for name in _ENVIRONMENT))
+        return _store(self.root, os.getpid(), environment.values())
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -262,50 +254,43 @@ def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> Ob
     """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
     from obstore.store import from_url
 
-    endpoint = os.environ.get("AWS_ENDPOINT_URL")
-    if root.startswith("s3://") and endpoint is not None and not urlsplit(endpoint).netloc:
-        raise InputError(f"AWS_ENDPOINT_URL is {endpoint!r}; it is an address, as https://host:port, or not set")
+    environment.assert_endpoints()
     settings: dict[str, Any] = {
         "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_PATIENCE_SECONDS)},
         "client_options": {
             "connect_timeout": f"{_CONNECT_SECONDS}s",
             "timeout": f"{_PATIENCE_SECONDS}s",
-            "allow_http": _allow_http(),
+            "allow_http": environment.allows_http(),
         },
     }
-    if root.startswith("s3://") and os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID"):
-        settings["credential_provider"] = _of_profile()
+    if (profile := environment.profile(root)) is not None:
+        settings["credential_provider"] = profile.credentials
+        settings |= {
+            name: value for name, value in (("region", profile.region), ("endpoint", profile.endpoint)) if value
+        }
     return from_url(root, **settings)
 
 
-def _allow_http() -> bool:
-    return any(os.environ.get(name, "").lower() in ("true", "1") for name in _WITHOUT_TLS)
-
-
-def _of_profile() -> Any:
-    """The credentials of a profile, which are asked for anew as they expire."""
-    try:
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        raise EnvironmentProblem(
-            "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed; install it with "
-            "pip install 'cdc-platform[profiles]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        ) from None
-    return Boto3CredentialProvider(boto3.Session())
-
-
 def options(name: str) -> dict[str, str] | None:
-    """What deltalake is told of a table's store: to be as patient as the platform itself; nothing of a folder."""
+    """What deltalake is told of a table's store: to be as patient as the platform itself; nothing of a folder.
+
+    By a profile, also which credentials to look up, where they are to be used.
+    """
     if "://" not in name:
         return None
-    return {
-        **({"allow_http": "true"} if _allow_http() else {}),
+    environment.assert_endpoints()
+    told = {
+        **({"allow_http": "true"} if environment.allows_http() else {}),
         "max_retries": str(_RETRIES),
         "retry_timeout": f"{_PATIENCE_SECONDS}s",
         "connect_timeout": f"{_CONNECT_SECONDS}s",
         "timeout": f"{_PATIENCE_SECONDS}s",
     }
+    if (profile := environment.profile(name)) is not None:
+        told["AWS_FORCE_CREDENTIAL_LOAD"] = "true"
+        of_profile = (("AWS_REGION", profile.region), ("AWS_ENDPOINT_URL", profile.endpoint))
+        told |= {name: value for name, value in of_profile if value}
+    return told
 
 
 def _told(place: Stored, error: Exception) -> Unavailable:

@@ -4,8 +4,9 @@ One store behind several doors, a port each. `plain` answers. `faulty` does some
 says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
 `forgetful` does the first PUT of every entry of Delta's log and says that it has not: by 503, 500 or a cut, by turns.
 `careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
-it then, without a lock, as stores do that only seem to have them. `readonly` refuses what would change anything,
-`expired` everything, as with credentials that ran out, `skewed` too, as of requests whose time is not the store's.
+it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
+others look at none. `readonly` refuses what would change anything, `expired` everything, as with credentials that ran
+out, `skewed` too, as of requests whose time is not the store's.
 Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
 """
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from support.store.s3 import COUNTS, ROOM
+from support.store.s3 import COUNTS, KEY, ROOM
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -161,6 +162,17 @@ def readonly(store: Store) -> _Application:
     return answer
 
 
+def keyed(store: Store) -> _Application:
+    """The store, for who asks by the tests' key alone: moto looks at no key."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if f"Credential={KEY}/" in environ.get("HTTP_AUTHORIZATION", ""):
+            return store(environ, start)
+        return _no(environ, start, "InvalidAccessKeyId")
+
+    return answer
+
+
 def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What a store says to credentials that ran out."""
     return _no(environ, start, "ExpiredToken")
@@ -216,6 +228,7 @@ def main() -> None:
         "careless": careless(store),
         "hasty": hasty(store),
         "readonly": readonly(store),
+        "keyed": keyed(store),
         "expired": expired,
         "skewed": skewed,
     }
