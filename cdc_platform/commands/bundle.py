@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import platform
-import re
 import tarfile
 from dataclasses import asdict
 from importlib import metadata
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform import __version__
+from cdc_platform.blotting import blotted
 from cdc_platform.clock import SECOND_MS
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, plain, write_facts
@@ -29,11 +29,6 @@ _END_BYTES = 256 * 1024
 """So much of the end of each log goes in."""
 _LOGS = ("logs/*.log", "dagster/logs/*.log")
 _PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "numpy", "duckdb", "scylla-driver")
-# What is behind a word that announces a secret, the user in a URL, and long runs of what only tokens are made of.
-_SECRETS = re.compile(
-    r"(?i)((?:token|passw(?:or)?d|passphrase|secret|cookie|authorization|api[_-]?key)\w*[\"']?\s*[=:]\s*(?:bearer\s+)?[\"']?)"
-    r"[^\s\"'&,;]+|(?<=://)[^/\s@]+(?=@)|(\bbearer\s+)\S+"
-)
 
 
 @click.command()
@@ -93,11 +88,6 @@ def _parts(session: Session, home: Home) -> tuple[dict[str, str], str | None]:
         for log in sorted(home.path.glob(pattern)):
             texts[f"logs/{log.name}"] = blotted(_end_of(log))
     return texts, next((each.said for each in seen.matters if each.code in ("never-checked", "check-older")), None)
-
-
-def blotted(text: str) -> str:
-    """A text without what stands behind words that announce a secret."""
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}***", text)
 
 
 def _blotted(document: Any) -> Any:

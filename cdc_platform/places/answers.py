@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from cdc_platform.blotting import without_passwords
 from cdc_platform.errors import NotLetIn, Unavailable, is_full_store, no_space
 
 # deltalake draws a tree of causes, in colours.
@@ -47,5 +48,5 @@ def unanswered(text: str, place: str) -> Unavailable:
 
 
 def in_one_line(text: str) -> str:
-    """A foreign message without what is drawn around it, and without line breaks."""
-    return " ".join(_DRAWN.sub("", text).split())
+    """A foreign message without what is drawn around it, line breaks and passwords of addresses."""
+    return without_passwords(" ".join(_DRAWN.sub("", text).split()))

@@ -11,8 +11,8 @@ import pytest
 from support.command_line import run
 from support.homes.timelines import FIRST_MS, home_of, uuid_of
 
+from cdc_platform.blotting import blotted
 from cdc_platform.clock import format_ms
-from cdc_platform.commands.bundle import blotted
 
 
 def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:

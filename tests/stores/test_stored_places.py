@@ -9,10 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.command_line import run
+from support.nodes import node_text
 from support.store.s3 import S3, SECRET
 
-from cdc_platform.errors import InputError, PlatformError
-from cdc_platform.places import Place, Stored, is_address, place_of
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import NODES
+from cdc_platform.places import Place, Stored, answers, is_address, place_of
 
 
 @pytest.fixture(params=["folder", "store"])
@@ -149,3 +153,52 @@ def test_a_store_that_does_not_answer_is_one_line(s3: S3, monkeypatch: pytest.Mo
         (place_of(f"{bucket}-{door}") / "a").read()
     assert "\n" not in str(told.value)
     assert SECRET not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURITE_BLOB_STORAGE_URL"])
+@pytest.mark.parametrize(
+    "value", ["http://user:sekret@127.0.0.1:1", "user:sekret@nowhere", "http://127.0.0.1:1/?t=sekret"]
+)
+def test_an_endpoint_tells_no_secret(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    """By whichever door: it is refused before anything is asked, and is no damage of what lies there."""
+    address = f"{s3.bucket()}/h"
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    monkeypatch.setenv(name, value)
+    told = []
+    for words in (
+        ("--home", address, "generations"),
+        ("--home", address, "bootstrap", tmp_path / "node1.json", "--run"),
+        ("--home", address, "check", "--deep"),
+        ("home", "copy", address, tmp_path / "copy"),
+        ("home", "copy", tmp_path, f"{address}2"),
+    ):
+        done = run(*words)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1), (words, done)
+        told.append(done.stderr)
+    for ask in (
+        lambda: place_of(address).names(),
+        lambda: Lake(address).read(NODES),
+        lambda: Lake(address).merge(NODES, NODES.schema.empty_table(), update=False),
+    ):
+        with pytest.raises(EnvironmentProblem) as refused:
+            ask()
+        told.append(str(refused.value))
+    assert [line for line in told if f"{name} has a user, a password or a query in it" not in line] == []
+    assert [line for line in told if "sekret" in line or "damaged" in line] == []
+
+
+@pytest.mark.parametrize("value", ["nowhere", "", "http://[bad", "127.0.0.1:9000"])
+def test_an_endpoint_that_is_no_address_is_told_as_that(s3: S3, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """And not as a home that is damaged."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", value)
+    done = run("--home", f"{s3.bucket()}/h", "generations")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
+    assert f"AWS_ENDPOINT_URL is {value!r}; it is an address, as https://host:port, or not set" in done.stderr
+
+
+def test_passwords_of_addresses_are_in_no_message() -> None:
+    """Of foreign messages, as of a proxy; a container of Azure's is no user."""
+    told = answers.unanswered("proxy http://me:sekret@proxy:3128/ for abfss://box@account/x: refused", "s3://b")
+    assert "(proxy http://***@proxy:3128/ for abfss://box@account/x: refused)" in str(told)
