@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cdc_platform import drafts
 from cdc_platform.errors import EnvironmentProblem, InputError, NewerLayout, PlatformError, is_full, no_space
-from cdc_platform.places import Place, Stored, is_address, place_of
+from cdc_platform.places import Place, Stored, place_of, root_of
 from cdc_platform.settings import Settings, load_settings
 
 VARIABLE = "CDC_PLATFORM_HOME"
@@ -75,10 +75,9 @@ def location(path: str | Path | None = None) -> Place:
     """Where the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform` is, or would be.
 
     Raises:
-        InputError: it is an address of no store that is known.
+        InputError: it is an address that names no place in a store that is known.
     """
-    name = str(path or os.environ.get(VARIABLE) or DEFAULT)
-    return place_of(name if is_address(name) else Path(name).expanduser().absolute())
+    return root_of(path or os.environ.get(VARIABLE) or DEFAULT)
 
 
 def is_there(path: str | Path | None = None) -> bool:

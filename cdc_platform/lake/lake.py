@@ -29,7 +29,7 @@ from cdc_platform.lake.rows import conform, of_files, refuse_append_only, refuse
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.writable import assert_writable
-from cdc_platform.places import is_address, place_of
+from cdc_platform.places import place_of, root_of
 
 RETENTION = timedelta(days=7)
 """How long files that a table does without are kept for readers of its older versions: Delta's own default."""
@@ -40,7 +40,7 @@ class Lake:
     """The Delta tables under one root: a folder of a local or shared file system, or a prefix of an object store."""
 
     def __init__(self, root: Path | str) -> None:
-        self.place = place_of(root if is_address(str(root)) else Path(root).expanduser().absolute())
+        self.place = root_of(root)
         self.open_tables = OpenTables()
 
     @property

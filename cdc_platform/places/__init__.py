@@ -5,7 +5,7 @@ It knows files and folders by name and no table. A folder of a store is there as
 
 from cdc_platform.places.fetched import Kept, fetching_anew, fetching_once
 from cdc_platform.places.listing import Listing
-from cdc_platform.places.naming import address_of, is_address, place_of
+from cdc_platform.places.naming import address_of, is_address, place_of, root_of
 from cdc_platform.places.place import Place, Seen
 from cdc_platform.places.stored import Stored, options
 
@@ -21,4 +21,5 @@ __all__ = [
     "is_address",
     "options",
     "place_of",
+    "root_of",
 ]

@@ -142,6 +142,61 @@ def test_addresses_that_name_no_place_are_refused(name: str) -> None:
     assert "pass@" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "told"),
+    [
+        *((f"a{some}b/c", some) for some in ("[", "]", "\\", "^", "|", "%20", "%c3", "%2F")),
+        *(("[1]/c", "[ ]"), ("a/../c", ".."), ("./c", "."), ("a/..", ".."), ("..", "..")),
+        *(("a\tb", r"'\t'"), ("a\nb", r"'\n'"), ("a\x7fb", r"'\x7f'")),
+    ],
+)
+def test_prefixes_that_programs_read_otherwise_are_refused(s3: S3, tmp_path: Path, prefix: str, told: str) -> None:
+    """One line with what is in it and what to do, by a home and by a lake; nothing is written under another name."""
+    bucket = s3.bucket()
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    done = run("--home", f"{bucket}/{prefix}", "bootstrap", tmp_path / "node1.json", "--run")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
+    assert f" has {told} in its address, which programs read in different ways; name another prefix" in done.stderr
+    with pytest.raises(InputError, match="in its address"):
+        Lake(f"{bucket}/{prefix}/lake")
+    assert not place_of(bucket).is_folder()
+
+
+@pytest.mark.parametrize("prefix", ["a b/ü", "1+1=2/~c*", "100%/5%x", "a//b/", "{x}/(y)", "日本/é'!$&,:;@"])
+def test_odd_prefixes_are_taken_as_they_are(s3: S3, tmp_path: Path, prefix: str) -> None:
+    """A join and every byte of it: all of it lies below that name, as the store tells it."""
+    bucket = s3.bucket()
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    for words in (("bootstrap", tmp_path / "node1.json", "--run"), ("check", "--deep")):
+        done = run("--home", f"{bucket}/{prefix}", *words)
+        assert (done.exit_code, done.stderr) == (0, ""), (words, done)
+    first, *rest = [part for part in prefix.split("/") if part]
+    assert [each.name for each in place_of(bucket).folders()] == [first]
+    assert "platform.json" in place_of("/".join([bucket, first, *rest])).names()
+
+
+def test_a_scheme_in_capitals_is_the_same_one(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the same home; with one slash it is refused, and no folder is made here."""
+    monkeypatch.chdir(tmp_path)
+    bucket = s3.bucket()
+    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+    capitals = bucket.replace("s3", "S3")
+    joined = run("--home", f"{capitals}/h", "bootstrap", "node1.json", "--run")
+    assert joined.exit_code == 0, joined
+    assert (
+        run("--home", f"{bucket}/h", "generations", "--json").json
+        == run("--home", f"{capitals}/h", "generations", "--json").json
+    )
+    assert (str(place_of(capitals)), str(Lake(f"{capitals}/h/lake").place)) == (bucket, f"{bucket}/h/lake")
+    for name in ("s3:/b/x", "S3:b/x", "abfss:/b"):
+        refused = run("--home", name, "bootstrap", "node1.json")
+        assert (refused.exit_code, f"{name} is no address: a store is named as " in refused.stderr) == (2, True), (
+            refused
+        )
+        assert run("home", "copy", f"{bucket}/h", name).exit_code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node1.json", "state"]
+
+
 @pytest.mark.parametrize("door", ["expired", "nowhere"])
 def test_a_store_that_does_not_answer_is_one_line(s3: S3, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
     """What it said, what to look at, and no secret; a server that is not there is no different."""
