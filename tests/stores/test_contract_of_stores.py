@@ -145,14 +145,11 @@ def test_no_method_writes_into_a_store_that_lets_two_writers_win(
 
 
 def test_each_of_these_writes_where_it_may(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: by the same lists, in a store that keeps the contract, every method leaves something.
-
-    But the one that removes files, which are too young here.
-    """
+    """The control: by the same lists, in a store that keeps the contract, every method leaves something."""
     lake = through(s3, "plain", filled, monkeypatch)
     assert isinstance(lake.place, Stored)
     for name, write in (OF_LAKE | OF_FRAMES).items():
-        if name == "vacuum":
+        if name == "vacuum":  # files are too young for it here
             continue
         before = held(lake.place)
         write(lake)
