@@ -81,9 +81,9 @@ def write_bytes(target: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 @contextmanager
-def temporary_folder(name: str) -> Iterator[Path]:
-    """A folder for the length of a block, its owner's alone, where the system has its temporary files."""
-    folder = make_folder(Path(tempfile.gettempdir()), name, mode=0o700)
+def temporary_folder(name: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder for the length of a block, its owner's alone, in `parent` or where temporary files are."""
+    folder = make_folder(parent or Path(tempfile.gettempdir()), name, mode=0o700)
     try:
         yield folder
     finally:

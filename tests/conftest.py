@@ -112,6 +112,7 @@ LONG = {
         "test_refused_writes.py",
         "test_stored_places.py",
         "test_homes_of_clusters.py",
+        "test_copies_of_homes.py",
         "test_every_command_in_a_store.py",
     ),
 }

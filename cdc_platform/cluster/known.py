@@ -32,8 +32,11 @@ from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
-_FOLDER = "clusters"
-_AHEAD, _NEXT = "logs-ahead.json", "renewed.json"
+FOLDER, NEXT = "clusters", "renewed.json"
+"""The folder of their homes, and the file by which one in a store says which took its place."""
+_AHEAD = "logs-ahead.json"
+BESIDE = (MARK, IDENTITY, _AHEAD)
+"""What lies beside the tables of a home and is every machine's."""
 _Kind = TypeVar("_Kind", bound=BaseModel)
 
 
@@ -104,7 +107,7 @@ def add(home: Home, name: str, connection: Connection) -> KnownCluster:
         )
     checked(connection)
     with _turn(home):
-        folder = home.path / _FOLDER / name
+        folder = home.path / FOLDER / name
         _complete(home, name)
         if (folder / CONNECTION).exists():
             known = find(home, name)
@@ -131,7 +134,7 @@ def find(home: Home, name: str) -> KnownCluster:
     """
     if _NAME.fullmatch(name):
         _complete(home, name)
-    folder = home.path / _FOLDER / name
+    folder = home.path / FOLDER / name
     connection = _read(place_of(folder / CONNECTION), Connection) if _NAME.fullmatch(name) else None
     if connection is None:
         names = ", ".join(each.name for each in clusters(home)) or "none is"
@@ -146,9 +149,9 @@ def find(home: Home, name: str) -> KnownCluster:
 
 def clusters(home: Home) -> list[KnownCluster]:
     """All of them, by name."""
-    for ready in (home.path / _FOLDER).glob(".*.renewed"):
+    for ready in (home.path / FOLDER).glob(".*.renewed"):
         _complete(home, ready.name.removeprefix(".").removesuffix(".renewed"))
-    places = sorted((home.path / _FOLDER).glob(f"*/{CONNECTION}"))
+    places = sorted((home.path / FOLDER).glob(f"*/{CONNECTION}"))
     return [find(home, place.parent.name) for place in places if _NAME.fullmatch(place.parent.name)]
 
 
@@ -160,7 +163,7 @@ def remove(home: Home, name: str) -> KnownCluster:
     """
     with _turn(home):
         known = find(home, name)
-        (home.path / _FOLDER / name / CONNECTION).unlink()
+        (home.path / FOLDER / name / CONNECTION).unlink()
         return known
 
 
@@ -180,8 +183,8 @@ def renew(home: Home, name: str, clock: Clock) -> str | None:
         stamp = format_ms(clock.now_ms()).translate(str.maketrans("", "", ":-."))
         if known.address is not None:
             fresh = f"{name}.since-{stamp}"
-            _make_mirror(f"{home.address}/{_FOLDER}/{fresh}", name)
-            _write(place_of(known.address) / _NEXT, _Next(folder=fresh))
+            _make_mirror(f"{home.address}/{FOLDER}/{fresh}", name)
+            _write(place_of(known.address) / NEXT, _Next(folder=fresh))
             return known.address
         aside = known.home.with_name(f"{name}.until-{stamp}")
         # The new home is ready before the old one goes: a process that dies in between leaves what `_complete` ends.
@@ -201,7 +204,7 @@ def seen_of(home: Home) -> tuple[UUID, ...]:
 
 def home_around(place: Place) -> Place | None:
     """The home that a cluster's home, which is at this place, lies in; None where it lies in none."""
-    return place.folder.folder if place.folder.name == _FOLDER else None
+    return place.folder.folder if place.folder.name == FOLDER else None
 
 
 def observed_hosts(home: Home) -> dict[UUID, str]:
@@ -210,8 +213,8 @@ def observed_hosts(home: Home) -> dict[UUID, str]:
     Those count too of which the home was moved aside, or which are known by name no more.
     """
     mine = place_of(home.name)
-    around = [mine / _FOLDER, place_of(home.path / _FOLDER)]
-    if mine.folder.name == _FOLDER:
+    around = [mine / FOLDER, place_of(home.path / FOLDER)]
+    if mine.folder.name == FOLDER:
         around.append(mine.folder)
     found: dict[UUID, str] = {}
     for each in (place for folder in around for place in folder.folders()):
@@ -222,12 +225,18 @@ def observed_hosts(home: Home) -> dict[UUID, str]:
 
 def _address(home: Home, name: str) -> str | None:
     """Where a cluster's home in a store is; None where it is a folder, as it was of all homes once."""
-    if home.address is None or (home.path / _FOLDER / name / "lake").exists():
+    if home.address is None or (home.path / FOLDER / name / "lake").exists():
         return None
     folder = name
-    while (after := _read(place_of(f"{home.address}/{_FOLDER}/{folder}/{_NEXT}"), _Next)) is not None:
-        folder = after.folder
-    return f"{home.address}/{_FOLDER}/{folder}"
+    while (after := renewed_by(place_of(f"{home.address}/{FOLDER}/{folder}"))) is not None:
+        folder = after
+    return f"{home.address}/{FOLDER}/{folder}"
+
+
+def renewed_by(place: Place) -> str | None:
+    """The name of the folder beside a home in a store that took its place; None where it is the newest."""
+    after = _read(place / NEXT, _Next)
+    return None if after is None else after.folder
 
 
 def _make_mirror(at: str, name: str) -> Home:
@@ -238,12 +247,12 @@ def _make_mirror(at: str, name: str) -> Home:
 
 
 def _renewed(home: Home, name: str) -> Path:
-    return home.path / _FOLDER / f".{name}.renewed"
+    return home.path / FOLDER / f".{name}.renewed"
 
 
 def _complete(home: Home, name: str) -> None:
     """Give a cluster its new home, if that is ready and the old one has gone."""
-    place = home.path / _FOLDER / name
+    place = home.path / FOLDER / name
     if (_renewed(home, name) / CONNECTION).exists() and not place.exists():
         _renewed(home, name).rename(place)
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.commands.next_steps import following, write_result
+from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
+
+if TYPE_CHECKING:
+    from cdc_platform.cluster.known import KnownCluster
+    from cdc_platform.home import Home
+    from cdc_platform.places import Place
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A home that is copied: its path below the copy (none of the home itself), where it is, its tables' versions."""
+
+    path: str
+    source: Place
+    versions: dict[str, int]
 
 
 @click.group()
@@ -30,52 +47,100 @@ def home() -> None:
 def copy(session: Session, source: str, target: str, as_json: bool) -> None:
     """Copy the home FROM to a new one at TO: settings, and all tables at one set of versions with their history.
 
-    Each is a folder or an address as s3://bucket/prefix. What lies there in the end is compared with the digests that
-    the commits carry. Interrupted, the same command goes on, with the versions that it began with. Dagster's runs and
-    what else is of one machine alone stays where it is.
+    Each is a folder or an address as s3://bucket/prefix. The homes of live clusters below it go along. Every file is
+    compared with what it was copied of, and the rows with the digests that the commits carry. Interrupted, the same
+    command goes on, with the versions that it began with. Dagster's runs and what else is of one machine alone stays
+    where it is, as does the way to a cluster that names variables or files.
 
     \b
     Example:
       cdc-platform home copy .cdc-platform s3://bucket/team/home
     """
-    from cdc_platform.home import is_there, location, open_home
+    from cdc_platform.cluster import carried
+    from cdc_platform.home import location, open_home
     from cdc_platform.lake import copying
     from cdc_platform.lake.lake import Lake
 
     del session
     begun = open_home(source, create=False)
-    to = str(location(target))
-    if to == begun.name:
+    place = location(target)
+    to = str(place)
+    parts = _parts(begun, place)
+    done = copying.Copied()
+    for part in parts:
+        at, tell = place / part.path, partial(_tell, part, as_json)
+        done += copying.copy(Lake(str(part.source / "lake")), Lake(str(at / "lake")), part.versions, tell)
+        copying.put_beside(part.source, at, carried.files_beside(part.path, at))
+    for part in reversed(parts):  # the home itself is there when all is
+        open_home(str(place / part.path))
+    stay = carried.bring_ways(begun, to)
+    for each in carried.left(begun, [part.source for part in parts]):
+        warn(f"{each} stays on this machine: a home of its name lies in the store", code="stays-here")
+    copying.note_of(to).remove()
+    facts = {"from": begun.name, "to": to, "clusters": [part.path.partition("/")[2] for part in parts[1:]]}
+    facts |= {"tables": done.tables, "files": done.files, "found": done.found}
+    left = [*(_told_again(each, to) for each in stay), following("status", home=to)]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _parts(begun: Home, to: Place) -> list[_Part]:
+    """What is copied, at one set of versions: as it was noted when the copy began, or as it is now, which is noted.
+
+    Raises:
+        InputError: one of the places lies in the other.
+        StateError: something lies there already.
+        ConflictError: the home is written to all the time.
+    """
+    from cdc_platform.cluster import carried
+    from cdc_platform.lake import copying
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.places import place_of
+
+    if str(to) == begun.name:
         raise InputError(f"{to} is the home itself; name another place to copy it to")
-    lake, there, note = Lake(begun.lake), Lake(f"{to}/lake"), copying.note_of(to)
+    if f"{to}/".startswith(f"{begun.name}/") or begun.name.startswith(f"{to}/"):
+        raise InputError(f"of {begun.name} and {to} one lies in the other; name another place to copy it to")
+    note = copying.note_of(str(to))
     if note.seen() is not None:
         began = json.loads(note.read())
         if began["from"] != begun.name:
             raise StateError(
                 f"{to} is a copy of {began['from']} that is not whole; finish that, or choose another place"
             )
-        at = began["versions"]
-    else:
-        if is_there(to) and not _is_empty(to):
-            raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
-        copying.assert_fit(there)
-        at = copying.settled_versions(lake)
-        copying.put(note, json.dumps({"from": begun.name, "versions": at}).encode())
-
-    def tell(name: str) -> None:
-        if not as_json:
-            warn(f"copying {name}", code="progress")
-
-    copied = copying.copy(lake, there, at, tell)
-    copying.put_settings(begun.name, to)
-    open_home(to)
-    note.remove()
-    facts = {"from": begun.name, "to": to, "tables": copied.tables, "files": copied.files, "found": copied.found}
-    write_result(facts, lambda: write_facts(facts.items()), [following("status", home=to)], as_json=as_json)
+        if "parts" not in began:
+            raise StateError(f"{to} is a copy that another version has begun; remove what lies there, and begin anew")
+        return [_Part(each["path"], place_of(each["source"]), each["versions"]) for each in began["parts"]]
+    if not _is_empty(to):
+        raise StateError(f"{to} is there already; a home is copied to a place where nothing is")
+    copying.assert_fit(Lake(str(to / "lake")))
+    sources = {"": place_of(begun.name), **carried.homes(begun, to)}
+    at = copying.settled_versions(*(Lake(str(source / "lake")) for source in sources.values()))
+    parts = [_Part(path, source, its) for (path, source), its in zip(sources.items(), at, strict=True)]
+    told = [{"path": each.path, "source": str(each.source), "versions": each.versions} for each in parts]
+    copying.put(note, json.dumps({"from": begun.name, "parts": told}).encode())
+    return parts
 
 
-def _is_empty(name: str) -> bool:
-    from cdc_platform.places import place_of
+def _tell(part: _Part, as_json: bool, name: str) -> None:
+    if not as_json:
+        warn(f"copying {name}{f' of {part.path}' if part.path else ''}", code="progress")
 
-    place = place_of(name)
-    return not place.names() and not place.folders()
+
+def _told_again(cluster: KnownCluster, home: str) -> Next:
+    """What tells the copy of the way to a cluster, on a machine that has the variables and files which it names."""
+    from cdc_platform.cluster import carried
+
+    names = ", ".join(name.replace("_", "-") for name in carried.of_this_machine(cluster.connection))
+    words = carried.words(cluster.connection)
+    return following("cluster", "add", cluster.name, *words, home=home, why=f"on a machine with what it names: {names}")
+
+
+def _is_empty(place: Place) -> bool:
+    """Whether nothing lies in a place but what a copy that was killed before it noted anything may have left."""
+    from cdc_platform import drafts
+    from cdc_platform.lake import contract
+
+    if place.here is not None:
+        drafts.sweep(place.here)
+    tried_out = contract.note_of(place / "lake")
+    return not place.folders() and all(place / name == tried_out for name in place.names())

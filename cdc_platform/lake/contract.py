@@ -124,5 +124,12 @@ def _remove(places: Iterable[Stored]) -> None:
         place.remove()
 
 
-def _note(root: Stored) -> Stored:
+def note_of(root: Place) -> Place:
+    """Where it is noted what came of trying out the store of a lake."""
     return root.folder / f".{root.name}.contract.json"
+
+
+def _note(root: Stored) -> Stored:
+    note = note_of(root)
+    assert isinstance(note, Stored)
+    return note

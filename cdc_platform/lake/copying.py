@@ -6,45 +6,57 @@ them, and the digests by which anybody can check it. Rows are made anew by nobod
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from cdc_platform import drafts
 from cdc_platform.errors import ConflictError, StateError
+from cdc_platform.home import state_folder
 from cdc_platform.lake import contract, files
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.threads import side_by_side
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import versions
-from cdc_platform.places import Place, place_of
+from cdc_platform.places import Place, Stored, place_of
 
 _LOOKS = 5
+_AT_ONCE = 8
+_PART_BYTES = 8 << 20
+"""Bytes of a file that are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Copied:
     """What lies at the other end now: tables, files in all, and how many of them were there already."""
 
-    tables: int
-    files: int
-    found: int
+    tables: int = 0
+    files: int = 0
+    found: int = 0
+
+    def __add__(self, other: Copied) -> Copied:
+        return Copied(self.tables + other.tables, self.files + other.files, self.found + other.found)
 
 
-def settled_versions(lake: Lake) -> dict[str, int]:
-    """The newest version of each table, such that none changed while they were looked up.
+def settled_versions(*lakes: Lake) -> list[dict[str, int]]:
+    """The newest version of each table of each lake, such that none changed while they were looked up.
 
     Raises:
         ConflictError: somebody writes all the time.
     """
-    seen = versions(lake)
+    seen = [versions(lake) for lake in lakes]
     for _ in range(_LOOKS):
-        again = versions(lake)
+        again = [versions(lake) for lake in lakes]
         if again == seen:
             return seen
         seen = again
-    raise ConflictError(f"{lake.place} is written to all the time; copy it when less is going on")
+    raise ConflictError(f"{lakes[0].place} is written to all the time; copy it when less is going on")
 
 
 def assert_fit(target: Lake) -> None:
@@ -57,23 +69,28 @@ def assert_fit(target: Lake) -> None:
 
 
 def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str], None]) -> Copied:
-    """Copy the tables as they are at these versions, and compare what lies there with the digests of its commits.
+    """Copy the tables as they are at these versions; what lies there is compared with what it was copied of.
 
-    A file that is there, as long as it is here, is not copied again. `told` gets the name of each table.
+    Every file is read again there and has the bytes that were read here; one that is there and has them is not copied
+    again. The rows of these versions are compared with the digests of their commits as well. `told` gets the name of
+    each table.
 
     Raises:
         StateError: what lies at the other end is not what the commits say, or is another table.
     """
     assert_fit(target)
-    count = found = 0
-    for name, version in at.items():
-        told(name)
-        keyspace, _, short = name.partition(".")
-        here, there = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
-        # The log comes last, and in its order: a table is there at once, or grows version by version.
-        for path in _paths(here, version):
-            count += 1
-            found += _brought(here / path, there / path)
+    done = Copied()
+    # In a home that is a folder they only move to where they belong.
+    with drafts.temporary_folder("copy", state_folder(target.place.folder)) as folder:
+        for name, version in at.items():
+            told(name)
+            keyspace, _, short = name.partition(".")
+            here, there = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
+            done += Copied(tables=1)
+            # The log comes last, and in its order: a table is there at once, or grows version by version.
+            data, log = _paths(here, version)
+            done += _brought(here, there, data, folder, at_once=_AT_ONCE)
+            done += _brought(here, there, log, folder, at_once=1)
     wrong = [line for each in verify(target, deep=True, names=at) for line in (*each.damage, *each.strange)]
     if wrong:
         raise StateError(f"the copy at {target.place} is not what was copied: {wrong[0]}")
@@ -81,11 +98,11 @@ def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str]
     other = next((name for name, version in at.items() if newest.get(name) != version), None)
     if other is not None:
         raise StateError(f"{other} at {target.place} is at version {newest.get(other)}, not {at[other]}: it is another")
-    return Copied(len(at), count, found)
+    return done
 
 
-def _paths(table: Place, version: int) -> Iterator[str]:
-    """The files of a table up to a version: those of its rows, checkpoints, then the commits."""
+def _paths(table: Place, version: int) -> tuple[list[str], list[str]]:
+    """The files of a table up to a version: those of its rows, and those of its log, checkpoints before commits."""
     log = table / LOG_FOLDER
     names = [name for name in log.names() if name[:20].isdigit() and int(name[:20]) <= version]
     commits = [name for name in names if name.endswith(".json")]
@@ -97,19 +114,73 @@ def _paths(table: Place, version: int) -> Iterator[str]:
             added = json.loads(line).get("add")
             if added is not None:
                 held.add(plain_path(added["path"]))
-    # Files of earlier versions that an upkeep has removed are gone here as well.
-    yield from (path for path in sorted(held) if (table / path).seen() is not None)
-    yield from (f"{LOG_FOLDER}/{name}" for name in sorted(set(names) - set(commits)))
-    yield from (f"{LOG_FOLDER}/{name}" for name in sorted(commits))
+    ordered = [*sorted(set(names) - set(commits)), *sorted(commits)]
+    return sorted(held), [f"{LOG_FOLDER}/{name}" for name in ordered]
 
 
-def _brought(source: Place, target: Place) -> bool:
-    """Bring a file there; whether it was there already."""
-    here, there = source.seen(), target.seen()
-    if there is not None and here is not None and there.bytes == here.bytes:
-        return True
-    put(target, source.read())
+def _brought(here: Place, there: Place, paths: Sequence[str], folder: Path, *, at_once: int) -> Copied:
+    found = side_by_side(lambda path: _bring(here / path, there / path, folder), paths, at_once)
+    return Copied(files=sum(each is not None for each in found), found=sum(each is True for each in found))
+
+
+def _bring(source: Place, target: Place, folder: Path) -> bool | None:
+    """Bring a file there, whole; whether it was there already, None where it is gone from here.
+
+    Files of earlier versions that an upkeep has removed are gone; one of the version that is copied would be missed.
+    """
+    try:
+        here = source.seen()
+        if here is None:
+            return None
+        there = target.seen()
+        if there is not None and there.bytes == here.bytes and _digest(target) == _digest(source):
+            return True
+        draft = folder / uuid.uuid4().hex
+        due = _drafted(source, draft)
+    except FileNotFoundError:
+        return None
+    if target.here is not None:
+        target.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.receive(draft)
+    draft.unlink(missing_ok=True)
+    if _digest(target) != due:
+        raise StateError(f"{target} has other bytes than {source}, of which it was copied; run it again")
     return False
+
+
+def _drafted(source: Place, draft: Path) -> bytes:
+    """Write a file anew on this machine; answers with the digest of its bytes."""
+    digest = hashlib.sha256()
+    with draft.open("wb") as file:
+        for part in _parts(source):
+            digest.update(part)
+            file.write(part)
+    return digest.digest()
+
+
+def _digest(file: Place) -> bytes:
+    digest = hashlib.sha256()
+    for part in _parts(file):
+        digest.update(part)
+    return digest.digest()
+
+
+def _parts(file: Place) -> Iterator[bytes]:
+    """The bytes of a file, some at a time.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if isinstance(file, Stored):
+        seen = file.seen()
+        if seen is None:
+            raise FileNotFoundError(str(file))
+        for start in range(0, seen.bytes, _PART_BYTES):
+            yield file.read_range(start, min(start + _PART_BYTES, seen.bytes))
+        return
+    assert file.here is not None
+    with file.here.open("rb") as opened:
+        yield from iter(partial(opened.read, _PART_BYTES), b"")
 
 
 def note_of(home: str) -> Place:
@@ -118,17 +189,20 @@ def note_of(home: str) -> Place:
 
 
 def put(place: Place, content: bytes) -> None:
-    """Give a file at either end this content."""
-    with drafts.temporary_folder("cdc-platform") as folder:
-        draft = folder / "file"
-        draft.write_bytes(content)
-        if place.here is not None:
-            place.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place.receive(draft)
+    """Give a file at either end this content, at once."""
+    if isinstance(place, Stored):
+        place.put(content)
+        return
+    assert place.here is not None
+    place.here.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    drafts.write_bytes(place.here, content)
 
 
-def put_settings(source: str, target: str) -> None:
-    """Bring the settings of a home there, if it has any."""
-    settings = place_of(source) / "settings.toml"
-    if settings.seen() is not None:
-        put(place_of(target) / "settings.toml", settings.read())
+def put_beside(source: Place, target: Place, names: Sequence[str]) -> None:
+    """Bring the files of these names that lie in a home into its copy."""
+    for name in names:
+        try:
+            content = (source / name).read()
+        except FileNotFoundError:
+            continue
+        put(target / name, content)

@@ -135,6 +135,11 @@ class Stored(Place):
         """Put another file in place of the one with this mark; its mark, or None where that one is there no more."""
         return self._put(content, {"version" if self._goes_by_versions else "e_tag": mark})
 
+    def put(self, content: bytes) -> None:
+        """Make the file, in place of any that is there."""
+        with self._asked():
+            self._store.put(self.path, content)
+
     def receive(self, written: Path) -> None:
         with self._asked():
             if written.stat().st_size > fetched.SMALL_BYTES:

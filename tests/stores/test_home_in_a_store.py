@@ -217,8 +217,9 @@ def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) 
     assert joined.exit_code == 0, joined
     (tmp_path / "first" / "settings.toml").write_text("ring_delay_ms = 7\n", encoding="utf-8")
     # As if it had been interrupted: the note is there, and a part of the files.
-    begun = copying.settled_versions(Lake(f"{first}/lake"))
-    copying.put(copying.note_of(there), json.dumps({"from": first, "versions": begun}).encode())
+    [begun] = copying.settled_versions(Lake(f"{first}/lake"))
+    parts = [{"path": "", "source": first, "versions": begun}]
+    copying.put(copying.note_of(there), json.dumps({"from": first, "parts": parts}).encode())
     some = next((tmp_path / "first" / "lake" / "platform").rglob("*.parquet")).relative_to(tmp_path / "first")
     (tmp_path / "draft").write_bytes((tmp_path / "first" / some).read_bytes())
     (place_of(there) / str(some)).receive(tmp_path / "draft")
