@@ -158,13 +158,14 @@ class Supervisor:
             if silent and self._ending.wait(_LOOK_SECONDS):
                 raise EndAsked
 
-    def await_end(self) -> None:
-        """Wait until a signal asks for the end.
+    def await_end(self, may_go_on: Callable[[], object] = lambda: None) -> None:
+        """Wait until a signal asks for the end; what `may_go_on`, which is asked twice a second, raises, is raised.
 
         Raises:
             ServiceDied: a service ended by itself.
         """
         while not self._ending.wait(_LOOK_SECONDS):
+            may_go_on()
             self._raise_for_the_dead()
             for adopted in self._adopted:
                 if adopted.needed():

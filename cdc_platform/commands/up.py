@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +24,9 @@ from cdc_platform.home import Home, owners_alone
 from cdc_platform.lease import Lease, alone
 from cdc_platform.serving.addresses import LOOPBACK, Names, PublicUrl, listening, parse_public_url
 from cdc_platform.supervisor import Supervisor, until_the_end
+
+if TYPE_CHECKING:
+    from cdc_platform.lake.leases import Held
 
 DEFAULT_PORT = 3000
 START_SECONDS = 180
@@ -53,19 +57,24 @@ def up(session: Session, port: int | None, public_url: str | None, read_only: bo
     public = parse_public_url(public_url) if public_url else None
     home = session.open_home(create=True)
     _refuse_open_home(home)
-    with alone(home) as held, _alone_in_store(home), _port(port) as bound, until_the_end() as supervisor:
+    with (
+        alone(home) as held,
+        _alone_in_store(home) as lease,
+        _port(port) as bound,
+        until_the_end() as supervisor,
+    ):
         parts = _start(supervisor, session, home, held, bound, public, read_only, quiet=as_json)
         if as_json:
             write_json(parts)
         else:
             write_facts([(name.replace("_", " "), value) for name, value in parts.items()])
             click.echo("Ctrl-C ends all of it")
-        supervisor.await_end()
+        supervisor.await_end(lambda: lease and lease.assert_had(f"home {home.name} is up"))
     if not as_json:
         click.echo("all ended")
 
 
-def _alone_in_store(home: Home) -> AbstractContextManager[None]:
+def _alone_in_store(home: Home) -> AbstractContextManager[Held | None]:
     """A home in a store is held against other machines by a lease there; a folder by its locks alone."""
     from cdc_platform.lake.leases import held_alone
     from cdc_platform.places import Stored, place_of

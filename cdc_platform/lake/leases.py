@@ -1,8 +1,9 @@
 """Leases: who has something in a store, which knows no owner of anything and no lock.
 
 A lease is an object that its holder puts anew every few seconds. Who waits takes one over that has not changed for
-longer, by its own clock: no two clocks are compared. A holder that was stopped for so long and goes on has lost it
-without a word, so a lease decides nothing that a commit does not decide again.
+longer, by its own clock: no two clocks are compared. A holder that was stopped for so long learns that it has lost it
+when it goes on, by the next time that it would put it anew; until then it may write, so a lease decides nothing that a
+commit does not decide again.
 """
 
 from __future__ import annotations
@@ -24,22 +25,29 @@ RENEWED_SECONDS, STALE_SECONDS = 5.0, 20.0
 _LOOK_SECONDS = 0.5
 
 
+class LeaseLost(PlatformError):
+    """What a process had alone in a store has gone to another, or was taken away, while it did not keep it."""
+
+    code = "lease-lost"
+    exit_code = 1
+
+
 @contextmanager
-def held(place: Stored) -> Iterator[bool]:
-    """Try to have a lease for a block; whether it is had. It is given back at the block's end."""
-    lease = _Lease(place)
+def held(place: Stored) -> Iterator[Held | None]:
+    """Try to have a lease for a block; None where it is another's. It is given back at the block's end."""
+    lease = Held(place)
     if not lease.take():
-        yield False
+        yield None
         return
     lease.keep()
     try:
-        yield True
+        yield lease
     finally:
         lease.give_back()
 
 
 @contextmanager
-def held_alone(place: Stored, what: str) -> Iterator[None]:
+def held_alone(place: Stored, what: str) -> Iterator[Held]:
     """Have a lease for a block or be refused: one that is put anew is another's, one that is not is waited for.
 
     Raises:
@@ -47,9 +55,9 @@ def held_alone(place: Stored, what: str) -> Iterator[None]:
     """
     wait, first = Wait(place), ""
     while True:
-        with held(place) as is_held:
-            if is_held:
-                yield
+        with held(place) as lease:
+            if lease is not None:
+                yield lease
                 return
         while not wait.is_over():
             seen = place.seen()
@@ -108,39 +116,64 @@ class Wait:
             return "unknown"
 
 
-class _Lease:
+class Held:
+    """A lease that is had, as long as it `is_lost` not."""
+
     def __init__(self, place: Stored) -> None:
         self._place = place
         self._id = uuid.uuid4().hex
         self._mark: str | None = None
-        self._ended = threading.Event()
+        self._ended, self._lost = threading.Event(), threading.Event()
         self._keeper = threading.Thread(target=self._renew, name=f"lease of {place.name}", daemon=True)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was found gone, or another's. Who has given it back knows for certain."""
+        return self._lost.is_set()
+
+    def assert_had(self, what: str) -> None:
+        """Hold that it is not lost; `what` ends where it is.
+
+        Raises:
+            LeaseLost: it is, with who has it.
+        """
+        if self.is_lost:
+            raise LeaseLost(
+                f"{what} elsewhere now (process {Wait(self._place).holder()}): this process had not put its lease anew "
+                f"for more than {STALE_SECONDS:.0f} s, or somebody took it away; all of this one has ended"
+            )
+
     def take(self) -> bool:
+        """Have it, if nobody has; whether it is had."""
         self._mark = self._place.create(_written(self._id, 0)) or self._mark_of_mine()
         return self._mark is not None
 
     def keep(self) -> None:
+        """Put it anew from now on."""
         self._keeper.start()
 
     def give_back(self) -> None:
+        """Let others have it."""
         self._ended.set()
         self._keeper.join()
         try:
             if self._mark_of_mine() is not None:
                 self._place.remove()
+            else:
+                self._lost.set()
         except PlatformError:
             return  # it is taken over in a while
 
     def _renew(self) -> None:
         number = 0
-        while not self._ended.wait(RENEWED_SECONDS):
+        while self._mark is not None and not self._ended.wait(RENEWED_SECONDS):
             number += 1
             try:
-                if self._mark is not None:
-                    self._mark = self._place.replace(_written(self._id, number), self._mark) or self._mark_of_mine()
+                self._mark = self._place.replace(_written(self._id, number), self._mark) or self._mark_of_mine()
             except PlatformError:
                 continue
+        if self._mark is None:
+            self._lost.set()
 
     def _mark_of_mine(self) -> str | None:
         """The mark of the lease as it is, if it is this one: a store may have done what it says it could not."""

@@ -48,10 +48,12 @@ _mine = threading.local()
 def turn(lake: Lake, name: str) -> Iterator[None]:
     """Run a block while nobody else, in any process or thread, has the turn of this name; a turn inside it is the same.
 
-    On a file system without locks the block runs all the same: what one table tells is decided rightly there too.
+    On a file system without locks the block runs all the same: what one table tells is decided rightly there too. So
+    it is in a store where the process was stopped for so long that another took the turn over: each of its commits was
+    made or refused for itself, and that it may have judged by what the other has changed is said at the block's end.
 
     Raises:
-        ConflictError: somebody else has had it for ten minutes.
+        ConflictError: somebody else has had it for ten minutes; or has taken it over meanwhile.
         EnvironmentProblem: the lock cannot be made.
     """
     place = _place(lake, name)
@@ -130,10 +132,17 @@ def _place(lake: Lake, name: str) -> Place:
 def _leased(place: Stored, name: str) -> Iterator[None]:
     wait, patience = leases.Wait(place), _Patience(name)
     while True:
-        with leases.held(place) as is_held:
-            if is_held:
+        with leases.held(place) as lease:
+            if lease is not None:
                 yield
-                return
+        if lease is not None:
+            if lease.is_lost:
+                raise ConflictError(
+                    f"another process has taken this one's turn ({name}) over, which was stopped or cut off from the "
+                    f"store for more than {leases.STALE_SECONDS:.0f} s, and may have changed what this one judged by; "
+                    "what is written stands, run it again"
+                )
+            return
         while not wait.is_over():
             patience.pause(wait.holder)
 

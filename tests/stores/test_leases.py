@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from support.store.s3 import S3
+from support.waiting import await_true
 
 from cdc_platform.errors import StateError
-from cdc_platform.lake import leases
+from cdc_platform.lake import leases, turns
+from cdc_platform.lake.lake import Lake
 from cdc_platform.places import Stored, place_of
 
 _HOLDER = """
@@ -22,6 +26,15 @@ leases.RENEWED_SECONDS = float(sys.argv[2])
 with leases.held_alone(place_of(sys.argv[1]), "home is up"):
     print("held", flush=True)
     sys.stdin.read()
+"""
+_IN_TURN = """
+import sys
+from cdc_platform.lake import leases, turns
+from cdc_platform.lake.lake import Lake
+leases.RENEWED_SECONDS = 0.5
+with turns.turn(Lake(sys.argv[1]), "joins"):
+    print("held", flush=True)
+    sys.stdin.readline()
 """
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -37,15 +50,19 @@ def place(s3: S3) -> Stored:
 @pytest.fixture
 def holder(place: Stored) -> Iterator[subprocess.Popen[str]]:
     """Another process that has the lease, and puts it anew twice a second."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(place), "0.5"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.wait(30)
-    process.stdout.close()
+    with running(_HOLDER, str(place), "0.5") as process:
+        yield process
+
+
+@contextmanager
+def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of a program that has said that it has what it holds; it is killed in the end."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", program, *words], text=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def test_a_lease_that_is_kept_is_refused_and_then_given_back(
@@ -77,3 +94,36 @@ def test_a_lease_of_one_that_was_killed_is_taken_over(
         assert time.monotonic() - began >= 3
         with leases.held(place) as again:
             assert not again
+
+
+def test_a_lease_that_goes_to_another_is_known_to_be_lost(place: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its keeper's next look, with who has it; the other's is not taken away at the end."""
+    monkeypatch.setattr(leases, "RENEWED_SECONDS", 0.2)
+    with leases.held(place) as lease:
+        assert lease is not None
+        lease.assert_had("home is up")
+        seen = place.seen()
+        assert seen is not None
+        assert place.replace(b'{"id": "another", "number": 0, "who": "7 on another"}', seen.mark)
+        await_true(lambda: lease.is_lost, 30, "its keeper's look")
+        with pytest.raises(leases.LeaseLost, match=r"^home is up elsewhere now \(process 7 on another\)") as lost:
+            lease.assert_had("home is up")
+        assert lost.value.exit_code == 1
+    assert b"another" in place.read()
+
+
+def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped in it goes on to the block's end, and fails there; the other's turn is its own."""
+    monkeypatch.setattr(leases, "STALE_SECONDS", 2.0)
+    lake = Lake(f"{s3.bucket()}/home/lake")
+    with running(_IN_TURN, str(lake.place)) as first:
+        first.send_signal(signal.SIGSTOP)
+        with turns.turn(lake, "joins"):
+            first.send_signal(signal.SIGCONT)
+            _, said = first.communicate("\n", timeout=60)
+            assert (first.returncode, "ConflictError: another process has taken this one's turn (joins)" in said) == (
+                1,
+                True,
+            )
+            assert (lake.place.folder / ".lake.turns/joins").seen() is not None
+    assert (lake.place.folder / ".lake.turns/joins").seen() is None

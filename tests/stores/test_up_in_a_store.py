@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +51,34 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
     finally:
         here.stop()
     assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+@pytest.mark.spark
+@pytest.mark.long("all of `up`, twice, and a lease that becomes stale")
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+def test_an_up_that_was_stopped_for_too_long_ends(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine takes the home over; the first, when it goes on, ends with one line and all of its processes."""
+    address = f"{s3.bucket()}/home"
+    first, second = Serving(address, tmp_path / "first"), Serving(address, tmp_path / "second")
+    try:
+        first.start()
+        os.kill(first.pid, signal.SIGSTOP)
+        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
+        second.start()
+        os.kill(first.pid, signal.SIGCONT)
+        code, said = first.end()
+        assert (code, len(said.splitlines())) == (1, 1), said
+        assert said.startswith(f"error: home {address} is up elsewhere now (process {second.pid} on "), said
+        assert said.endswith("[lease-lost]\n")
+        assert first.processes_after(30) == {}
+        assert second.pid in second.processes()
+        second.ask_for_the_end()
+        assert second.end()[0] == 0
+    finally:
+        if first.processes():
+            os.kill(first.pid, signal.SIGCONT)
+        first.stop()
+        second.stop()
 
 
 def published(address: str) -> int:
