@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster import Definitions, in_process_executor
 
-from assets import expiry, repair, switch, tables, upgrade
+from assets import expiry, repair, switch, tables, upgrade, upkeep
 from assets.cluster import defined as cluster
 from assets.join import defined as join
 from assets.log import defined as log
@@ -17,7 +17,7 @@ from resources.spark import SparkResource
 
 bind()
 
-ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, cluster, tables, reconcile)
+ROOMS = (join, switch, repair, upgrade, tablets, expiry, log, cluster, tables, upkeep, reconcile)
 
 defs = Definitions.merge(
     *(room.DEFINED for room in ROOMS),

@@ -113,6 +113,8 @@ LONG = {
         "test_stored_places.py",
         "test_homes_of_clusters.py",
         "test_copies_of_homes.py",
+        "test_sensors_of_two_machines.py",
+        "test_upkeep_of_files.py",
         "test_every_command_in_a_store.py",
     ),
 }

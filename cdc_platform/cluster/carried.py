@@ -20,12 +20,12 @@ OF_A_MACHINE = ("user_env", "password_env", "credentials_file", "tls_ca", "tls_c
 SETTINGS = "settings.toml"
 
 
-def homes(home: Home, to: Place) -> dict[str, Place]:
-    """The homes of clusters below a home, by the paths that they have below its copy."""
+def homes(home: Home, to: Place | None = None) -> dict[str, Place]:
+    """The homes of clusters below a home, by their paths below it; or below its copy, where there is to be one."""
     known.clusters(home)  # ends a renewal whose process died
     clusters = place_of(home.name) / known.FOLDER
     found = {place.name: place for place in clusters.folders() if not place.name.startswith(".")}
-    if isinstance(clusters, Stored) and to.here is not None:
+    if isinstance(clusters, Stored) and to is not None and to.here is not None:
         found = _as_in_a_folder(found)
     for place in _of_this_machine(home):
         found.setdefault(place.name, place)

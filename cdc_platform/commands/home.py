@@ -1,16 +1,16 @@
-"""`cdc-platform home`: homes as a whole; one from a place to another."""
+"""`cdc-platform home`: homes as a whole; one from a place to another, and the upkeep of its files."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from cdc_platform.commands.next_steps import Next, following, write_result
-from cdc_platform.commands.output import json_option, warn, write_facts
+from cdc_platform.commands.output import json_option, warn, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError, StateError
 
@@ -36,7 +36,45 @@ def home() -> None:
     \b
     Example:
       cdc-platform home copy .cdc-platform s3://bucket/team/home
+      cdc-platform home upkeep --dry-run
     """
+
+
+@home.command("upkeep")
+@click.option("--dry-run", is_flag=True, help="Say how many files would go; nothing is written.")
+@json_option
+@pass_session
+@click.pass_context
+def upkeep(ctx: click.Context, session: Session, dry_run: bool, as_json: bool) -> None:
+    """Delete the files of all tables that nothing needs any more, seven days after they were of use, or were written.
+
+    Those that a commit has removed, or put together with others, and those that no commit names, which writers leave
+    who are killed or lose a race. The homes of live clusters below it are kept up as well. Dagster does the same every
+    day. The exit code is 1 where a table could not be kept up.
+
+    \b
+    Example:
+      cdc-platform home upkeep --dry-run
+    """
+    from cdc_platform.cluster import carried
+    from cdc_platform.lake import housekeeping
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.places import place_of
+
+    opened = session.open_home()
+    work = housekeeping.unneeded if dry_run else housekeeping.clear
+    below = {"": place_of(opened.name), **carried.homes(opened)}
+    done = [(path or None, each) for path, place in below.items() for each in work(Lake(str(place / "lake")))]
+    for _, each in done:
+        if each.failed:
+            warn(each.failed, code="not-kept-up")
+    told = [{"home": path, **asdict(each)} for path, each in done]
+    rows = [(path, each.table, each.files) for path, each in done if each.files]
+    title = "Files that would go" if dry_run else "Files that went"
+    left = [following("home", "upkeep")] if dry_run and rows else []
+    write_result(told, lambda: write_table(title, ("home", "table", ">files"), rows), left, as_json=as_json)
+    if any(each.failed for _, each in done):
+        ctx.exit(1)
 
 
 @home.command("copy")

@@ -320,10 +320,12 @@ class Lake:
 
         By the machine's clock: files have no other.
         """
-        opened = self._open(table)
-        contract.assert_kept(self.place, f"vacuuming {table.full_name}")
-        with translated(f"vacuuming {table.full_name}"):
-            return 0 if opened is None else upkeep.vacuum(opened, retention)
+        files: set[str] = set()
+        if self.exists(table):
+            what = f"vacuuming {table.full_name}"
+            contract.assert_kept(self.place, what)
+            until_first(what, lambda: files.update(upkeep.vacuum(self._open(table), retention)))
+        return len(files)
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits of the table, newest first, as Delta's log has them: version, timestamp (ms), operation, metrics."""

@@ -10,8 +10,10 @@ from datetime import timedelta
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from cdc_platform.lake import commits, envelope, files
+from cdc_platform.lake import commits, contract, envelope, files
+from cdc_platform.lake.files import folder_of
 from cdc_platform.lake.tables import Table
+from cdc_platform.places import Stored, place_of
 
 # Each file costs the one who writes, reads or opens the table half a millisecond, gathering them forty once.
 _EVERY_COMMITS, _FEWEST_FILES, _MOST_BYTES = 16, 8, 1 << 20
@@ -41,10 +43,27 @@ def gather(opened: DeltaTable, table: Table, before: int) -> None:
         opened.update_incremental()  # the rows are in, whatever became of their files
 
 
-def vacuum(opened: DeltaTable, retention: timedelta) -> int:
-    """Delete files that no version younger than `retention` needs; answers how many. None is no commit."""
-    hours = -(-retention // timedelta(hours=1))
-    if not opened.vacuum(hours, dry_run=True, full=True):
-        return 0
+def unneeded(opened: DeltaTable, retention: timedelta) -> list[str]:
+    """The files, by their paths below the table, that no version younger than `retention` needs, nor who writes now.
+
+    Which a commit has removed for so long, or which no commit names and are as old: what writers left who were killed
+    or lost a race, since a store knows no owner of a file.
+    """
+    return opened.vacuum(_hours(retention), dry_run=True, full=True)
+
+
+def vacuum(opened: DeltaTable | None, retention: timedelta) -> list[str]:
+    """Delete what is `unneeded`; answers which files. None is no commit."""
+    files = [] if opened is None else unneeded(opened, retention)
+    if opened is None or not files:
+        return []
+    place = place_of(folder_of(opened))
+    if isinstance(place, Stored):
+        contract.assert_kept(place.folder.folder, f"vacuuming {place}")
     seal = commits.properties_of(envelope.sealed())
-    return len(opened.vacuum(hours, dry_run=False, full=True, commit_properties=seal))
+    opened.vacuum(_hours(retention), dry_run=False, full=True, commit_properties=seal)
+    return files
+
+
+def _hours(retention: timedelta) -> int:
+    return -(-retention // timedelta(hours=1))

@@ -6,6 +6,7 @@ Every command of the program stands here once: with what it leaves and who shows
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,15 @@ def checks(folder: Path) -> Answer:
     return at(home_for(folder, "nodes left") / HOME, AT_MS, "check")
 
 
+def left_by_others(folder: Path) -> Answer:
+    """A file that no commit has named for longer than a week."""
+    home = home_for(folder, "just booted") / HOME
+    strange = home / "lake" / "platform" / "nodes" / "strange.parquet"
+    strange.touch()
+    os.utime(strange, (0, 0))
+    return run("--home", home, "home", "upkeep", "--dry-run")
+
+
 LEAVING = [
     Leaves("bootstrap", queues(), ("bootstrap --finish",)),
     Leaves("bootstrap", queues("bootstrap", "--list"), ("bootstrap --finish",)),
@@ -162,6 +172,7 @@ LEAVING = [
         ("report --verify",),
     ),
     Leaves("check", checks, ("repair",)),
+    Leaves("home upkeep", left_by_others, ("home upkeep",)),
 ]
 """What each command leaves in some home; `{place}` is a folder that only the run knows."""
 ELSEWHERE = {
@@ -232,6 +243,7 @@ def test_every_dry_run_is_among_them() -> None:
         "repair",
         "rewrite",
         "tablets gc",
+        "home upkeep",
     }
 
 

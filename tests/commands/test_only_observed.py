@@ -68,12 +68,12 @@ LOOKING = {
         "diff",
     ),
     *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
-    *("complete", "consumers plan", "consumers lag", "consumers checkpoints", "report", "home copy"),
+    *("complete", "consumers plan", "consumers lag", "consumers checkpoints", "report", "home copy", "home upkeep"),
     *("tables", "tables add", "tables none", "tables alter", "tables drop"),
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster renew"),
 }
 """Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
-LOOKING_TICKS = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "live_logs"}
+LOOKING_TICKS = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_upkeep", "live_logs"}
 
 
 @pytest.fixture(scope="module")

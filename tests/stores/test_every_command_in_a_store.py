@@ -86,6 +86,7 @@ CASES = [
     Asked("old generations", "generations"),
     Asked("old generations", "history latest"),
     Asked("just booted", "home copy {home} {files}/copied"),
+    Asked("just booted", "home upkeep"),
     Asked("empty cluster", "import {files}/ring.json {files}/t.csv {files}/s.csv"),
     Asked("expiring row", "log {files}/with-ttl.cql"),
     Asked("just booted", "log {files}/orders.cql --keep"),

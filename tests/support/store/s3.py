@@ -13,6 +13,7 @@ from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
 ROOM = "/room-for-writes"
+AGES = "/ages-of-objects"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,15 @@ class S3:
 
     def has_room(self, writes: int | None) -> None:
         """Let the store be full after so many writes more, behind every door; None lets it take all again."""
-        asked = urllib.request.Request(f"{self._url('plain')}{ROOM}", json.dumps(writes).encode(), method="PUT")
+        self._tell(ROOM, writes)
+
+    def is_old(self, address: str, seconds: float) -> None:
+        """Let an object be as if it had been put so long ago."""
+        bucket, _, name = address.removeprefix("s3://").partition("/")
+        self._tell(AGES, {"bucket": bucket, "name": name, "seconds": seconds})
+
+    def _tell(self, path: str, what: object) -> None:
+        asked = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")
         with urllib.request.urlopen(asked, timeout=30):
             return
 

@@ -7,7 +7,8 @@ says 503 or cuts the connection, before the store has seen the request or after 
 it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
 others look at none. `readonly` refuses what would change anything, `expired` everything, as with credentials that ran
 out, `skewed` too, as of requests whose time is not the store's.
-Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for. Started as
+Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, and its objects
+are as old as it is told. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
 """
 
@@ -23,10 +24,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from support.store.s3 import COUNTS, KEY, ROOM
+from moto.s3.models import s3_backends
+from support.store.s3 import AGES, COUNTS, KEY, ROOM
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -49,8 +53,12 @@ class Store:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.counts).encode()]
         method = environ["REQUEST_METHOD"]
-        if environ["PATH_INFO"] == ROOM:
-            self._room = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        if environ["PATH_INFO"] in (ROOM, AGES):
+            told = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            if environ["PATH_INFO"] == ROOM:
+                self._room = told
+            else:
+                _age(**told)
             start("200 OK", [("Content-Length", "0")])
             return []
         # To remove several objects is a POST, which a store without room takes all the same.
@@ -69,6 +77,11 @@ class Store:
                 self._room -= 1
                 return False
             return self._room == 0
+
+
+def _age(bucket: str, name: str, seconds: float) -> None:
+    held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[name]
+    held.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
 
 
 class Faulty:

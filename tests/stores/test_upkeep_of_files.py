@@ -1,0 +1,225 @@
+"""Files of tables that nothing needs go by age alone, in a folder and in a store, in homes below as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, RunRequest, SkipReason
+from support.command_line import run
+from support.drawing import SEED
+from support.homes.every_table import LOGS, every_table
+from support.processes.nursery import Nursery
+from support.store.s3 import S3
+from support.worlds.rehearsal import QUIET
+
+from assets.upkeep import UPKEEP_JOB, lakes, scheduled_upkeep
+from cdc_platform.clock import Clock
+from cdc_platform.cluster import known
+from cdc_platform.cluster.connection import Connection
+from cdc_platform.definitions import defs
+from cdc_platform.home import VARIABLE, open_home
+from cdc_platform.lake import files
+from cdc_platform.lake.lake import RETENTION, Lake
+from cdc_platform.lake.tables import TABLES
+from cdc_platform.lake.verification import verify
+from cdc_platform.lake.versions import folders
+from cdc_platform.places import Place, place_of
+from cdc_platform.records import cdc_tables
+
+HOUR = timedelta(hours=1)
+YOUNG, OLD = (RETENTION + by for by in (-HOUR, HOUR))
+
+
+class Aged:
+    """A home whose files can be made older, wherever it is."""
+
+    def __init__(self, home: str, s3: S3, draft: Path) -> None:
+        self.home, self._s3, self._draft = home, s3, draft
+
+    def put(self, place: Place, age: timedelta) -> Place:
+        """A file that no commit names, as if it had been written so long ago."""
+        self.write(place, b"PAR1")
+        return self.aged(place, age)
+
+    def write(self, place: Place, content: bytes) -> None:
+        """A file of this content, in place of any."""
+        self._draft.write_bytes(content)
+        place.receive(self._draft)
+
+    def aged(self, place: Place, age: timedelta) -> Place:
+        """A file as if it had been written so long ago."""
+        if place.here is None:
+            self._s3.is_old(str(place), age.total_seconds())
+        else:
+            at = place.here.stat().st_mtime - age.total_seconds()
+            os.utime(place.here, (at, at))
+        return place
+
+
+@pytest.fixture(params=["folder", "store"])
+def aged(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Aged:
+    """A home with rows in two tables, and below it one of a cluster."""
+    home = str(tmp_path / "home") if request.param == "folder" else f"{s3.bucket()}/home"
+    cluster = known.add(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
+    for at in (home, cluster.at):
+        cdc_tables.add(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=60)
+        cdc_tables.alter(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None)
+    return Aged(home, s3, tmp_path / "draft")
+
+
+def tables(home: str) -> list[tuple[str | None, str, Place]]:
+    """The tables of a home and of the one below it: where, name, folder."""
+    below = [(None, "lake"), ("clusters/prod", "clusters/prod/lake")]
+    return [(at, name, place_of(path)) for at, lake in below for name, path in folders(place_of(f"{home}/{lake}"))]
+
+
+def there(places: list[Place]) -> list[bool]:
+    """Which of them are there."""
+    return [place.seen() is not None for place in places]
+
+
+def test_files_go_by_age_alone(aged: Aged) -> None:
+    """Unnamed ones on both sides of the age, and named ones however old; check lists them; a second time none goes."""
+    old, young, named = [], [], []
+    for _, _, table in tables(aged.home):
+        named += [aged.aged(place_of(path), 9 * OLD) for path in files.paths(files.opened(str(table)))]
+        old += [aged.put(table / "part-old.parquet", OLD), aged.put(table / "k=1" / "part-old.parquet", OLD)]
+        young += [aged.put(table / "part-young.parquet", YOUNG)]
+    listed = [line for lake in lakes(open_home(aged.home)).values() for each in verify(lake) for line in each.unnamed]
+    assert len(listed) == len(old) + len(young)
+    dry = run("--home", aged.home, "home", "upkeep", "--dry-run", "--json")
+    assert (dry.exit_code, there([*old, *young, *named])) == (0, [True] * (len(old) + len(young) + len(named)))
+    due = [{"home": at, "table": name, "files": 2, "failed": ""} for at, name, _ in tables(aged.home)]
+    assert dry.json == due
+    done = run("--home", aged.home, "home", "upkeep", "--json")
+    assert (done.exit_code, done.json) == (0, due), done
+    assert (there(old), there([*young, *named])) == ([False] * len(old), [True] * (len(young) + len(named)))
+    again = run("--home", aged.home, "home", "upkeep", "--json")
+    assert [each["files"] for each in again.json] == [0] * len(due)
+    for lake in lakes(open_home(aged.home)).values():
+        for each in verify(lake, deep=True):
+            assert (each.damage, each.strange, each.foreign) == ([], [], [])
+            assert len(each.unnamed) == 1
+
+
+def test_what_a_commit_has_removed_goes_after_a_week(aged: Aged) -> None:
+    """By when the commit was made, not by the age of the file; what it put in its place stays."""
+    for _, _, table in tables(aged.home):
+        for path in each_removed(table):
+            aged.aged(table / path, 9 * OLD)
+    assert not any(each["files"] for each in run("--home", aged.home, "home", "upkeep", "--json").json)
+    gone = []
+    for _, _, table in tables(aged.home):
+        gone += [table / path for path in each_removed(table)]
+        backdate(table, OLD, aged)
+    assert gone
+    assert all(there(gone))
+    done = run("--home", aged.home, "home", "upkeep", "--json")
+    assert (done.exit_code, sum(each["files"] for each in done.json), any(there(gone))) == (0, len(gone), False)
+
+
+def each_removed(table: Place) -> list[str]:
+    """The files that commits of a table have removed."""
+    log = table / "_delta_log"
+    actions = (
+        json.loads(line) for name in log.names() if name.endswith(".json") for line in (log / name).read().splitlines()
+    )
+    return [each["remove"]["path"] for each in actions if "remove" in each]
+
+
+def backdate(table: Place, age: timedelta, aged: Aged) -> None:
+    """Let the commits of a table have removed files so long ago."""
+    log = table / "_delta_log"
+    for name in (name for name in log.names() if name.endswith(".json")):
+        actions = [json.loads(line) for line in (log / name).read().splitlines()]
+        for each in (each["remove"] for each in actions if "remove" in each):
+            each["deletionTimestamp"] -= int(age / timedelta(milliseconds=1))
+        text = "".join(f"{json.dumps(each)}\n" for each in actions)
+        aged.write(log / name, text.encode())
+
+
+def test_a_table_that_is_damaged_is_said_and_others_are_kept_up(aged: Aged) -> None:
+    """One warning, exit code 1; the tables behind it are cleared."""
+    (_, first, damaged), *others = tables(aged.home)
+    strange = [aged.put(table / "part-old.parquet", OLD) for _, _, table in others]
+    for name in (damaged / "_delta_log").names():
+        aged.put(damaged / "_delta_log" / name, timedelta())
+    done = run("--home", aged.home, "home", "upkeep")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1), done
+    assert first in done.stderr
+    assert "[not-kept-up]" in done.stderr
+    assert not any(there(strange))
+
+
+def littered(folder: Path, s3: S3) -> tuple[Path, list[Place]]:
+    """A home with files in every table that nobody needs."""
+    home = every_table(folder)
+    aged = Aged(str(home), s3, folder / "draft")
+    strange = [aged.put(table / f"part-{n}.parquet", OLD) for _, _, table in tables(str(home)) for n in range(2)]
+    assert len(strange) >= 2 * len({*TABLES, *LOGS})
+    return home, strange
+
+
+def assert_cleared(home: Path, strange: list[Place]) -> None:
+    """They are gone, and the home is well."""
+    assert not any(there(strange))
+    for each in verify(Lake(home / "lake"), deep=True):
+        assert (each.damage, each.strange, each.foreign, each.unnamed) == ([], [], [], [])
+
+
+@pytest.mark.long("tables of every kind, of which most are written to twice")
+def test_upkeeps_at_once_are_one(s3: S3, nursery: Nursery, tmp_path: Path) -> None:
+    """Eight of them leave what one leaves, and none is refused."""
+    home, strange = littered(tmp_path, s3)
+    ended = nursery.race([["--home", str(home), "home", "upkeep"]] * 8)
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    assert_cleared(home, strange)
+
+
+@pytest.mark.long("tables of every kind, of which most are written to twice")
+def test_an_upkeep_that_is_killed_ends_the_same(s3: S3, nursery: Nursery, tmp_path: Path) -> None:
+    """Run again it leaves what one that nobody killed would have left, whatever it was about to do."""
+    if nursery.refusal:
+        pytest.skip(nursery.refusal)
+    home, strange = littered(tmp_path, s3)
+    shutil.copytree(home, tmp_path / "twin")
+    whole = nursery.traced(["--home", str(tmp_path / "twin"), "home", "upkeep"], tmp_path / "twin")
+    assert whole.exit_code == 0, whole
+    count, dice = len(whole.operations), random.Random(SEED)
+    for before in sorted(dice.sample(range(count // 2), 2)):
+        died = nursery.traced(["--home", str(home), "home", "upkeep"], home, before)
+        assert died.exit_code == -9, f"before operation {before} of {count}"
+    assert run("--home", home, "home", "upkeep").exit_code == 0
+    assert_cleared(home, strange)
+
+
+def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule asks for a run where there are tables; that clears all of them, and names one that it cannot."""
+    monkeypatch.setenv(VARIABLE, aged.home)
+    strange = [aged.put(table / "part-old.parquet", OLD) for _, _, table in tables(aged.home)]
+    with DagsterInstance.ephemeral() as instance:
+        asked = scheduled_upkeep(open_home(aged.home), instance, datetime(2026, 1, 1))
+        assert isinstance(asked, RunRequest)
+        empty = open_home(
+            f"{aged.home}/empty" if aged.home.startswith("s3:") else str(Path(aged.home).parent / "empty")
+        )
+        assert isinstance(scheduled_upkeep(empty, instance, datetime(2026, 1, 1)), SkipReason)
+        job = defs.resolve_job_def(UPKEEP_JOB)
+        assert job.execute_in_process(run_config=QUIET, instance=instance).success
+        assert not any(there(strange))
+        (_, name, damaged), *_ = tables(aged.home)
+        for entry in (damaged / "_delta_log").names():
+            aged.put(damaged / "_delta_log" / entry, timedelta())
+        failed = job.execute_in_process(run_config=QUIET, instance=instance, raise_on_error=False)
+        assert not failed.success
+        assert any(
+            name in (event.message or "") + str(event.event_specific_data)
+            for event in failed.all_events
+            if event.is_failure
+        )
