@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import DagsterInstance, SensorResult, build_sensor_context
@@ -28,14 +29,13 @@ sys.path.insert(0, sys.argv[1])
 from stores.test_sensors_of_two_machines import machine
 machine()
 """
-ROUNDS = 3
 
 
 def machine() -> None:
     """What the code server of one machine does, in a process of its own: a tick, and when told the runs it asks for."""
     with DagsterInstance.ephemeral() as instance:
         rehearsal = Rehearsal(instance, Lake(open_home().lake))
-        cursor = None
+        cursor, waiting = None, []
         for line in sys.stdin:
             if line == "tick\n":
                 resources = {"home": HomeResource()}
@@ -68,19 +68,18 @@ def test_their_runs_of_one_join_make_one_generation(s3: S3, tmp_path: Path) -> N
         for number in (1, 2)
     ]
     try:
-        for number in range(1, ROUNDS + 1):
-            (tmp_path / "node.json").write_text(node_text(number, 4, 2), encoding="utf-8")
-            queued = run(*at, "bootstrap", tmp_path / "node.json")
-            assert queued.exit_code == 0, queued
-            assert asked(machines, "tick") == [1, 1]
-            ran = asked(machines, "join")
-            # A run that met the other at every attempt may have failed; its sensor would ask for it again.
-            assert any(success for success, _ in ran), ran
-            lake = Lake(f"{address}/lake")
-            assert [lake.read(table).num_rows for table in (GENERATION_TIMESTAMPS, GENERATIONS, NODES)] == [number] * 3
-            descriptions = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "range_end"]).to_pylist()
-            assert len({(row["generation_id"], row["range_end"]) for row in descriptions}) == len(descriptions)
-            assert asked(machines, "tick") == [0, 0]
+        (tmp_path / "node.json").write_text(node_text(1, 4, 2), encoding="utf-8")
+        queued = run(*at, "bootstrap", tmp_path / "node.json")
+        assert queued.exit_code == 0, queued
+        assert asked(machines, "tick") == [1, 1]
+        ran = asked(machines, "join")
+        # A run that met the other at every attempt may have failed; its sensor would ask for it again.
+        assert any(success for success, _ in ran), ran
+        lake = Lake(f"{address}/lake")
+        assert [lake.read(table).num_rows for table in (GENERATION_TIMESTAMPS, GENERATIONS, NODES)] == [1, 1, 1]
+        descriptions = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "range_end"]).to_pylist()
+        assert len({(row["generation_id"], row["range_end"]) for row in descriptions}) == len(descriptions) > 0
+        assert asked(machines, "tick") == [0, 0]
     finally:
         for each in machines:
             each.kill()
@@ -89,7 +88,7 @@ def test_their_runs_of_one_join_make_one_generation(s3: S3, tmp_path: Path) -> N
     assert checked.exit_code == 0, checked
 
 
-def asked(machines: list[subprocess.Popen[str]], word: str) -> list:
+def asked(machines: list[subprocess.Popen[str]], word: str) -> list[Any]:
     """What all machines answer to a word that they get at the same time."""
     for each in machines:
         assert each.stdin is not None
