@@ -7,7 +7,6 @@ another time. Here it has its zone; those from before stand beside it, and name 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -21,6 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform import drafts
 from cdc_platform.clock import Microseconds, from_datetime, parse_time_us, to_datetime
 from cdc_platform.errors import EnvironmentProblem
+from cdc_platform.home import state_folder
 from cdc_platform.lake import creation
 from cdc_platform.lake.commits import Properties, hooks_of
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
@@ -186,8 +186,12 @@ def _time_text(us: Microseconds) -> str:
 
 
 def draft_folder(target: Place) -> Path:
-    """Where what goes into a table is written first: beside it, or where this machine has its temporary files."""
-    return Path(tempfile.gettempdir()) if target.here is None else target.here.parent
+    """Where what goes into a table is written first: beside it, or in this machine's own part of a home in a store."""
+    if target.here is not None:
+        return target.here.parent
+    folder = state_folder(target.folder.folder.folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def _is_whole(file: Place, size: int) -> bool:

@@ -10,6 +10,7 @@ that), and every row passes through the JVM.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,12 +80,12 @@ def write_draft(
     """
     assert_writable(lake, what, table)
     target = place_of(lake.path(table))
-    folder = None if target.here is None else drafts.make_folder(target.here.parent, table.name)
+    beside = placing.draft_folder(target)
+    folder = None if target.here is None else drafts.make_folder(beside, table.name)
     if folder is not None:
-        drafts.sweep_unheld(folder.parent)
-    part = _Part(
-        table, str(folder or ""), placing.blank(table), dict(where), what, lake.digest_rule(table), str(target)
-    )
+        drafts.sweep_unheld(beside)
+    rule = lake.digest_rule(table)
+    part = _Part(table, str(folder or ""), placing.blank(table), dict(where), what, rule, str(target), here=str(beside))
     try:
         if isinstance(rows, TaskRows):
             answers = workers.table(rows.through(part.write), _ANSWER)
@@ -277,7 +278,8 @@ class _Part:
     """One task's part of a write; travels to the executors, which share the lake's place with the driver.
 
     `folder`: the draft that it writes into, beside `target`; empty where that lies in a store: what is written there is
-    not seen before a commit names it.
+    not seen before a commit names it. On its way there it lies in `here`, the driver's own part of the home, or, where
+    the executor does not see that, with its temporary files.
     """
 
     table: Table
@@ -287,6 +289,7 @@ class _Part:
     what: str
     rule: digests.Rule
     target: str = ""
+    here: str = ""
 
     def write(self, batches: Batches) -> Batches:
         """Rows in; the actions that add their files out."""
@@ -326,7 +329,8 @@ class _Part:
     def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
         if self.folder:
             return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
-        with drafts.temporary_folder("cdc-platform") as folder:
+        is_seen = os.access(self.here, os.W_OK | os.X_OK)
+        with drafts.temporary_folder(self.table.name, Path(self.here) if is_seen else None) as folder:
             added = placing.write(self.blank, folder / "rows", rows, _WRITER_PROPERTIES)
             for file in added:
                 path = plain_path(file["path"])

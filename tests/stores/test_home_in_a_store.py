@@ -15,6 +15,7 @@ import pytest
 from dagster import DagsterInstance
 from support.command_line import run
 from support.nodes import node_text
+from support.processes.nursery import Nursery
 from support.store.s3 import S3, SECRET
 from support.worlds.rehearsal import Rehearsal
 
@@ -199,6 +200,25 @@ def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.
     assert again.exit_code == 0, again
     assert run("--home", address, "check", "--deep").exit_code == 0
     assert Lake(f"{address}/lake").read(GENERATION_TIMESTAMPS).num_rows == 1
+
+
+def test_drafts_lie_in_this_machines_part_of_the_home(s3: S3, nursery: Nursery, inputs: Path, tmp_path: Path) -> None:
+    """Rows on their way into the store are written there first, and nowhere else; nothing of them is left."""
+    if nursery.refusal:
+        pytest.skip(nursery.refusal)
+    places = {"CDC_PLATFORM_STATE": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    written = {}
+    for name in ("state", "tmp"):
+        command = ["--home", f"{s3.bucket()}/home", "bootstrap", str(inputs / "node1.json"), "--run"]
+        joined = nursery.traced(command, tmp_path / name, environment=s3.environment() | places)
+        assert joined.exit_code == 0, joined
+        opened = {path for call, path in joined.operations if call == "openat"}
+        written[name] = [path for path in opened if ".parquet" in path]
+        assert not [path for path in (tmp_path / name).rglob("*") if "draft" in path.name]
+    assert written["tmp"] == []
+    assert written["state"]
+    assert all(".draft/" in path for path in written["state"])
 
 
 def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) -> None:
