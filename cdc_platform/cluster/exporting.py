@@ -23,6 +23,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import Home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    CDC_LOCAL,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
@@ -30,6 +31,7 @@ from cdc_platform.lake.tables import (
     TABLET_TIMESTAMPS,
     Table,
 )
+from cdc_platform.lake.verification import assert_as_committed
 from cdc_platform.log.exporting import StoredLog, stored_logs
 from cdc_platform.records import cdc_local
 from cdc_platform.records.ring import host_ids
@@ -139,7 +141,8 @@ def export_into(
 
     Raises:
         StateError: the server is the home's own cluster, or one that is observed and has no mark; a keyspace holds
-            something that no export has left, a table has other columns, or there is nothing to export.
+            something that no export has left, a table has other columns or is not what was committed, or there is
+            nothing to export.
         MayNotWrite, NotGranted, Unreachable, Refused: the server does not take it.
     """
     if prefix.startswith("system"):
@@ -162,6 +165,8 @@ def export_into(
         _assert_no_more(live, tables, keyspaces)
         made = [(each.full_name, text) for each in tables for text in each.made]
         if run:
+            read = {table.full_name for table in (*_SHAPES, CDC_LOCAL)} | {log.full_name for log in stored_logs(lake)}
+            assert_as_committed(lake, read, "an export")
             writer = Writer(live, rate)
             for name in names:
                 writer.make_keyspace(name, replicas)

@@ -63,6 +63,11 @@ _OF_THE_REQUEST = (
 _OF_THE_LAKE = ("DELTA_", "PATH_NOT_FOUND", "FAILED_READ_FILE", "CANNOT_READ")
 
 
+def is_of_content(error: Exception) -> bool:
+    """Whether a file cannot be read for what is in it: of where it lies the system says the name."""
+    return not isinstance(error, OSError) or (error.filename is None and error.errno is None)
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
     """Run a block; an error that means something to a person leaves it as a `PlatformError` about `what`.

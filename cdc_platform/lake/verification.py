@@ -83,6 +83,18 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
     return [look.found for look in looked]
 
 
+def assert_as_committed(lake: Lake, names: Collection[str], what: str) -> None:
+    """Hold that every slice of these tables has the rows that commits put there, before `what` is made of them.
+
+    Raises:
+        StateError: one has others, or a file of it is damaged.
+    """
+    wrong = [line for each in verify(lake, deep=True, names=names) for line in (*each.damage, *each.strange)]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
+        raise StateError(f"{wrong[0]}{more}: {what} is not made of it; cdc-platform check --deep names every file")
+
+
 def foreign_commits(history: Sequence[Commit]) -> list[Commit]:
     """The commits of a log (newest first) that changed a table and are not the platform's, since its first envelope."""
     return [commit for commit in _known(history) if commit.envelope is None and commit.changes]

@@ -11,6 +11,7 @@ import pyarrow as pa
 from cdc_platform.clock import Milliseconds, format_ms, ms_of, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import GenerationId, TopologyDescription
+from cdc_platform.lake.added import assert_as_added_between
 from cdc_platform.lake.arrow import flat_streams, stream_lists
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, STREAMS, STREAMS_DESCRIPTIONS_V2, TIMESTAMP
@@ -60,6 +61,16 @@ def read_cell(lake: Lake, time_ms: Milliseconds) -> pa.StructArray | None:
     if len(rows) == 0:
         return None
     return pa.concat_arrays(rows.chunks).flatten()
+
+
+def assert_cell_as_committed(lake: Lake, time_ms: Milliseconds) -> None:
+    """Hold that what was committed with the description of this time is what its file holds, before it is published.
+
+    Raises:
+        StoreFailure: it is not, or cannot be read.
+    """
+    moment = ms_to_datetime(time_ms)
+    assert_as_added_between(lake, GENERATION_DESCRIPTIONS, "time", moment, moment)
 
 
 def parse_cell(time_ms: Milliseconds, entries: pa.StructArray) -> TopologyDescription:

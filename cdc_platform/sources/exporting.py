@@ -22,12 +22,14 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
+    NODES,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TABLET_STREAMS,
     TABLET_TIMESTAMPS,
     Table,
 )
+from cdc_platform.lake.verification import assert_as_committed
 from cdc_platform.records.ring import members
 from cdc_platform.sources.ring_snapshots import snapshot_of
 
@@ -74,10 +76,14 @@ def export(lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequenc
     `logs` are written too, with the statements that make their tables in a file of their own.
 
     Raises:
-        StateError: the folder is there, or the home holds nothing that could be exported.
+        StateError: the folder is there, the home holds nothing that could be exported, or a table is not what was
+            committed.
     """
     if folder.exists():
         raise StateError(f"{folder} is there already; name a folder that is not, and everything is written into it")
+    assert_as_committed(
+        lake, {table.full_name for table in (*LOADED, CDC_LOCAL, NODES)} | {log.of for log in logs}, "an export"
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = drafts.make_folder(folder.parent, folder.name)
     try:

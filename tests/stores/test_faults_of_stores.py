@@ -5,40 +5,53 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from support.command_line import run
 from support.homes.every_table import every_table
+from support.homes.v1_tables import old_cluster, times
 from support.nodes import join_request
+from support.read_logs import START_US as LOGGED_US
+from support.read_logs import SWITCH_US, home_with_log, schema, write
 from support.store.s3 import S3
 
-from cdc_platform.clock import HOUR_US, Clock, Microseconds, format_us
+from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, format_ms, format_us, from_datetime, to_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.home import open_home
 from cdc_platform.lake import copying
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
     NODES,
     STREAMS_DESCRIPTIONS_V2,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
 from cdc_platform.lake.verification import Verified, verify
 from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.join.formats import V2
+from cdc_platform.lifecycle.join.formats import V1, V2
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.lifecycle.join.refill import MADE
 from cdc_platform.lifecycle.join.step import Joining, judged, take
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.reading.reader import read_window, sink_table
+from cdc_platform.log.reading.windows import Window
 from cdc_platform.places import place_of
 from cdc_platform.records import inbox
 from cdc_platform.settings import Settings
 
 START_US = Microseconds(1_767_225_600_000_000)
+READ_US = Microseconds(LOGGED_US + ONE_US)
 LOG = "_delta_log"
 Fault = Callable[[Path], str]
 """Does something to a table's folder; answers with the file that has to be named."""
@@ -287,15 +300,122 @@ def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
         take(joining, V2, before)
         if before.audit is not None:
             judged(joining, before)
-    (path,) = lake.files(table, [])
-    content = bytearray(place_of(path).read())
-    stream = next(iter(lake.read(table)["streams"][0].as_py()))
-    at = bytes(content).find(stream)
-    assert at > 0, "streams are not stored as they are"
-    content[at + 12] ^= 0x10
-    copying.put(place_of(path), bytes(content))
+    spoil(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
     after = V2[step]
     with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
         take(replace(joining, lake=Lake(str(lake.place))), V2, after)
     assert table.full_name in str(told.value)
     assert not Lake(f"{address}/lake").read(after.table).num_rows
+
+
+def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
+    """Let a byte of a stream be another one in the file in which it is, whose rows can be read all the same."""
+    path = path or next(iter(lake.files(table, [])))
+    content = place_of(path).read()
+    before = pq.read_table(pa.BufferReader(content))
+    for at in (content.find(stream[start : start + 4]) for start in range(12)):
+        spoilt = bytearray(content)
+        spoilt[at + 1] ^= 0x10
+        with suppress(pa.ArrowException, OSError):
+            if at > 0 and not pq.read_table(pa.BufferReader(bytes(spoilt))).equals(before):
+                copying.put(place_of(path), bytes(spoilt))
+                return
+    raise AssertionError("no part of a stream is stored as it is")
+
+
+@pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS, 4)])
+def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, step: int) -> None:
+    """The same in a join of a cluster that does not know the second one."""
+    lake, clock = Lake(open_home(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
+    made = inbox.queue(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
+    joining = Joining(lake, clock, Settings(), made, Workers.alone(), "a test")
+    for before in V1[:step]:
+        take(joining, V1, before)
+        if before.audit is not None:
+            judged(joining, before)
+    described = lake.read(TOPOLOGY_DESCRIPTIONS)["streams"][0].as_py()
+    spoil(lake, table, described[0])
+    with pytest.raises(StateError, match="holds other rows than its commits put there") as told:
+        take(replace(joining, lake=Lake(str(lake.place))), V1, V1[step])
+    assert table.full_name in str(told.value)
+    assert not Lake(str(lake.place)).read(V1[step].table if step == 4 else GENERATION_DESCRIPTIONS).num_rows
+
+
+def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
+    """A generation of the old tables goes into the new ones whole, or no generation does and no node is marked."""
+    address = f"{s3.bucket()}/home"
+    lake = Lake(open_home(address, create=True).lake)
+    copying.put(place_of(f"{address}/settings.toml"), b"rewrite_retry_ms = 0\n")
+    old_cluster(lake, times(3))
+    cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]
+    spoil(lake, GENERATION_DESCRIPTIONS, cell)
+    refused = run("--home", address, "--clock", format_ms(times(4)[3]), "rewrite")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    after = Lake(f"{address}/lake")
+    assert [after.read(each).num_rows for each in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
+    assert run("--home", address, "rewrite", "--dry-run").exit_code in (0, 1)
+
+
+def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
+    """A change of tablets, which says what it closes of the set before, is not published."""
+    address = f"{s3.bucket()}/home"
+    at = ("--home", address, "--clock")
+    assert run(*at, "2026-01-01T00:00:00Z", "tablets", "create", "ks.t", "--count", "2").exit_code == 0
+    lake = Lake(f"{address}/lake")
+    spoil(lake, TABLET_STREAMS, lake.read(TABLET_STREAMS)["stream_id"][0].as_py())
+    refused = run(*at, "2026-01-01T01:00:00Z", "tablets", "split", "ks.t", "--count", "4")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    after = Lake(f"{address}/lake")
+    assert after.read(TABLET_TIMESTAMPS).num_rows == 1
+    assert after.read(TABLET_STREAMS, ["timestamp"])["timestamp"].unique().to_pylist() == [
+        after.read(TABLET_TIMESTAMPS)["timestamp"][0].as_py()
+    ]
+
+
+def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
+    """A consumer reads what other commits have written before, and stops at the damage however often it is begun."""
+    home, address = home_with_log(tmp_path), f"{s3.bucket()}/home"
+    write(Lake(home / "lake"), [READ_US])
+    write(Lake(home / "lake"), [SWITCH_US + HOUR_US, Microseconds(SWITCH_US + HOUR_US + 1)])
+    put(home, address)
+    lake = Lake(f"{address}/lake")
+    log, sink = log_table(schema(lake)), sink_table(schema(lake), "audit")
+    last = next(path for path, low, _, _ in lake.bounded_files(log, WRITTEN_AT) if from_datetime(low) > SWITCH_US)
+    late = lake.read(log, ["cdc$stream_id"], [(WRITTEN_AT, ">", to_datetime(SWITCH_US))])
+    spoil(lake, log, late["cdc$stream_id"][0].as_py(), last)
+    at = ("--home", address, "--clock", format_us(Microseconds(SWITCH_US + 3 * HOUR_US)))
+    for _ in range(2):
+        refused = run(*at, "consume", "ks.t", "--name", "audit")
+        assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), (
+            refused
+        )
+        assert Lake(f"{address}/lake").read(sink, ["cdc$stream_id"]).num_rows == 1
+
+
+def test_a_log_whose_small_files_were_put_together_is_read(tmp_path: Path) -> None:
+    """What is held against its commits then is all that there was; and is refused, when it is damaged."""
+    lake = Lake(home_with_log(tmp_path) / "lake")
+    for number in range(40):
+        write(lake, [Microseconds(READ_US + number)])
+    log, window = log_table(schema(lake)), Window(1, LOGGED_US, Microseconds(READ_US - 1), Microseconds(READ_US + 50))
+    assert any(each.operation == "OPTIMIZE" for each in lake.envelopes(log))
+    assert read_window(Lake(lake.root), schema(lake), window).num_rows == 40
+    largest = max(lake.data_files(log), key=lambda file: file.rows)
+    assert largest.rows > 1
+    spoil(lake, log, lake.read(log)["cdc$stream_id"][0].as_py(), largest.path)
+    with pytest.raises(StateError, match="holds other rows than its commits put there"):
+        read_window(Lake(lake.root), schema(lake), window)
+
+
+def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
+    """The line names table and file; no folder is made."""
+    home = joined(tmp_path, 1)
+    address = f"{s3.bucket()}/home"
+    put(home, address)
+    lake = Lake(f"{address}/lake")
+    (path,) = lake.files(STREAMS_DESCRIPTIONS_V2, [])
+    spoil(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
+    refused = run("--home", address, "export", tmp_path / "exported")
+    assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
+    assert (STREAMS_DESCRIPTIONS_V2.full_name in refused.stderr, Path(path).name in refused.stderr) == (True, True)
+    assert not (tmp_path / "exported").exists()

@@ -13,6 +13,7 @@ from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations import TopologyDescription, layout_of
+from cdc_platform.lake import frames
 from cdc_platform.lake.arrow import flat_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS
@@ -45,11 +46,13 @@ def insert_description(lake: Lake, clock: Clock, settings: Settings, generation_
     No Spark: the limit on its streams keeps a description within a few MB.
 
     Raises:
-        StateError: the description is missing, an earlier join is unfinished, or another generation has the same time.
+        StateError: the description is missing or not what was committed, an earlier join is unfinished, or another
+            generation has the same time.
     """
     inbox.assert_next(lake, generation_id)
     ring = bootstrap.rings(lake, generation_id)[1]
     bootstrap.assert_described(lake, generation_id, ring.tokens)
+    frames.assert_as_committed(Workers.alone(), lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
     description = read_topology(lake, generation_id)
     time_ms = bootstrap.choose_v1_timestamp(lake, clock, settings, generation_id)
     failpoints.reached(failpoints.AFTER_V1_TIMESTAMP)

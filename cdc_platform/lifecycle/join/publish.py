@@ -88,10 +88,11 @@ def publish_streams_v1(lake: Lake, generation_id: str) -> int | None:
     A generation that is published already is left alone and None is the answer.
 
     Raises:
-        StateError: the generation has no timestamp yet.
+        StateError: the generation has no timestamp yet, or its cell is not what was committed.
         NotFound: its cell is not there.
     """
     id_ = _introduced(lake, generation_id)
+    generation_data.assert_cell_as_committed(lake, id_.time_ms)
     description = generation_data.description_of(lake, id_)
     published = descriptions.published_range_ends(lake, id_.time_ms)
     if publish_v1.is_listed(lake, id_.time_ms) and np.array_equal(published, description.range_ends):

@@ -16,9 +16,11 @@ from cdc_platform.clock import Clock, Microseconds, format_ms
 from cdc_platform.cql.schema import DEFAULT_TTL
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import tablets
+from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
 from cdc_platform.lake.turns import TABLES, in_turn
+from cdc_platform.lake.volume import Workers
 from cdc_platform.records import cdc_tables, tablet_rows
 from cdc_platform.records.tablet_ledger import (
     CREATED,
@@ -193,9 +195,13 @@ def write_streams(lake: Lake, layout: Layout) -> int | None:
     """The second step: the streams rows of a decided set; answers with the table's version, None where it is listed.
 
     A set that has been superseded meanwhile is left alone: it was finished before the next was decided.
+
+    Raises:
+        StateError: the sets before it, or the tablets as they were decided, are not what was committed.
     """
     if layout.timestamp_ms is None or is_done(lake, layout):
         return None
+    _hold_what_is_read(lake)
     previous = _streams_before(lake, layout)
     current = tablets.new_streams(layout.table_id, layout.timestamp_ms, layout.last_tokens)
     change = tablets.difference(previous, current)
@@ -206,15 +212,21 @@ def write_streams(lake: Lake, layout: Layout) -> int | None:
     return version
 
 
+def _hold_what_is_read(lake: Lake) -> None:
+    for table in (TABLET_LAYOUTS, TABLET_STREAMS):
+        frames.assert_as_committed(Workers.alone(), lake, table, {})
+
+
 @in_turn(TABLES)
 def publish_timestamp(lake: Lake, layout: Layout) -> None:
     """The last step: the set's timestamp, from which on readers rely on its rows.
 
     Raises:
-        StateError: the streams are not all there.
+        StateError: the streams are not all there, or not what was committed.
     """
     if layout.timestamp_ms is None or is_done(lake, layout):
         return
+    _hold_what_is_read(lake)
     rows = tablet_rows.stream_rows(
         lake, layout.keyspace, layout.table, times_ms=[layout.timestamp_ms], states=[CURRENT]
     )

@@ -117,8 +117,8 @@ def rewrite(
 
     Raises:
         NotFound: a host is not known, or the ring has no nodes and none is named.
-        StateError: generations could not be read, however often that was tried; the others are rewritten, and no
-            node is marked.
+        StateError: generations could not be read, or are not what was committed, however often that was tried; the
+            others are rewritten, and no node is marked.
     """
     chosen = _chosen(lake, hosts)
     run = _Run(lake, clock, settings, dry_run, tell, sleep)
@@ -184,6 +184,7 @@ class _Run:
         time_ms = decision.time_ms
         if publish_v1.is_listed(self.lake, time_ms):
             return RewriteDecision(time_ms, "skip-present", "another node has rewritten it in the meantime")
+        generation_data.assert_cell_as_committed(self.lake, time_ms)
         cell = generation_data.read_cell(self.lake, time_ms)
         if cell is None:
             return _missing(time_ms)

@@ -17,6 +17,7 @@ from cdc_platform.cql.names import is_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
+from cdc_platform.lake.added import assert_as_added_between
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
@@ -102,7 +103,13 @@ def whole_windows(
 
 
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
-    """The rows of a window, as `read_between` has them; without a JVM."""
+    """The rows of a window, as `read_between` has them; without a JVM.
+
+    Raises:
+        StoreFailure: the log has other rows there than were written, so nobody reads on from them.
+    """
+    low, high = to_datetime(window.after_us), to_datetime(window.until_us)
+    assert_as_added_between(lake, log_of(lake, schema), WRITTEN_AT, low, high)
     return read_between(lake, schema, window.after_us, window.until_us)
 
 
