@@ -21,7 +21,17 @@ from support.read_logs import START_US as LOGGED_US
 from support.read_logs import SWITCH_US, home_with_log, schema, write
 from support.store.s3 import S3
 
-from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, format_ms, format_us, from_datetime, to_datetime
+from cdc_platform.clock import (
+    HOUR_US,
+    ONE_US,
+    Clock,
+    Microseconds,
+    Milliseconds,
+    format_ms,
+    format_us,
+    from_datetime,
+    to_datetime,
+)
 from cdc_platform.errors import StateError
 from cdc_platform.home import open_home
 from cdc_platform.lake import copying
@@ -349,7 +359,7 @@ def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     old_cluster(lake, times(3))
     cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]
     spoil(lake, GENERATION_DESCRIPTIONS, cell)
-    refused = run("--home", address, "--clock", format_ms(times(4)[3]), "rewrite")
+    refused = run("--home", address, "--clock", format_ms(Milliseconds(times(4)[3])), "rewrite")
     assert (refused.exit_code, "holds other rows than its commits put there" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
     assert [after.read(each).num_rows for each in (GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2)] == [0, 0]
