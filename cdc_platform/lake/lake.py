@@ -321,9 +321,7 @@ class Lake:
         By the machine's clock: files have no other.
         """
         files: set[str] = set()
-        if self.exists(table):
-            what = f"vacuuming {table.full_name}"
-            until_first(what, lambda: files.update(upkeep.vacuum(self._open(table), retention)))
+        until_first(f"vacuuming {table.full_name}", lambda: files.update(upkeep.vacuum(self._open(table), retention)))
         return len(files)
 
     def history(self, table: Table, limit: int | None = None) -> list[dict[str, Any]]:
