@@ -105,7 +105,7 @@ LONG = {
         "test_contract_of_stores.py",
         "test_faults_of_stores.py",
         "test_leases.py",
-        "test_mirrors.py",
+        "test_mirrored_logs.py",
         "test_requests.py",
         "test_up_in_a_store.py",
         "test_profiles.py",

@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 
 from cdc_platform.clock import Milliseconds
-from cdc_platform.lake import envelope, mirror
+from cdc_platform.lake import envelope, mirrored_logs
 from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
@@ -64,7 +64,7 @@ def make(
     try:
         with unprinted() if is_address(folder) else nullcontext():
             commit(properties_of(seal))
-        mirror.put(opened, read_version + 1)
+        mirrored_logs.put(opened, read_version + 1)
     except Exception:
         if not _stands(folder, read_version, seal.id):
             raise
@@ -224,7 +224,7 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
 
 def _entry_of(opened: DeltaTable, folder: str, version: int) -> Place:
     """The file of a commit of an opened table: out of its mirror, if it is there."""
-    mirrored = mirror.mirror_of(opened)
+    mirrored = mirrored_logs.mirror_of(opened)
     here = None if mirrored is None else mirrored.entry(version)
     return entry(folder, version) if here is None else place_of(here)
 

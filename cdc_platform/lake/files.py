@@ -5,9 +5,12 @@ It alone knows how Delta writes a path down.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +19,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc_platform.errors import StateError
+from cdc_platform.home import state_folder
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
@@ -84,6 +88,21 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
 def folder_in(lake: Place, keyspace: str, name: str) -> str:
     """The folder of a table of a lake: its path, or its address in a store. It is asked for at each look."""
     return str(lake / f"{keyspace}/{name}")
+
+
+def draft_folder(table: Place) -> Path:
+    """Where what goes into a table is written first: beside it, or in this machine's own part of a home in a store.
+
+    Of a process that may not write there, as one on a worker, where it has its temporary files.
+    """
+    if table.here is not None:
+        return table.here.parent
+    folder = state_folder(table.folder.folder.folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir())
+    return folder if os.access(folder, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 def folder_of(opened: DeltaTable) -> str:

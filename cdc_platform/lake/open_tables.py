@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
-from cdc_platform.lake.mirror import Mirror, OpenedLog, is_log, with_files
+from cdc_platform.lake.mirrored_logs import Mirror, OpenedLog, is_log, with_files
 from cdc_platform.lake.rows import filled
 from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once, place_of
 

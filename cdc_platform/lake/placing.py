@@ -20,10 +20,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform import drafts
 from cdc_platform.clock import Microseconds, from_datetime, parse_time_us, to_datetime
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.home import state_folder
 from cdc_platform.lake import creation
 from cdc_platform.lake.commits import Properties, hooks_of
-from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
+from cdc_platform.lake.files import LOG_FOLDER, draft_folder, folder_of, plain_path
 from cdc_platform.lake.tables import Table
 from cdc_platform.places import Place, Stored, place_of
 
@@ -183,15 +182,6 @@ def _with_zones(table: Table, values: Mapping[str, str | None]) -> dict[str, str
 def _time_text(us: Microseconds) -> str:
     """As Delta on Spark writes it: ISO 8601 in UTC, always with six decimals."""
     return f"{to_datetime(us):%Y-%m-%dT%H:%M:%S.%fZ}"
-
-
-def draft_folder(target: Place) -> Path:
-    """Where what goes into a table is written first: beside it, or in this machine's own part of a home in a store."""
-    if target.here is not None:
-        return target.here.parent
-    folder = state_folder(target.folder.folder.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def _is_whole(file: Place, size: int) -> bool:

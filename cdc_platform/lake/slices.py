@@ -28,10 +28,10 @@ from cdc_platform import drafts, errors
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
-from cdc_platform.lake.files import data_files, plain_path
+from cdc_platform.lake.files import data_files, draft_folder, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirror import with_files
+from cdc_platform.lake.mirrored_logs import with_files
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
@@ -80,7 +80,7 @@ def write_draft(
     """
     assert_writable(lake, what, table)
     target = place_of(lake.path(table))
-    beside = placing.draft_folder(target)
+    beside = draft_folder(target)
     folder = None if target.here is None else drafts.make_folder(beside, table.name)
     if folder is not None:
         drafts.sweep_unheld(beside)

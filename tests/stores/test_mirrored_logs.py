@@ -13,10 +13,10 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from support.store.s3 import S3
 
-from cdc_platform.lake import mirror
+from cdc_platform.lake import mirrored_logs
 from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirror import OpenedLog
+from cdc_platform.lake.mirrored_logs import OpenedLog
 from cdc_platform.lake.tables import Table, column
 from cdc_platform.lake.verification import verify
 from cdc_platform.places import Listing, Stored, options, place_of, stored
@@ -106,7 +106,7 @@ def test_a_commit_that_another_was_before_is_not_put(lake: Lake) -> None:
         with lake.taken(COUNTS) as opened:
             foreign(lake, 8)
             write_deltalake(opened, counts(9), mode="append")
-            mirror.put(opened, opened.version())
+            mirrored_logs.put(opened, opened.version())
 
     with pytest.raises(CommitFailedError):
         late()
@@ -177,7 +177,7 @@ def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_
         file.remove()
     fresh = Lake(str(lake.place))
     assert keys(fresh) == [0, 1, 2, 3]
-    assert mirror.mirror_of(fresh.open_tables.newest(path)) is None
+    assert mirrored_logs.mirror_of(fresh.open_tables.newest(path)) is None
     fresh.merge(COUNTS, counts(4), update=False)
     assert keys(lake) == [0, 1, 2, 3, 4]
 
@@ -198,7 +198,7 @@ def test_a_process_that_was_forked_has_mirrors_of_its_own(lake: Lake, monkeypatc
     del theirs
     lake.open_tables.newest(path)
     assert other.exists()
-    mirror._discard(other.parent, os.getpid())
+    mirrored_logs._discard(other.parent, os.getpid())
 
 
 def folder_of(opened: OpenedLog) -> Path:

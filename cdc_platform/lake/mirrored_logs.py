@@ -12,7 +12,6 @@ import atexit
 import json
 import os
 import re
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from deltalake.table import TableMerger, TableOptimizer
 
 from cdc_platform import drafts
 from cdc_platform.clock import DAY_SECONDS
-from cdc_platform.lake.files import LOG_FOLDER, plain_path
+from cdc_platform.lake.files import LOG_FOLDER, draft_folder, plain_path
 from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import Seen, Stored, options
 
@@ -55,7 +54,7 @@ class Mirror:
 
     def __init__(self, place: Stored) -> None:
         self.place = place
-        self.folder = _new_folder()
+        self.folder = _new_folder(place)
         self._oldest = time.time()
         weakref.finalize(self, _discard, self.folder, os.getpid())
 
@@ -205,16 +204,16 @@ def mirror_of(opened: DeltaTable) -> Mirror | None:
 
 
 _numbers = count()
-_roots: dict[int, Path] = {}
-"""The folder of mirrors by process: one that is forked has its own."""
+_roots: dict[tuple[int, Path], Path] = {}
+"""The folder of mirrors by process, since one that is forked has its own, and by this machine's part of a home."""
 
 
-def _new_folder() -> Path:
-    own = os.getpid()
-    if own not in _roots:
-        root = _roots[own] = drafts.make_folder(Path(tempfile.gettempdir()), "cdc-platform", mode=0o700)
+def _new_folder(place: Stored) -> Path:
+    own, beside = os.getpid(), draft_folder(place)
+    if (own, beside) not in _roots:
+        root = _roots[own, beside] = drafts.make_folder(beside, "logs", mode=0o700)
         atexit.register(_discard, root, own)
-    folder = _roots[own] / str(next(_numbers))
+    folder = _roots[own, beside] / str(next(_numbers))
     folder.mkdir()
     return folder
 
