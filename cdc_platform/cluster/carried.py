@@ -13,6 +13,7 @@ from cdc_platform.cluster.connection import Connection
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import NotFound
 from cdc_platform.home import Home, open_home
+from cdc_platform.lake.mirrors import FOLDER
 from cdc_platform.places import Place, Stored, place_of
 
 OF_A_MACHINE = ("user_env", "password_env", "credentials_file", "tls_ca", "tls_cert", "tls_key")
@@ -23,13 +24,13 @@ SETTINGS = "settings.toml"
 def homes(home: Home, to: Place | None = None) -> dict[str, Place]:
     """The homes of clusters below a home, by their paths below it; or below its copy, where there is to be one."""
     known.clusters(home)  # ends a renewal whose process died
-    clusters = place_of(home.name) / known.FOLDER
+    clusters = place_of(home.name) / FOLDER
     found = {place.name: place for place in clusters.folders() if not place.name.startswith(".")}
     if isinstance(clusters, Stored) and to is not None and to.here is not None:
         found = _as_in_a_folder(found)
     for place in _of_this_machine(home):
         found.setdefault(place.name, place)
-    return {f"{known.FOLDER}/{name}": place for name, place in sorted(found.items())}
+    return {f"{FOLDER}/{name}": place for name, place in sorted(found.items())}
 
 
 def left(home: Home, carried: Collection[Place]) -> list[Place]:
@@ -83,7 +84,7 @@ def words(connection: Connection) -> Iterator[str]:
 
 def _of_this_machine(home: Home) -> list[Place]:
     """Homes of clusters that lie on this machine though the home is in a store, as those of all once did."""
-    folders = [] if home.address is None else sorted((home.path / known.FOLDER).glob("*/lake"))
+    folders = [] if home.address is None else sorted((home.path / FOLDER).glob("*/lake"))
     return [place_of(folder.parent) for folder in folders if not folder.parent.name.startswith(".")]
 
 

@@ -26,14 +26,14 @@ from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateE
 from cdc_platform.home import Home, open_home, state_folder
 from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirrors import CONNECTION, IDENTITY, MARK
+from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
-FOLDER, NEXT = "clusters", "renewed.json"
-"""The folder of their homes, and the file by which one in a store says which took its place."""
+NEXT = "renewed.json"
+"""The file by which the home of a cluster in a store says which took its place."""
 _AHEAD = "logs-ahead.json"
 BESIDE = (MARK, IDENTITY, _AHEAD)
 """What lies beside the tables of a home and is every machine's."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MARK = "mirror.json"
 """The file that says of which cluster a home is the mirror."""
+FOLDER = "clusters"
+"""The folder in a home in which those of clusters lie."""
 IDENTITY, CONNECTION = "identity.json", "cluster.json"
 """Which cluster was seen, and how it is reached: either makes a home a mirror too, as those of before had no mark."""
 MEND = "nodetool checkAndRepairCdcStreams"
@@ -41,7 +43,12 @@ def cluster_of(lake: Lake) -> str | None:
 
 
 def mirror_at(home: Place) -> str | None:
-    """The cluster of which a home is the mirror, by its name; None where it is none."""
+    """The cluster of which a home is the mirror, by its name; None where it is none.
+
+    In a store one lies where it was made, and no other is asked for its files.
+    """
+    if home.here is None and home.folder.name != FOLDER:
+        return None
     names = home.names()
     if MARK in names:
         try:
