@@ -88,7 +88,8 @@ def test_a_task_whose_node_fails_turns_to_the_next(standin: StandIn, log: LiveLo
     (live,) = asking._sessions.values()
     assert read_by(live) == 2
     proxy.faults.paused.clear()
-    await_true(lambda: new(standin, before) == {2: 1}, 20, "one connection")
+    # Whoever else had one to the node that failed has lost it as well.
+    await_true(lambda: new(standin, before) in ({2: 1}, {1: -before[1], 2: 1}), 20, "one connection")
 
 
 def test_a_session_sees_its_cluster_grow(standin: StandIn) -> None:
