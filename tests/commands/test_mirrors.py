@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
-import pyarrow as pa
 import pytest
-from dagster import DagsterInstance, ScheduleDefinition, SensorDefinition, SkipReason
-from dagster import build_schedule_context as schedule_context
-from dagster import build_sensor_context as sensor_context
+from dagster import DagsterInstance, SkipReason
 from support.command_line import Answer, paths_of, run
 from support.files.export_files import ID, SNAPSHOT
 from support.homes.expiring import DAY_MS, HOUR_MS, IDS, START_MS, add_table, import_generations, iso
+from support.homes.guarded import answer_of, ticks, ways_of_writing
 from support.next_lines import lines_of
 
 from cdc_platform.clock import Milliseconds
@@ -30,7 +28,7 @@ from cdc_platform.home import VARIABLE, open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import OPTION, looking_on, mirroring
 from cdc_platform.lake.mirrors import OnlyMirrors
-from cdc_platform.lake.tables import CDC_TABLES, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.tables import TABLES
 from cdc_platform.lake.versions import versions
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
@@ -82,6 +80,7 @@ LETS = {
     "generations": (),
     "streams": (IDS[0],),
     "ring": (),
+    "home upkeep": (),
     "home copy": ("{place}/main/clusters/prod", "{place}/copy"),
     "history": (IDS[0],),
     "report": ("latest", "--html", "{place}/page.html"),
@@ -121,8 +120,11 @@ TOLD_BY = {
     "tablets gc": ("--dry-run",),
 }
 """What only says what it would do, though it would be refused otherwise."""
-READ_ON = {"catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "live_logs", "hourly_logs"}
-"""Ticks that look at a home, or ask for what readers do."""
+READ_ON = {
+    *("catalogue", "changed_clusters", "changed_logs", "daily_audit_of_tables", "daily_upkeep", "live_logs"),
+    "hourly_logs",
+}
+"""Ticks that look at a home, keep its files up, or ask for what readers do."""
 
 
 @pytest.fixture(scope="module")
@@ -266,45 +268,17 @@ def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> No
 def test_no_way_of_writing_goes_by(mirror: Path) -> None:
     """The lake refuses each of its own ways."""
     lake, before = Lake(mirror / "lake"), versions(Lake(mirror / "lake"))
-    one = lake.read(STREAMS_DESCRIPTIONS_V2).slice(0, 1)
-    attempts = [
-        lambda: lake.ensure(GENERATION_TIMESTAMPS),
-        lambda: lake.widen(GENERATION_TIMESTAMPS),
-        lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, one, update=True),
-        lambda: lake.merge_judged(STREAMS_DESCRIPTIONS_V2, lambda: one),
-        lambda: lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 100)]),
-        lambda: lake.compare_and_set(STREAMS_DESCRIPTIONS_V2, one, ("range_end", 100)),
-        lambda: lake.transact(CDC_TABLES, lambda _: pa.Table.from_pylist([], schema=CDC_TABLES.schema), whole=True),
-        lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
-        lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
-        lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
-    ]
-    for attempt in attempts:
+    for attempt in ways_of_writing(lake):
         with pytest.raises(OnlyMirrors):
             attempt()
     assert versions(Lake(mirror / "lake")) == before
-
-
-def ticks() -> dict[str, SensorDefinition | ScheduleDefinition]:
-    """Every sensor and schedule of the code location by its name."""
-    repository = defs.get_repository_def()
-    return {each.name: each for each in (*repository.sensor_defs, *repository.schedule_defs)}
 
 
 @pytest.mark.parametrize("name", sorted(set(ticks()) - READ_ON))
 def test_a_tick_that_would_build_asks_for_nothing(name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sensor and schedule whose runs would be refused skips, and says why."""
     monkeypatch.setenv(VARIABLE, str(mirror))
-    tick = ticks()[name]
-    with DagsterInstance.ephemeral() as instance:
-        resources = {key: value for key, value in (defs.resources or {}).items() if key != "spark"}
-        repository = defs.get_repository_def()
-        if isinstance(tick, SensorDefinition):
-            with sensor_context(instance=instance, repository_def=repository, resources=resources) as context:
-                answer = tick(context)
-        else:
-            with schedule_context(instance=instance, resources=resources) as context:
-                answer = tick(context)
+    answer = answer_of(name)
     assert isinstance(answer, SkipReason)
     assert (answer.skip_message or "").startswith("this home mirrors the live cluster prod")
 

@@ -8,29 +8,20 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-import pyarrow as pa
 import pytest
-from dagster import DagsterInstance, ScheduleDefinition, SensorDefinition, SkipReason
-from dagster import build_schedule_context as schedule_context
-from dagster import build_sensor_context as sensor_context
+from dagster import SkipReason
 from support.command_line import paths_of, run
 from support.files.export_files import ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
+from support.homes.guarded import answer_of, ticks, ways_of_writing
 
 from cdc_platform.clock import Clock
 from cdc_platform.commands.program import COMMANDS, builds, program
-from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
-from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.only_observed import OnlyObserved, lift, standing
-from cdc_platform.lake.tables import CDC_TABLES, GENERATIONS, STREAMS_DESCRIPTIONS_V2, TABLES
-from cdc_platform.lake.volume import Workers
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from cdc_platform.lake.tables import GENERATIONS, TABLES
 
 BUILDING = {
     "demo": (),
@@ -135,53 +126,17 @@ def test_a_command_that_looks_answers(command: tuple[str, ...], home: Path) -> N
 def test_no_commit_goes_by(home: Path) -> None:
     """Whoever writes, with Spark's help or without: the lake itself refuses, also what no command does."""
     lake, before = Lake(home / "lake"), content(home)
-    rows = lake.read(STREAMS_DESCRIPTIONS_V2)
-    one = rows.slice(0, 1)
-    cell = {"time": one["time"][0].as_py()}
-    attempts = [
-        lambda: lake.ensure(GENERATIONS),
-        lambda: lake.widen(GENERATIONS),
-        lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, one, update=True),
-        lambda: lake.merge_judged(STREAMS_DESCRIPTIONS_V2, lambda: one),
-        lambda: lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 100)]),
-        lambda: lake.compare_and_set(STREAMS_DESCRIPTIONS_V2, one, ("range_end", 100)),
-        lambda: lake.transact(CDC_TABLES, lambda _: pa.Table.from_pylist([], schema=CDC_TABLES.schema), whole=True),
-        lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
-        lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
-        lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
-        lambda: frames.replace_slice(Workers(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # type: ignore[arg-type]
-    ]
-    for attempt in attempts:
+    for attempt in ways_of_writing(lake):
         with pytest.raises(OnlyObserved):
             attempt()
     assert content(home) == before
-
-
-def _no_session() -> SparkSession:
-    raise AssertionError("Spark was asked for")
-
-
-def ticks() -> dict[str, SensorDefinition | ScheduleDefinition]:
-    """Every sensor and schedule of the code location by its name."""
-    repository = defs.get_repository_def()
-    return {each.name: each for each in (*repository.sensor_defs, *repository.schedule_defs)}
 
 
 @pytest.mark.parametrize("name", sorted(set(ticks()) - LOOKING_TICKS))
 def test_a_tick_asks_for_nothing(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sensor and schedule whose runs would build skips, and says why."""
     monkeypatch.setenv(VARIABLE, str(home))
-    tick = ticks()[name]
-    with DagsterInstance.ephemeral() as instance:
-        resources = {key: value for key, value in (defs.resources or {}).items() if key != "spark"}
-        if isinstance(tick, SensorDefinition):
-            with sensor_context(
-                instance=instance, repository_def=defs.get_repository_def(), resources=resources
-            ) as context:
-                answer = tick(context)
-        else:
-            with schedule_context(instance=instance, resources=resources) as context:
-                answer = tick(context)
+    answer = answer_of(name)
     assert isinstance(answer, SkipReason)
     assert "only observed since" in (answer.skip_message or "")
 
