@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 from cdc_platform.lake import commits, contract, envelope, files
 from cdc_platform.lake.files import folder_of
 from cdc_platform.lake.tables import Table
-from cdc_platform.places import Stored, place_of
+from cdc_platform.places import place_of
 
 # Each file costs the one who writes, reads or opens the table half a millisecond, gathering them forty once.
 _EVERY_COMMITS, _FEWEST_FILES, _MOST_BYTES = 16, 8, 1 << 20
@@ -54,12 +54,13 @@ def unneeded(opened: DeltaTable, retention: timedelta) -> list[str]:
 
 def vacuum(opened: DeltaTable | None, retention: timedelta) -> list[str]:
     """Delete what is `unneeded`; answers which files. None is no commit."""
-    files = [] if opened is None else unneeded(opened, retention)
-    if opened is None or not files:
+    if opened is None:
         return []
     place = place_of(folder_of(opened))
-    if isinstance(place, Stored):
-        contract.assert_kept(place.folder.folder, f"vacuuming {place}")
+    contract.assert_kept(place.folder.folder, f"vacuuming {place}")
+    files = unneeded(opened, retention)
+    if not files:
+        return []
     seal = commits.properties_of(envelope.sealed())
     opened.vacuum(_hours(retention), dry_run=False, full=True, commit_properties=seal)
     return files

@@ -63,7 +63,7 @@ OF_LAKE: dict[str, Callable[[Lake], Any]] = {
     "replace_once": lambda lake: lake.replace_once(
         GENERATION_TIMESTAMPS, stamps(1), [("time", ">", TIME)], lake.version(GENERATION_TIMESTAMPS)
     ),
-    "vacuum": lambda lake: lake.vacuum(GENERATION_TIMESTAMPS, retention=timedelta()),
+    "vacuum": lambda lake: lake.vacuum(GENERATION_TIMESTAMPS),
 }
 OF_FRAMES: dict[str, Callable[[Lake], Any]] = {
     "append": lambda lake: frames.append(WORKERS, lake, CONSUMERS, tasks(consumer(0))),
