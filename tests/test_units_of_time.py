@@ -26,6 +26,7 @@ COUNTS = {
     "session._EVERY_NODE": "nodes that one answer can hold",
     "removal._AT_ONCE": "range ends in one predicate",
     "reconciling.MOST_PARTITIONS": "partitions that a tick adds",
+    "stored._PAGE": "files that a store names at once",
     "hook.MOST_WAITING": "changes that wait for a program",
     "inbox.MOST_NEW_PARTITIONS": "partitions that one evaluation adds",
     "settings.rewrite_attempts": "attempts",

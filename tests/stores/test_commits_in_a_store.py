@@ -327,13 +327,16 @@ def test_who_is_busy_is_seen(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_tasks_keep_nothing_on_this_machine(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written goes by a folder of temporary files, and is gone from there."""
+    """What is written goes by this machine's part of the home or temporary files, and is gone from there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path))
     lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
     rows = TaskRows(1, lambda _: iter(stamps(2).to_batches()))
     frames.append(Workers.alone(), lake, GENERATION_TIMESTAMPS, rows)
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 2
-    assert list(tmp_path.iterdir()) == []
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if path.suffix == ".parquet"] == []
+    assert {path.parent.name for path in files} == {"_delta_log"}
 
 
 def stamps(hour: int) -> pa.Table:

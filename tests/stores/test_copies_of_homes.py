@@ -26,6 +26,7 @@ from cdc_platform.cluster.connection import Connection
 from cdc_platform.cluster.known import Identity
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import folders, versions
 from cdc_platform.places import Place, place_of
@@ -47,7 +48,8 @@ def observed(home: str, name: str, way: Connection, number: int) -> None:
     cluster = known.add(open_home(home), name, way)
     known.remember(cluster, identity(number))
     known.keep_log_ahead(cluster, "ks.t", Milliseconds(number))
-    cdc_tables.add(Lake(cluster.open_home().lake), Clock(), "ks", f"t{number}", ttl_seconds=60)
+    with mirroring():
+        cdc_tables.add(Lake(cluster.open_home().lake), Clock(), "ks", f"t{number}", ttl_seconds=60)
 
 
 def with_clusters(home: str) -> None:
@@ -162,7 +164,8 @@ def joined(tmp_path: Path) -> str:
 def written_to(home: str, number: int) -> None:
     """Somebody goes on in a home while it is copied."""
     for at in (home, f"{home}/clusters/open"):
-        assert run("--home", at, "tables", "add", f"ks.later{number}", "--ttl", "60").exit_code == 0
+        with mirroring():
+            cdc_tables.add(Lake(open_home(at).lake), Clock(), "ks", f"later{number}", ttl_seconds=60)
 
 
 def objects(address: str) -> int:

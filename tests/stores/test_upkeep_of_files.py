@@ -26,6 +26,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE, open_home
 from cdc_platform.lake import files
 from cdc_platform.lake.lake import RETENTION, Lake
+from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import folders
@@ -68,8 +69,9 @@ def aged(request: pytest.FixtureRequest, s3: S3, tmp_path: Path) -> Aged:
     home = str(tmp_path / "home") if request.param == "folder" else f"{s3.bucket()}/home"
     cluster = known.add(open_home(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     for at in (home, cluster.at):
-        cdc_tables.add(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=60)
-        cdc_tables.alter(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None)
+        with mirroring():
+            cdc_tables.add(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=60)
+            cdc_tables.alter(Lake(open_home(at).lake), Clock(), "ks", "t", ttl_seconds=5, enabled=None)
     return Aged(home, s3, tmp_path / "draft")
 
 
