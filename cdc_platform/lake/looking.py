@@ -7,7 +7,7 @@ looks at that cluster may write what it saw.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 OPTION = "--write-to-observed"
@@ -17,15 +17,9 @@ _looking: ContextVar[bool] = ContextVar("looking", default=False)
 _mirroring: ContextVar[bool] = ContextVar("mirroring", default=False)
 
 
-@contextmanager
-def looking_on() -> Iterator[None]:
+def looking_on() -> AbstractContextManager[None]:
     """Let a block write whatever the lake is, in its thread."""
-    before = _looking.get()
-    _looking.set(True)
-    try:
-        yield
-    finally:
-        _looking.set(before)
+    return _during(_looking)
 
 
 def is_looking() -> bool:
@@ -33,17 +27,21 @@ def is_looking() -> bool:
     return _looking.get()
 
 
-@contextmanager
-def mirroring() -> Iterator[None]:
+def mirroring() -> AbstractContextManager[None]:
     """Let a block write what it saw in a live cluster into that cluster's mirror, in its thread."""
-    before = _mirroring.get()
-    _mirroring.set(True)
-    try:
-        yield
-    finally:
-        _mirroring.set(before)
+    return _during(_mirroring)
 
 
 def is_mirroring() -> bool:
     """Whether such a block runs."""
     return _mirroring.get()
+
+
+@contextmanager
+def _during(block: ContextVar[bool]) -> Iterator[None]:
+    before = block.get()
+    block.set(True)
+    try:
+        yield
+    finally:
+        block.set(before)
