@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, creation, files, merging, placing, small_files, upkeep
+from cdc_platform.lake import commits, creation, files, merging, small_files, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -76,7 +76,7 @@ class Lake:
         existing = self._open(table)
         if existing is None:
             with translated(f"creating {table.full_name}"):
-                placing.create(table, place_of(self.path(table)))
+                creation.create(table, place_of(self.path(table)))
             self.open_tables.look_anew(self.path(table))
             existing = self._open(table)
         columns = [] if existing is None else [column.name for column in existing.schema().fields]

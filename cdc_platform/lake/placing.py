@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,14 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_platform import drafts
 from cdc_platform.clock import Microseconds, from_datetime, parse_time_us, to_datetime
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.lake import creation
 from cdc_platform.lake.commits import Properties, hooks_of
+from cdc_platform.lake.creation import Log, blank, write_log
 from cdc_platform.lake.files import LOG_FOLDER, draft_folder, folder_of, plain_path
 from cdc_platform.lake.tables import Table
-from cdc_platform.places import Place, Stored, place_of
+from cdc_platform.places import Place, place_of
 
 Action = dict[str, Any]
 """A file as Delta's log adds it, with the folder of its draft's table as `draft`."""
-Filled = tuple[tuple[str, bytes], ...]
-"""The log of an empty table: its files with what is in them, in order."""
 
 
 def has_times(table: Table) -> bool:
@@ -42,44 +39,8 @@ def partition_text(value: Any) -> str:
     return _time_text(from_datetime(value)) if isinstance(value, datetime) else str(value)
 
 
-@cache
-def blank(table: Table) -> Filled:
-    """The log of an empty table of the declared shape and constraints: one commit, which is read at each write."""
-    return ((f"{0:020d}.json", _as_one_commit(_made(table))),)
-
-
-def _made(table: Table) -> Filled:
-    with drafts.temporary_folder("cdc-platform") as folder:
-        made = Path(folder, table.keyspace, table.name)
-        creation.create(table, made)
-        return tuple((file.name, file.read_bytes()) for file in sorted((made / LOG_FOLDER).glob("*.json")))
-
-
-def create(table: Table, target: Place) -> None:
-    """Make a table complete and at once, whoever else makes it.
-
-    In a folder by moving it there, in a store as one commit that is put where none is.
-
-    Raises:
-        StateError: a folder that is no table is in its place.
-    """
-    if isinstance(target, Stored):
-        (target / f"{LOG_FOLDER}/{0:020d}.json").create(_as_one_commit(_made(table)))
-    elif target.here is not None:
-        creation.create(table, target.here)
-
-
-def _as_one_commit(log: Filled) -> bytes:
-    """A log that is nothing but a table's making as one commit: the envelope of its first, the rules of its last."""
-    said: dict[str, Any] = {}
-    for _, content in log:
-        for action in map(json.loads, content.decode().splitlines()):
-            said = action | said if "commitInfo" in action else said | action
-    return "".join(f"{json.dumps({kind: said[kind]})}\n" for kind in sorted(said)).encode()
-
-
 def write(
-    empty: Filled, folder: Path, rows: pa.Table | pa.RecordBatchReader, properties: WriterProperties
+    empty: Log, folder: Path, rows: pa.Table | pa.RecordBatchReader, properties: WriterProperties
 ) -> list[Action]:
     """Write rows as files of a table of its own in a new folder, whose log begins as `empty`; answers with the files.
 
@@ -88,12 +49,9 @@ def write(
     Raises:
         DeltaError: the rows break a rule of the table.
     """
-    log = folder / LOG_FOLDER
-    log.mkdir(parents=True)
-    for name, content in empty:
-        (log / name).write_bytes(content)
+    write_log(folder, empty)
     write_deltalake(folder, rows, mode="append", writer_properties=properties)
-    lines = (log / f"{len(empty):020d}.json").read_text(encoding="utf-8").splitlines()
+    lines = (folder / LOG_FOLDER / f"{len(empty):020d}.json").read_text(encoding="utf-8").splitlines()
     return [action["add"] | {"draft": folder.name} for action in map(json.loads, lines) if "add" in action]
 
 

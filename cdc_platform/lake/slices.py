@@ -28,6 +28,7 @@ from cdc_platform import drafts, errors
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.creation import Log, blank
 from cdc_platform.lake.files import data_files, draft_folder, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
@@ -85,7 +86,7 @@ def write_draft(
     if folder is not None:
         drafts.sweep_unheld(beside)
     rule = lake.digest_rule(table)
-    part = _Part(table, str(folder or ""), placing.blank(table), dict(where), what, rule, str(target), here=str(beside))
+    part = _Part(table, str(folder or ""), blank(table), dict(where), what, rule, str(target), here=str(beside))
     try:
         if isinstance(rows, TaskRows):
             answers = workers.table(rows.through(part.write), _ANSWER)
@@ -284,7 +285,7 @@ class _Part:
 
     table: Table
     folder: str
-    blank: placing.Filled
+    blank: Log
     where: Mapping[str, Any]
     what: str
     rule: digests.Rule

@@ -150,7 +150,7 @@ def assert_sealed(lake: Lake, table: Table) -> list[Commit]:
 
 def test_every_writing_method_is_walked() -> None:
     """A method that commits stands in the list above."""
-    commits = ("self._write(", "placing.create(", "upkeep.", "merging.", "commits.make(")
+    commits = ("self._write(", "creation.create(", "upkeep.", "merging.", "commits.make(")
     writing = {
         name
         for name, method in inspect.getmembers(Lake, inspect.isfunction)

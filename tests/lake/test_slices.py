@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from cdc_platform.errors import EnvironmentProblem
-from cdc_platform.lake import placing, slices
+from cdc_platform.lake import slices
+from cdc_platform.lake.creation import blank
 from cdc_platform.lake.digests import NEWEST
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
@@ -40,7 +41,7 @@ def draft(lake: Lake, *parts: pa.Table) -> slices.Draft:
     """What as many tasks as there are parts leave behind: the files of each, as Spark's workers write them."""
     folder = Path(lake.path(TABLE)).with_name(f".{TABLE.name}.draft")
     folder.mkdir()
-    part = slices._Part(TABLE, str(folder), placing.blank(TABLE), {}, "a test", NEWEST)
+    part = slices._Part(TABLE, str(folder), blank(TABLE), {}, "a test", NEWEST)
     answers = [line for rows in parts for batch in part.write(iter(rows.to_batches())) for line in batch.to_pylist()]
     return slices.Draft(folder, tuple(json.loads(line["file"]) for line in answers))
 
@@ -92,7 +93,7 @@ def test_whole_files_are_committed(lake: Lake, name: str, ends: list[int]) -> No
 
 def test_a_worker_without_the_folder_refuses(lake: Lake, tmp_path: Path) -> None:
     """A worker that has not the folder which the driver made writes nothing, and answers why."""
-    part = slices._Part(TABLE, str(tmp_path / "hidden"), placing.blank(TABLE), {}, "writing", NEWEST)
+    part = slices._Part(TABLE, str(tmp_path / "hidden"), blank(TABLE), {}, "writing", NEWEST)
     [batch] = part.write(iter(rows(5).to_batches()))
     [line] = batch.to_pylist()
     assert line["refused"] == "EnvironmentProblem"

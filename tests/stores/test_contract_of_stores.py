@@ -106,7 +106,7 @@ def held(folder: Stored) -> list[str]:
 
 def test_every_writing_method_is_walked() -> None:
     """A method that writes stands in the lists above."""
-    commits = ("self._write(", "placing.create(", "upkeep.", "merging.", "commits.make(")
+    commits = ("self._write(", "creation.create(", "upkeep.", "merging.", "commits.make(")
     writing = {
         name
         for name, method in inspect.getmembers(Lake, inspect.isfunction)
