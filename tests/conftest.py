@@ -72,6 +72,7 @@ LONG = {
         "test_ingest_on_spark.py",
         "test_spark_source.py",
         "test_connections.py",
+        "test_demo_live.py",
     ),
     "session": (
         "test_wheel.py",

@@ -83,12 +83,13 @@ def main() -> int:
             return 2
         os.environ[USER], os.environ[PASSWORD] = OBSERVER
         try:
-            return _play(standin, Path(folder, "home"), begun)
+            return play(standin, Path(folder, "home"), begun)
         finally:
             standin.stop()
 
 
-def _play(standin: StandIn, home: Path, begun: float) -> int:
+def play(standin: StandIn, home: Path, begun: float) -> int:
+    """Play it on a cluster without anything, into a new home; answers with the exit code."""
     first = Milliseconds(Clock().now_ms() - _EMPTY_MS)
     generations = {first: description(time_uuid(first), nodes(1))}
     standin.world.cluster(nodes(1))

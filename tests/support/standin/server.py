@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,7 @@ _LOGBACK = """<configuration><appender name="A" class="ch.qos.logback.core.Conso
 
 def java17() -> str:
     """The launcher of a Java 17; a test that needs it is skipped where there is none, but never in CI."""
-    homes = [os.environ.get("JAVA_HOME", ""), *map(str, sorted(Path("/usr/lib/jvm").glob("*17*")))]
-    for launcher in [*(str(Path(home, "bin", "java")) for home in homes if home), "java"]:
+    for launcher in launchers():
         try:
             answer = subprocess.run([launcher, "-version"], capture_output=True, text=True, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError):
@@ -92,6 +92,13 @@ def java17() -> str:
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
+
+
+def launchers() -> Iterator[str]:
+    """Where a Java may be, that of JAVA_HOME first."""
+    homes = [os.environ.get("JAVA_HOME", ""), *map(str, sorted(Path("/usr/lib/jvm").glob("*17*")))]
+    yield from (str(Path(home, "bin", "java")) for home in homes if home)
+    yield "java"
 
 
 class CassandraServer:
