@@ -105,11 +105,11 @@ def newest_first(folder: str, newest: int) -> Iterator[Commit]:
 
 def entry(folder: str, version: int) -> Place:
     """The file of a commit in Delta's log."""
-    return _log(folder) / _name(version)
+    return log_of(folder) / _name(version)
 
 
 @lru_cache(maxsize=256)
-def _log(folder: str) -> Place:
+def log_of(folder: str) -> Place:
     """Where a table's log is: it is asked for at each look."""
     return place_of(folder) / LOG_FOLDER
 
@@ -133,7 +133,7 @@ Lister = Callable[[Place, str], Iterable[tuple[str, Seen]]]
 
 def look(folder: str, version: int, newest: int, listed: Lister) -> Look:
     """Look at the commits of a version and of the newest that is known, and for the next; of a store by one request."""
-    log = _log(folder)
+    log = log_of(folder)
     at, last, after = (_name(number) for number in (version, newest, newest + 1))
     if log.here is not None:
         seen = {name: there for name in {at, last, after} if (there := (log / name).seen()) is not None}

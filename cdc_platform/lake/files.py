@@ -27,6 +27,8 @@ from cdc_platform.places import Place, options, place_of
 
 LOG_FOLDER = "_delta_log"
 """The folder of a table's commits, beside its data files."""
+_OF_FILE, _OF_PARTITION = ("path", "num_records", "size_bytes"), "partition."
+"""What the log's columns are called that tell of a file: by their names, and by how the names of others begin."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,22 @@ def files_of_partitions(
 def _of_partition(
     opened: DeltaTable, partition_by: tuple[str, ...], folder: str, values: Mapping[str, Any]
 ) -> list[DataFile]:
-    """The files of one partition, found in the log's columns: a home that is old has thousands of others."""
-    added = _added(opened)
-    for name, value in values.items():
-        if added.num_rows:
-            column = added[f"partition.{name}"]
-            added = added.filter(compute.equal(column, pa.scalar(value, column.type)))
-    return _files_of(added, partition_by, folder)
+    """The files of one partition, found in the log's columns: a home that is old has thousands of others.
+
+    Of those only what is asked of a file is taken along, without its statistics; and a version is asked once.
+    """
+    of = (partition_by, folder, *((name, values[name]) for name in partition_by))
+    version, known = vars(opened).get("_files_of_partitions", (None, {}))
+    if version != opened.version():
+        version, known = vars(opened)["_files_of_partitions"] = opened.version(), {}
+    if of not in known:
+        added = _added(opened)
+        for name in partition_by if added.num_rows else ():
+            told = [each for each in added.schema.names if each in _OF_FILE or each.startswith(_OF_PARTITION)]
+            column = added[f"{_OF_PARTITION}{name}"]
+            added = added.select(told).filter(compute.equal(column, pa.scalar(values[name], column.type)))
+        known[of] = _files_of(added, partition_by, folder)
+    return list(known[of])
 
 
 def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
@@ -160,7 +171,7 @@ def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> li
 
 
 def _files_of(added: pa.Table, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
-    columns = [added[f"partition.{name}"].to_pylist() for name in partition_by] if added.num_rows else []
+    columns = [added[f"{_OF_PARTITION}{name}"].to_pylist() for name in partition_by] if added.num_rows else []
     keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
     told = (_known(added, "num_records"), _known(added, "size_bytes"))
     return [
@@ -208,7 +219,8 @@ def _added(opened: DeltaTable) -> pa.Table:
 
 
 def _paths(added: pa.Table, folder: str) -> list[str]:
-    place, inside = place_of(folder), f"{place_of(folder)}/"
+    place = place_of(folder)
+    inside = f"{place}/"
     plain = map(plain_path, added["path"].to_pylist())
     # As the place names them, in a tenth of the time.
     return [str(place / path) if path.startswith("/") else inside + path for path in plain]

@@ -25,7 +25,7 @@ from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
 from cdc_platform.lake.mirrored_logs import Mirror, OpenedLog, is_log, with_files
 from cdc_platform.lake.rows import filled
-from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once, place_of
+from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
 _FEW_BYTES, FEW_FILES = 1 << 18, 64
@@ -184,7 +184,7 @@ class OpenTables:
         mine = self._mine()
         if path in mine.seen or path in mine.missing:
             return path in mine.seen
-        log = place_of(path) / files.LOG_FOLDER
+        log = commits.log_of(path)
         found = is_log(dict(mine.files(log))) if log.here is None else DeltaTable.is_deltatable(path)
         if mine.depth and not found:
             mine.missing.add(path)
@@ -241,7 +241,7 @@ class OpenTables:
         mine = self._mine()
         for seen in (mine.seen, mine.missing):
             seen.difference_update(paths or set(seen))
-        logs = [place_of(path) / files.LOG_FOLDER for path in paths]
+        logs = map(commits.log_of, paths)
         mine.listed.look_anew(*(log for log in logs if isinstance(log, Stored)))
 
     def _mine(self) -> _OfThread:
@@ -301,7 +301,7 @@ def _newer(path: str, known: _Known | None, listed: commits.Lister) -> _Known:
 
 def _mirrored(path: str, listed: commits.Lister) -> _Known | None:
     """A table of a store at its newest version, by a mirror of its log; None where there can be none."""
-    log = place_of(path) / files.LOG_FOLDER
+    log = commits.log_of(path)
     if not isinstance(log, Stored):
         return None
     names = dict(listed(log, ""))
@@ -319,5 +319,9 @@ def _mirrored(path: str, listed: commits.Lister) -> _Known | None:
 
 
 def _by_itself(path: str, listed: commits.Lister) -> _Known:
+    log = commits.log_of(path)
+    # deltalake takes many times as long to tell, and steps ask for tables that most homes do not have.
+    if log.here is not None and log.seen() is None:
+        raise TableNotFoundError(f"no table at {path}")
     opened = Opened(path)
     return _Known(opened, opened.version(), commits.look(path, opened.version(), opened.version(), listed).mark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ def is_address(name: str) -> bool:
     return _ADDRESS.match(name) is not None
 
 
+@lru_cache(maxsize=1 << 10)
 def place_of(name: str | Path) -> Place:
     """The place of a path, or of an address as `s3://bucket/prefix`.
 
