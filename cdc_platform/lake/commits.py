@@ -136,7 +136,7 @@ def look(folder: str, version: int, newest: int, listed: Lister) -> Look:
     log = log_of(folder)
     at, last, after = (_name(number) for number in (version, newest, newest + 1))
     if log.here is not None:
-        seen = {name: there for name in {at, last, after} if (there := (log / name).seen()) is not None}
+        seen = {name: there for name in {at, last, after} if (there := log.seen_in(name)) is not None}
     else:
         # What follows the name before the commit's own: in Delta's log that of a version without its last letters.
         seen = dict(listed(log, at.removesuffix(".json")))

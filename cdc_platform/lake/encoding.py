@@ -13,7 +13,7 @@ Inside lists and structs a null has the length -1, or a byte 0 before zeros, whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +25,26 @@ from cdc_platform.lake.arrow import compute
 Piece = np.ndarray | tuple[np.ndarray, np.ndarray]
 """A part of the encoding of n values: uint8[n, width], or all their bytes and where each begins (int64[n + 1])."""
 
+_BYTES = frozenset(
+    kind.id
+    for kind in (
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.binary(1),
+    )
+)
+"""The types whose values are bytes, as Arrow numbers them."""
+_OFFSETS = {
+    pa.string().id: np.dtype(np.int32),
+    pa.binary().id: np.dtype(np.int32),
+    pa.large_string().id: np.dtype(np.int64),
+    pa.large_binary().id: np.dtype(np.int64),
+}
+"""Of those, the ones that are all bytes and where each value's begin, with what these places are."""
 _WITHOUT_VIEWS: dict[pa.DataType, pa.DataType] = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
 
 
@@ -52,33 +72,24 @@ def pieces_of(values: pa.Array, *, nested: bool = False) -> list[Piece]:
     kind = values.type
     if isinstance(kind, pa.DictionaryType):
         return pieces_of(values.dictionary_decode(), nested=nested)
-    if _is_bytes(kind):
+    if kind.id in _BYTES:
         return _of_bytes(values)
     if pa.types.is_map(kind):
         entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
         return _of_lists(values.cast(pa.list_(entries)))
     if _is_list(kind):
         return _of_lists(values)
-    given: list[Piece] = [np.asarray(compute.is_valid(values)).astype(np.uint8)[:, None]]
     if pa.types.is_struct(kind):
         fields = (pieces_of(field, nested=True) for field in values.flatten())
-        return [*given, *(piece for field in fields for piece in field)]
+        return [_given(values), *(piece for field in fields for piece in field)]
     if pa.types.is_null(kind):
-        return given
-    return [*(given if nested else []), _numbers(values)]
+        return [_given(values)]
+    return [_given(values), _numbers(values)] if nested else [_numbers(values)]
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    tests: tuple[Callable[[pa.DataType], bool], ...] = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-        pa.types.is_fixed_size_binary,
-    )
-    return any(test(kind) for test in tests)
+def _given(values: pa.Array) -> np.ndarray:
+    """A byte of each value: 0 of a null, else 1."""
+    return np.asarray(compute.is_valid(values)).astype(np.uint8)[:, None]
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -86,14 +97,22 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _of_bytes(values: pa.Array) -> list[Piece]:
+    if len(values) and not values.null_count and values.type.id in _OFFSETS:
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(offsets, dtype=_OFFSETS[values.type.id])[values.offset : values.offset + len(values) + 1]
+        bounds = ends.astype(np.int64)
+        return [_bytes_of(np.diff(bounds).astype("<i4")), (_all_of(data), bounds)]
     array = values.cast(pa.large_binary()) if values.type != pa.large_string() else values
     lengths = compute.binary_length(array)
     if array.null_count:
         lengths, array = compute.fill_null(lengths, -1), compute.fill_null(array, b"")
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    content = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
-    return [_bytes_of(np.asarray(lengths, dtype="<i4")), (content, bounds)]
+    return [_bytes_of(np.asarray(lengths, dtype="<i4")), (_all_of(data), bounds)]
+
+
+def _all_of(data: pa.Buffer | None) -> np.ndarray:
+    return np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
 
 
 def _of_lists(values: pa.Array) -> list[Piece]:

@@ -25,7 +25,7 @@ from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
-from cdc_platform.lake.rows import conform, of_files, refuse_append_only, refuse_repeated_keys
+from cdc_platform.lake.rows import conform, nothing, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.writable import assert_writable
@@ -118,7 +118,7 @@ class Lake:
         normal = normal_filters(table, filters or ())
         opened = self._open(table)
         if opened is None:
-            return schema.empty_table()
+            return nothing(schema)
         with translated(f"reading {table.full_name}"):
             return rows_of(opened, schema, normal)
 

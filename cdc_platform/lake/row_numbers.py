@@ -76,7 +76,9 @@ def _key(name: str, place: int) -> np.uint64:
 
 def _spread(parts: Sequence[tuple[UInt64s, np.uint64]]) -> UInt64s:
     """What some parts put into their rows: their numbers, one for all rows or one for each, and each part's key."""
-    numbers = np.stack(np.broadcast_arrays(*(each for each, _ in parts)))
+    numbers = np.empty((len(parts), max(len(each) for each, _ in parts)), dtype=np.uint64)
+    for place, (each, _) in enumerate(parts):
+        numbers[place] = each
     spread = mixed(numbers ^ np.array([key for _, key in parts])[:, None])
     if not numbers.all():
         spread[numbers == 0] = 0

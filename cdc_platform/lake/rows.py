@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from cdc_platform.lake.tables import Table
 
 # To group rows takes Arrow a millisecond, however few they are.
 _FEW = 64
+
+
+@lru_cache(maxsize=1 << 8)
+def nothing(schema: pa.Schema) -> pa.Table:
+    """No rows of a schema. Arrow takes as long to make them as to read some, and most homes lack a dozen tables."""
+    return schema.empty_table()
 
 
 def conform(table: Table, rows: pa.Table) -> pa.Table:

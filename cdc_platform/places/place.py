@@ -46,6 +46,10 @@ class Place(ABC):
     def seen(self) -> Seen | None:
         """The file as it is now; None where there is none."""
 
+    def seen_in(self, name: str) -> Seen | None:
+        """The file of this name in a folder as it is now; None where there is none."""
+        return (self / name).seen()
+
     @abstractmethod
     def read(self) -> bytes:
         """What is in the file.

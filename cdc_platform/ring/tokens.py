@@ -44,10 +44,12 @@ def legal_tokens(values: Iterable[object], owner: str) -> Int64s:
     Raises:
         InputError: a value is no integer or is outside FIRST..LAST; `owner` names whose it is.
     """
-    if isinstance(values, np.ndarray) and values.dtype == np.int64:
-        values = values.tolist()
+    given = values.tolist() if isinstance(values, np.ndarray) and values.dtype == np.int64 else list(values)
+    # Python's own whole numbers, all of which are tokens, are what a ring is made of again and again.
+    if set(map(type, given)) == {int} and min(given) >= FIRST and max(given) <= LAST:
+        return np.array(given, dtype=np.int64)
     tokens: list[int] = []
-    for value in values:
+    for value in given:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
             raise InputError(f"{owner}: token {value!r} is no integer; tokens are whole numbers {FIRST}..{LAST}")
         if not FIRST <= value <= LAST:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +54,7 @@ def content_of(lake: Lake, slices: Slices) -> str:
 def _content_of(files: Sequence[tuple[Table, Sequence[str]]]) -> str:
     if not files or not files[0][1]:
         return ""
-    names = sorted(f"{table.full_name}/{Path(path).name}" for table, paths in files for path in paths)
+    names = sorted(f"{table.full_name}/{path.rpartition('/')[2]}" for table, paths in files for path in paths)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
 
 
