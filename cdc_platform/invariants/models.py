@@ -82,7 +82,7 @@ def failures(model: Any, columns: Mapping[str, Any]) -> list[Failure]:
     try:
         # Validation can be switched off by the environment; what nobody validated must not pass.
         with config_context(validation_enabled=True, validation_depth=ValidationDepth.SCHEMA_AND_DATA):
-            model.validate(frame, lazy=True)
+            model.validate(frame, lazy=True, inplace=True)
     except SchemaErrors as found:
         return [_failure(error, len(frame)) for error in found.schema_errors]
     return []

@@ -22,7 +22,20 @@ def until_first(
     Raises:
         ConflictError: others kept winning. What else the write raises is said of `what`.
     """
-    # Not before something is written: it brings asyncio and SSL along, of which whoever only reads has no use.
+    lost: list[CommitFailedError] = []
+    with translated(what):
+        try:
+            return write()
+        except CommitFailedError as error:
+            lost.append(error)
+        return _again(write, lost, first_wait, longest_wait)
+
+
+def _again(
+    write: Callable[[], _Result], lost: list[CommitFailedError], first_wait: float, longest_wait: float
+) -> _Result:
+    """The same behind a first attempt that was `lost` to another writer, which counts as one."""
+    # Not before it is needed: it brings asyncio and SSL along, which take as long as a dozen writes.
     from tenacity import (
         Retrying,
         retry_if_exception_type,
@@ -31,13 +44,14 @@ def until_first(
         wait_random_exponential,
     )
 
-    with translated(what):
-        for attempt in Retrying(
-            retry=retry_if_exception_type(CommitFailedError),
-            stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
-            wait=wait_random_exponential(multiplier=first_wait, max=longest_wait),
-            reraise=True,
-        ):
-            with attempt:
-                return write()
+    for attempt in Retrying(
+        retry=retry_if_exception_type(CommitFailedError),
+        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(PATIENCE_SECONDS),
+        wait=wait_random_exponential(multiplier=first_wait, max=longest_wait),
+        reraise=True,
+    ):
+        with attempt:
+            if lost:
+                raise lost.pop()
+            return write()
     raise AssertionError("unreachable: the last attempt raises")

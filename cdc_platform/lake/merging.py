@@ -106,6 +106,10 @@ def merge(
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
     held = rows_of(opened, table.schema, _of_keys(table, rows)) if there is None else there
+    if rows.num_rows and not held.num_rows and only is None:
+        done = Merged(rows.num_rows, 0, opened.version() + 1)
+        append(opened, table, rows)
+        return done
     place_of = {key: place for place, key in enumerate(keys_of(rows, table.keys))}
     keys_there = keys_of(held, table.keys)
     met = [place for place, key in enumerate(keys_there) if key in place_of]
@@ -174,7 +178,7 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
     return removed.num_rows
 
 
-def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[str, int]) -> None:
+def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[str, int] = MappingProxyType({})) -> None:
     """Append rows, with the numbers of applications in the same commit."""
     commits.make(
         opened,

@@ -12,8 +12,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from cdc_platform.clock import Milliseconds, ms_from_datetime, ms_to_datetime
+from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.generations import GenerationId
+from cdc_platform.lake.arrow import milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
 
@@ -151,9 +152,9 @@ _OF_MARKERS = ("key", "=", REWRITTEN)
 
 
 def _read(lake: Lake, where: list[tuple[str, str, object]]) -> Iterator[KeptRow]:
-    for row in lake.read(CDC_LOCAL, filters=where).to_pylist():
-        moment = row["streams_timestamp"]
-        yield KeptRow(row["host_id"], row["key"], None if moment is None else ms_from_datetime(moment), row["uuid"])
+    rows = lake.read(CDC_LOCAL, filters=where)
+    hosts, keys, uuids = (rows[name].to_pylist() for name in ("host_id", "key", "uuid"))
+    return map(KeptRow, hosts, keys, milliseconds(rows["streams_timestamp"]), uuids)
 
 
 def _write(lake: Lake, rows: Sequence[KeptRow], *, update: bool) -> None:

@@ -215,9 +215,10 @@ def _withdrawal_id(event_id: str) -> str:
 
 def _events(lake: Lake, filters: list[tuple[str, str, object]]) -> list[BootstrapEvent]:
     rows = lake.read(BOOTSTRAP_EVENTS, filters=filters)
+    told = rows.select(["event_id", "generation_id", "created_at", "kind"]).to_pylist()
     return [
         BootstrapEvent(row["event_id"], row["generation_id"], node, from_datetime(row["created_at"]), row["kind"])
-        for row, node in zip(rows.to_pylist(), nodes_of(rows), strict=True)
+        for row, node in zip(told, nodes_of(rows), strict=True)
     ]
 
 
