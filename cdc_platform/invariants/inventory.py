@@ -132,7 +132,7 @@ def generations(lake: Lake) -> list[HeldGeneration]:
     described, inserted, published = (
         holdings(lake, table) for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
     )
-    return _put_together(lake, described, inserted, published)
+    return _put_together(Timeline.read(lake), described, inserted, published)
 
 
 def standing(lake: Lake, but_for: Collection[str] = ()) -> list[HeldGeneration]:
@@ -140,11 +140,14 @@ def standing(lake: Lake, but_for: Collection[str] = ()) -> list[HeldGeneration]:
 
     `but_for` (UUIDs) are those of which none is read: they come without rows.
     """
-    inserted = _but_for(lake, GENERATION_DESCRIPTIONS_V2, but_for)
-    described = _but_for(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
-    held = {*inserted, *described, *but_for}
-    times = {str(each.time_ms) for each in Timeline.read(lake).generations if each.id in held}
-    return _put_together(lake, described, inserted, _but_for(lake, STREAMS_DESCRIPTIONS_V2, times))
+    with lake.open_tables.looked_at_once():  # the timeline tells what to read, and then what that is
+        inserted = _but_for(lake, GENERATION_DESCRIPTIONS_V2, but_for)
+        described = _but_for(lake, TOPOLOGY_DESCRIPTIONS, {*inserted, *but_for})
+        held = {*inserted, *described, *but_for}
+        timeline = Timeline.read(lake)
+        times = {str(each.time_ms) for each in timeline.generations if each.id in held}
+        published = _but_for(lake, STREAMS_DESCRIPTIONS_V2, times)
+    return _put_together(timeline, described, inserted, published)
 
 
 def standing_files(lake: Lake) -> dict[str, tuple[DataFile, ...]]:
@@ -163,11 +166,14 @@ def _but_for(lake: Lake, table: Table, known: Collection[str]) -> dict[str, Hold
 
 
 def _put_together(
-    lake: Lake, described: Mapping[str, Holding], inserted: Mapping[str, Holding], published: Mapping[str, Holding]
+    timeline: Timeline,
+    described: Mapping[str, Holding],
+    inserted: Mapping[str, Holding],
+    published: Mapping[str, Holding],
 ) -> list[HeldGeneration]:
     told = {
         each.time_ms: each
-        for each in Timeline.read(lake).generations
+        for each in timeline.generations
         if each.id is not None or each.published or str(each.time_ms) in published
     }
     names = [(each.id, each.time_ms) for each in told.values()]
