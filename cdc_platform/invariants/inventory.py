@@ -307,6 +307,9 @@ def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
         if table is STREAMS_DESCRIPTIONS_V2
         else values.combine_chunks()
     ).dictionary_encode()
+    if len(encoded.dictionary) == 1 and not encoded.null_count:
+        yield str(encoded.dictionary[0]), rows
+        return
     codes = np.asarray(encoded.indices)
     sorted_rows = rows.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
     counts = np.bincount(codes, minlength=len(encoded.dictionary)).tolist()

@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
 from cdc_platform.lake.mirrored_logs import Mirror, OpenedLog, is_log, with_files
-from cdc_platform.lake.rows import filled
+from cdc_platform.lake.rows import filled, nothing
 from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
@@ -85,7 +85,7 @@ class Opened(OpenedLog):
         """The rows of these files in the columns that the table has."""
         schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
         names = self.metadata().partition_columns
-        return pa.concat_tables([schema.empty_table(), *(self._of_partition(file, names, schema) for file in chosen)])
+        return pa.concat_tables([nothing(schema), *(self._of_partition(file, names, schema) for file in chosen)])
 
     def _of_partition(self, file: files.DataFile, names: Sequence[str], schema: pa.Schema) -> pa.Table:
         """The rows of a file with the columns that name its partition; the last few files are kept."""
@@ -105,13 +105,16 @@ class Opened(OpenedLog):
             if names:
                 return self._together(held)
             paths = files.paths(self)
-            by_file = {
-                path: self._by_file[path] if path in self._by_file else small_files.whole(path) for path in paths
-            }
-            self._by_file = by_file
-            return pa.concat_tables([as_it_is.empty_table(), *(_shaped(rows, as_it_is) for rows in by_file.values())])
+            self._by_file = self._of_files(paths, as_it_is)
+            return pa.concat_tables([nothing(as_it_is), *self._by_file.values()])
         except Exception:  # noqa: BLE001 deltalake hands on what others raise, of any class
             return None
+
+    def _of_files(self, paths: Sequence[str], schema: pa.Schema) -> dict[str, pa.Table]:
+        """The rows of each file as a table has them."""
+        known = self._by_file
+        found = {path: known[path] if path in known else small_files.whole(path) for path in paths}
+        return {path: rows if rows.schema.equals(schema) else _shaped(rows, schema) for path, rows in found.items()}
 
 
 def _shaped(rows: pa.Table, schema: pa.Schema, values: Mapping[str, Any] = MappingProxyType({})) -> pa.Table:
