@@ -322,9 +322,21 @@ def _mirrored(path: str, listed: commits.Lister) -> _Known | None:
 
 
 def _by_itself(path: str, listed: commits.Lister) -> _Known:
-    log = commits.log_of(path)
     # deltalake takes many times as long to tell, and steps ask for tables that most homes do not have.
-    if log.here is not None and log.seen() is None:
+    if _is_missing(commits.log_of(path)):
         raise TableNotFoundError(f"no table at {path}")
     opened = Opened(path)
     return _Known(opened, opened.version(), commits.look(path, opened.version(), opened.version(), listed).mark)
+
+
+def _is_missing(log: Place) -> bool:
+    """Whether there is no such folder on this machine; whatever else is wrong with it is said by opening it."""
+    if log.here is None:
+        return False
+    try:
+        log.here.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
