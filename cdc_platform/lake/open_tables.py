@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -56,8 +56,10 @@ class Opened(OpenedLog):
             self._few = (self.version(), rows)
         return rows
 
-    def few_of(self, filters: Sequence[Filter]) -> pa.Table | None:
-        """The rows of the partitions that the (normal) filters let through; None where there are more than a few."""
+    def few_of(self, filters: Sequence[Filter], columns: Collection[str]) -> pa.Table | None:
+        """The rows of the partitions that the (normal) filters let through, in these columns at least, as far as the
+        table has them; None where there are more than a few.
+        """
         names = self.metadata().partition_columns
         if not any(name in names for name, _, _ in filters) or files.foreign_features(self):
             return self.few()
@@ -65,7 +67,7 @@ class Opened(OpenedLog):
         if len(chosen) > FEW_FILES or sum(file.bytes for file in chosen) > _FEW_BYTES:
             return None
         try:
-            return self._together(chosen)
+            return self._together(chosen, columns)
         except Exception:  # noqa: BLE001 as of the whole: who needs what cannot be read finds it
             return None
 
@@ -81,9 +83,10 @@ class Opened(OpenedLog):
             answers[asked] = rows
         return rows
 
-    def _together(self, chosen: Sequence[files.DataFile]) -> pa.Table:
-        """The rows of these files in the columns that the table has."""
-        schema = pa.schema([field.with_nullable(True) for field in pa.schema(self.schema())])
+    def _together(self, chosen: Sequence[files.DataFile], columns: Collection[str] | None = None) -> pa.Table:
+        """The rows of these files in the columns that the table has; of some `columns`, in those among them."""
+        fields = [field.with_nullable(True) for field in pa.schema(self.schema())]
+        schema = pa.schema([field for field in fields if columns is None or field.name in columns])
         names = self.metadata().partition_columns
         return pa.concat_tables([nothing(schema), *(self._of_partition(file, names, schema) for file in chosen)])
 
@@ -131,8 +134,9 @@ def rows_of(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter] = (
 
 def _chosen(opened: Opened, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
     """The same: of few rows, which have these columns, out of memory."""
-    few = opened.few_of(filters) if opened.metadata().partition_columns else opened.few()
-    if few is None or not {*schema.names, *(name for name, _, _ in filters)} <= set(few.schema.names):
+    asked = {*schema.names, *(name for name, _, _ in filters)}
+    few = opened.few_of(filters, asked) if opened.metadata().partition_columns else opened.few()
+    if few is None or not asked <= set(few.schema.names):
         return _queried(opened, schema, filters)
     return _typed(passing(few, filters).select(schema.names), schema)
 
