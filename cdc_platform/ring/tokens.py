@@ -46,8 +46,9 @@ def legal_tokens(values: Iterable[object], owner: str) -> Int64s:
     """
     given = values.tolist() if isinstance(values, np.ndarray) and values.dtype == np.int64 else list(values)
     # Python's own whole numbers, all of which are tokens, are what a ring is made of again and again.
-    if set(map(type, given)) == {int} and min(given) >= FIRST and max(given) <= LAST:
-        return np.array(given, dtype=np.int64)
+    whole = [value for value in given if type(value) is int]
+    if whole and len(whole) == len(given) and min(whole) >= FIRST and max(whole) <= LAST:
+        return np.array(whole, dtype=np.int64)
     tokens: list[int] = []
     for value in given:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
