@@ -23,7 +23,7 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
-from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
+from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
 from cdc_platform.lake.rows import conform, nothing, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
@@ -272,14 +272,23 @@ class Lake:
         return self._write(table, change, source.nbytes)
 
     def replace_once(
-        self, table: Table, rows: pa.Table, filters: Sequence[Filter], version: int | None, **numbers: int
+        self,
+        table: Table,
+        rows: pa.Table,
+        filters: Sequence[Filter],
+        version: int | None,
+        parted: Parted | None = None,
+        **numbers: int,
     ) -> bool:
         """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
 
         It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
+        `parted`: the rows of that version that pass filters on partition columns, as they were read from here: those
+        that stay do so, in front of the others, and are not read or digested again.
 
         Raises:
-            InputError, StateError: there is no filter, the rows don't fit the table, or it is append-only.
+            InputError, StateError: there is no filter, the rows don't fit the table, or it is append-only; or the parts
+                are not all rows that pass.
         """
         if not filters:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
@@ -290,10 +299,10 @@ class Lake:
         def change(opened: DeltaTable) -> bool:
             if opened.version() != version:
                 return False
-            merging.replace(opened, table, source, chosen, numbers)
+            merging.replace(opened, table, source, chosen, numbers, parted)
             return True
 
-        return self._write(table, change, source.nbytes)
+        return self._write(table, change, source.nbytes + (0 if parted is None else parted.stays.nbytes))
 
     def data_files(self, table: Table) -> list[DataFile]:
         """Every data file of a table, from Delta's log alone."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
 
+from cdc_platform.errors import StateError
 from cdc_platform.lake import commits, digests, files, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
@@ -60,6 +61,19 @@ class Merged:
     inserted: int
     updated: int
     version: int
+
+
+@dataclass(frozen=True)
+class Parted:
+    """All rows that pass some filters, in one of two parts: those that stay as they are, and those that go."""
+
+    stays: pa.Table
+    goes: pa.Table
+
+    @staticmethod
+    def by(rows: pa.Table, go: np.ndarray) -> Parted:
+        """The parts of some rows of which these (bool) go."""
+        return Parted(rows.filter(pa.array(~go)), rows.filter(pa.array(go)))
 
 
 def writing(rows: pa.Table, large: WriterProperties = _WRITER_PROPERTIES) -> WriterProperties:
@@ -194,10 +208,19 @@ def replace(
     rows: pa.Table,
     filters: Sequence[Filter],
     numbers: Mapping[str, int] = MappingProxyType({}),
+    parted: Parted | None = None,
 ) -> None:
-    """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications."""
+    """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications.
+
+    `parted`: the rows that pass, which are in files of their own; of them only those that go make room.
+    """
     predicate = filters_sql(filters)
-    removed = rows_of(opened, table.schema, filters)
+    if parted is None:
+        removed = rows_of(opened, table.schema, filters)
+        due = after(opened, table, rows, removed)
+    else:
+        due = _after_parts(opened, table, rows, filters, parted)
+        rows, removed = pa.concat_tables([parted.stays, rows]), pa.concat_tables([parted.stays, parted.goes])
 
     def commit(properties: commits.Properties) -> None:
         if placing.has_times(table):
@@ -213,18 +236,37 @@ def replace(
                 writer_properties=writing(rows),
             )
 
-    commits.make(opened, commit, digests=after(opened, table, rows, removed), numbers=numbers)
+    commits.make(opened, commit, digests=due, numbers=numbers)
 
 
-def after(opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table) -> dict[str, int]:
-    """The digests of the slices that rows come to and go from, as they are then."""
+def after(
+    opened: DeltaTable, table: Table, added: pa.Table, removed: pa.Table, written: Collection[str] = ()
+) -> dict[str, int]:
+    """The digests of the slices that rows come to and go from, and of others that are `written` anew, as they are then.
+
+    A row that stays is in both sums or in neither: the digest of its slice goes on as commits said it.
+    """
     names = dict.fromkeys(name for rows in (added, removed) for name in digests.slices_in(rows, table.partition_by))
+    names |= dict.fromkeys(written)
     rule = commits.digest_rule(opened)
     if rule == digests.Rule.BLAKE2B:  # of numbers nothing is saved
         added, removed = differing(added, removed)
     came, went = (digests.of_rows(rows, table.partition_by, rule) for rows in (added, removed))
     nothing = dict.fromkeys(names, 0)
     return digests.changed(before(opened, table, names), nothing | came, went)
+
+
+def _after_parts(
+    opened: DeltaTable, table: Table, came: pa.Table, filters: Sequence[Filter], parted: Parted
+) -> dict[str, int]:
+    """The digests of the slices of the files that pass, with what comes to them and goes from them."""
+    assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
+    held = files.data_files(opened, table, files.folder_of(opened), filters)
+    due, given = sum(file.rows for file in held), parted.stays.num_rows + parted.goes.num_rows
+    if due != given:
+        raise StateError(f"{table.full_name} has {due} rows where {given} were read: nothing is put in their place")
+    written = {digests.slice_name(table.partition_by, file.partition): None for file in held}
+    return after(opened, table, came, parted.goes, written)
 
 
 def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, form
 from cdc_platform.cluster.current import kept as tables
 from cdc_platform.cluster.current.again import read_again, touched
 from cdc_platform.cluster.current.kept import Kept, cells_table, current_table, for_readers, kept, with_slices
+from cdc_platform.cluster.current.reached import reached
 from cdc_platform.cluster.current.scanning import Scanning, of_slices
 from cdc_platform.cluster.current.seen import Orders
 from cdc_platform.cluster.ingest.again import AGAIN
@@ -29,6 +30,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.appended import appended
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.merging import Parted
 from cdc_platform.lake.tables import TIMESTAMP, Table
 from cdc_platform.lake.volume import Batches, TaskRows, Workers
 from cdc_platform.log.log_table import log_table
@@ -168,7 +170,9 @@ class Keeper:
             several, found = list(self._groups(chosen)), None
             marks[MARKED] = 0
             for group in several:
-                found = self._state_of(group, of_slices(changes, group), now, as_of)
+                version, held = self._lake.version(self._cells), self._held(self._cells, group)
+                parted = Parted(held.slice(0, 0), held)
+                found = self._state_of(group, parted, version, of_slices(changes, group), now, as_of)
                 marks[MARKED] += int(found.inexact.sum())
             self._show_all(now, as_of, marks, found if len(several) == 1 else None)
         else:
@@ -247,19 +251,42 @@ class Keeper:
 
     def _bring(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> None:
         """Merge changes into slices, and put what they show as of a time (µs) in place of what readers have of them."""
-        lake, inside = self._lake, [(tables.SLICE, "in", group)]
-        before = lake.read(self._current, [INEXACT], inside)[INEXACT]
+        lake, mine = self._lake, of_slices(changes, group)
         marked = lake.transaction(self._current, MARKED) or 0
-        version = lake.version(self._current)
-        found = self._state_of(group, of_slices(changes, group), now, as_of)
-        more = int(found.inexact.sum()) - int(compute.sum(before).as_py() or 0)
-        rows = for_readers(self._schema, found, now.slices)
-        self._replace(self._current, rows, group, version, {MARKED: marked + more})
+        versions = lake.version(self._cells), lake.version(self._current)
+        cells, rows = self._parted(group, mine, now, as_of)
+        found = self._state_of(group, cells, versions[0], mine, now, as_of)
+        more = int(found.inexact.sum()) - int(compute.sum(rows.goes[INEXACT]).as_py() or 0)
+        self._replace(
+            self._current,
+            rows,
+            for_readers(self._schema, found, now.slices),
+            group,
+            versions[1],
+            {MARKED: marked + more},
+        )
 
-    def _state_of(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> Shown:
-        """Merge changes into slices of the state, with what is read again for it; answers with what they show."""
-        schema, version = self._schema, self._lake.version(self._cells)
-        held = self._lake.read(self._cells, filters=[(tables.SLICE, "in", group)]).drop_columns([tables.SLICE])
+    def _parted(self, group: list[int], changes: pa.Table, now: Kept, as_of: Microseconds) -> tuple[Parted, Parted]:
+        """Both tables' rows of slices, those apart that changes reach, or the time that has passed."""
+        cells, rows = self._held(self._cells, group), self._held(self._current, group)
+        passed = now.as_of_us or _FIRST, as_of
+        found = reached(self._schema, cells, rows, changes, passed, now.sure_us)
+        return Parted.by(cells, found.cells), Parted.by(rows, found.rows)
+
+    def _held(self, table: Table, group: list[int]) -> pa.Table:
+        return self._lake.read(table, filters=[(tables.SLICE, "in", group)])
+
+    def _state_of(
+        self,
+        group: list[int],
+        cells: Parted,
+        version: int | None,
+        changes: pa.Table,
+        now: Kept,
+        as_of: Microseconds,
+    ) -> Shown:
+        """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""
+        schema, held = self._schema, cells.goes.drop_columns([tables.SLICE])
         state = merged(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
         found = shown(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)
@@ -272,19 +299,21 @@ class Keeper:
         if places or changes.num_rows:
             # By what was sure before these changes: who is killed here is followed by one that merges them again.
             state = purged(state, found, now.sure_us, as_of)
-            self._replace(self._cells, with_slices(state, now.slices), group, version)
+            self._replace(self._cells, cells, with_slices(state, now.slices), group, version)
             failpoints.reached(failpoints.AFTER_CURRENT_STATE)
         return found
 
     def _replace(
         self,
         table: Table,
+        parted: Parted,
         rows: pa.Table,
         group: list[int],
         version: int | None,
         numbers: Mapping[str, int] | None = None,
     ) -> None:
-        if not self._lake.replace_once(table, rows, [(tables.SLICE, "in", group)], version, **(numbers or {})):
+        inside = [(tables.SLICE, "in", group)]
+        if not self._lake.replace_once(table, rows, inside, version, parted, **(numbers or {})):
             raise self._disturbed()
 
     def _disturbed(self) -> ConflictError:

@@ -25,10 +25,17 @@ def purged(state: pa.Table, found: Shown, sure_us: Microseconds, now_us: Microse
     state = state.combine_chunks()
     if state.num_rows == 0:
         return state
-    kinds, times = np.asarray(state["kind"]), np.asarray(state["timestamp"])
-    expires = np.asarray(state["expires"])
-    tombstones = np.isin(kinds, _TOMBSTONES)
-    covered = ~tombstones & (times <= found.deleted)
-    over = tombstones | np.asarray(state["dead"]) | ((expires > 0) & (expires <= now_us))
-    gone = covered | (over & (times <= sure_us) & ~np.asarray(state["inexact"]))
+    covered = ~_tombstones(state) & (np.asarray(state["timestamp"]) <= found.deleted)
+    gone = covered | spent(state, sure_us, now_us)
     return state.filter(pa.array(~gone)) if gone.any() else state
+
+
+def spent(state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> np.ndarray:
+    """Which rows (bool) of a state go by themselves, whatever else it has: see `purged`."""
+    times, expires = np.asarray(state["timestamp"]), np.asarray(state["expires"])
+    over = _tombstones(state) | np.asarray(state["dead"]) | ((expires > 0) & (expires <= now_us))
+    return over & (times <= sure_us) & ~np.asarray(state["inexact"])
+
+
+def _tombstones(state: pa.Table) -> np.ndarray:
+    return np.isin(np.asarray(state["kind"]), _TOMBSTONES)

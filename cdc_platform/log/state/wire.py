@@ -37,6 +37,9 @@ _NUMBERS = {
 }
 _TEXTS = ("text", "ascii")
 _UUIDS = ("uuid", "timeuuid")
+_OF_ONE_FORM = frozenset(
+    ("tinyint", "smallint", "int", "bigint", "time", "timestamp", "date", "blob", *_TEXTS, *_UUIDS)
+)
 _DATE_ZERO = 2**31
 _HYPHENS = (8, 13, 18, 23)
 _DIGITS = [place for place in range(36) if place not in _HYPHENS]
@@ -83,6 +86,15 @@ def from_wire(kind: CqlType, data: Any) -> pa.Array:
         return _native(name, raw.view(_NUMBERS[name]), null)
     found = [None if each is None else arrow_value(kind, read_value(kind, each)) for each in data.to_pylist()]
     return pa.array(found, arrow_type(kind))
+
+
+def has_one_form(kind: CqlType) -> bool:
+    """Whether each value of a type has one form as bytes: those that `to_wire` makes of what `from_wire` made of them.
+
+    Bytes that `from_wire` has no value for, or but the nearest of a date or timestamp, are apart.
+    """
+    name = kind.name if isinstance(kind, Scalar) else ""
+    return name in _OF_ONE_FORM
 
 
 def integers_from_wire(kind: CqlType, data: Any) -> tuple[np.ndarray, np.ndarray]:
