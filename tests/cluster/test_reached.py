@@ -1,0 +1,171 @@
+"""Of a kept table's rows those are made anew that changes or time reach; the others are as if all had been made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.histories.log_histories import EPOCH_US, histories
+
+from cdc_platform.clock import Microseconds
+from cdc_platform.cluster.current import reached as module
+from cdc_platform.cluster.current.again import touched
+from cdc_platform.cluster.current.kept import for_readers
+from cdc_platform.cluster.current.reached import reached
+from cdc_platform.cluster.current.seen import SOLE
+from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.types import DATE, DECIMAL, DOUBLE, INT, TEXT, TIMESTAMP, VARINT, CqlType
+from cdc_platform.lake.merging import Parted
+from cdc_platform.log.state.merging import merged
+from cdc_platform.log.state.of_mutations import state_of
+from cdc_platform.log.state.purging import purged
+from cdc_platform.log.state.selecting import Shown, shown
+from cdc_platform.log.state.shape import Kind
+
+History = tuple[TableSchema, list[list[Mutation]]]
+SLICES = 4
+TIMES = st.lists(st.integers(EPOCH_US - 1, EPOCH_US + 9_000_010).map(Microseconds), min_size=3, max_size=3).map(sorted)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def always_apart() -> Iterator[None]:
+    """However many of few rows are reached."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_REACHED", 1)
+        yield
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Both tables of a table, and what its state shows."""
+
+    cells: pa.Table
+    rows: pa.Table
+    found: Shown
+
+
+def made(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> Kept:
+    """Both tables as a merged state tells of them."""
+    found = shown(schema, state, now_us)
+    return Kept(purged(state, found, sure_us, now_us), for_readers(schema, found, SLICES), found)
+
+
+def told(table: pa.Table) -> list[str]:
+    """The rows, in an order that is theirs alone."""
+    return sorted(map(repr, table.to_pylist()))
+
+
+def guessed(state: pa.Table, dice: random.Random) -> pa.Table:
+    """The state with some of its markers and cells as a look at the cluster leaves them."""
+    rows = state.to_pylist()
+    for row in rows:
+        if row["kind"] in (Kind.MARKER, Kind.CELL) and not row["ttl"] and not row["dead"] and dice.random() < 0.3:
+            row["inexact"] = True
+            if row["kind"] == Kind.MARKER:
+                row["value"] = dice.choice([None, SOLE])
+    return pa.Table.from_pylist(rows, schema=state.schema)
+
+
+def states_of(mutations: Sequence[Mutation]) -> list[pa.Table]:
+    """A state of each."""
+    return [state_of([each]) for each in mutations]
+
+
+@given(histories(), st.integers(0, 2**32).map(random.Random), TIMES)
+def test_what_is_reached_is_all_that_becomes_another(
+    history: History, dice: random.Random, times: list[Microseconds]
+) -> None:
+    """Whatever came before and comes now: both tables in parts are those that all of the state comes to."""
+    schema, (before_us, sure_us, now_us) = history[0], times
+    first, later = list[Mutation](), list[Mutation]()
+    for each in (mutation for batch in history[1] for mutation in batch):
+        (later if dice.random() < 0.3 else first).append(each)
+    old = made(schema, guessed(merged(schema, states_of(first)), dice), dice.choice(times), before_us)
+    changes = merged(schema, states_of(later))
+    state = merged(schema, [old.cells, changes])
+    whole = made(schema, state, sure_us, now_us)
+    cells = old.cells
+    if dice.random() < 0.3:  # killed before the readers' rows
+        cells, state = whole.cells, merged(schema, [whole.cells, changes])
+        whole = made(schema, state, sure_us, now_us)
+    passed = before_us, now_us
+
+    reach = reached(schema, cells, old.rows, changes, passed, sure_us)
+    of_cells, of_rows = Parted.by(cells, reach.cells), Parted.by(old.rows, reach.rows)
+    part = merged(schema, [of_cells.goes, changes])
+    new = made(schema, part, sure_us, now_us)
+    assert told(pa.concat_tables([of_cells.stays, new.cells])) == told(whole.cells)
+    assert told(pa.concat_tables([of_rows.stays, new.rows])) == told(whole.rows)
+    ask, asked = touched(schema, part, changes, new.found, passed), touched(schema, state, changes, whole.found, passed)
+    doubted = shown(schema, old.cells, before_us)
+    known = zip(doubted.partitions.to_pylist(), doubted.clusterings.to_pylist(), doubted.doubtful, strict=True)
+    assert asked - {(partition, row) for partition, row, doubtful in known if doubtful} <= ask <= asked
+
+
+def table_of(partition: CqlType, clustering: CqlType) -> TableSchema:
+    """A table with keys of these types and one value."""
+    kinds = (Column("p", partition, "partition"), Column("k", clustering, "clustering"), Column("v", INT))
+    return TableSchema("ks", "t", kinds, CdcOptions(enabled=True))
+
+
+def write(schema: TableSchema, partition: object, row: object, at: int) -> pa.Table:
+    """A row that was inserted."""
+    change = RowChange(Marker(Microseconds(at)), {"v": Cell(Microseconds(at), at)})
+    return state_of([Mutation(schema, (partition,), rows={(row,): change})])
+
+
+@pytest.mark.parametrize(
+    ("partition", "clustering", "due"),
+    [
+        (INT, TEXT, 1),  # the row
+        (TIMESTAMP, DATE, 1),
+        (INT, DECIMAL, 2),  # its partition
+        (TEXT, DOUBLE, 2),
+        (VARINT, INT, 4),  # all
+    ],
+)
+def test_a_key_whose_bytes_its_value_does_not_tell_is_not_looked_for(
+    partition: CqlType, clustering: CqlType, due: int
+) -> None:
+    """Its partition is made anew, or all: so are as many of four rows, of two partitions."""
+    schema = table_of(partition, clustering)
+    keys = {TEXT: "ab", DECIMAL: [Decimal(1), Decimal(2)]}
+    places = [(one, other) for one in keys.get(partition, (1, 2)) for other in keys.get(clustering, (1, 2))]
+    state = merged(schema, [write(schema, one, other, 1) for one, other in places])
+    old = made(schema, state, Microseconds(0), Microseconds(5))
+    changes = write(schema, *places[0], 2)
+    found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
+
+
+def test_a_date_that_no_native_column_holds_is_told_from_the_nearest_that_does() -> None:
+    """Two partitions that readers see under one date are two."""
+    schema = table_of(DATE, INT)
+    far = 2**30
+    state = merged(schema, [write(schema, key, 1, 1) for key in (far, far + 1)])
+    old = made(schema, state, Microseconds(0), Microseconds(5))
+    assert len(set(old.rows["p"].to_pylist())) == 1
+    changes = write(schema, far, 1, 2)
+    found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    rows = old.rows.filter(pa.array(found.rows))
+    assert [dict(each)["p"] for each in rows["cdc$exact"].to_pylist()] == [str(far)]
+
+
+def test_where_most_is_reached_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To tell the rest apart would cost what it saves."""
+    schema = table_of(INT, INT)
+    state = merged(schema, [write(schema, 1, row, 1) for row in range(4)])
+    old = made(schema, state, Microseconds(0), Microseconds(5))
+    changes = merged(schema, [write(schema, 1, row, 2) for row in range(3)])
+    for most, due in ((0.5, 4), (0.8, 3)):
+        monkeypatch.setattr(module, "MOST_REACHED", most)
+        found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+        assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
