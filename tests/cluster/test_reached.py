@@ -21,6 +21,7 @@ from cdc_platform.cluster.current.kept import for_readers
 from cdc_platform.cluster.current.reached import reached
 from cdc_platform.cluster.current.seen import SOLE
 from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange
+from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import DATE, DECIMAL, DOUBLE, INT, TEXT, TIMESTAMP, VARINT, CqlType
 from cdc_platform.lake.merging import Parted
@@ -32,6 +33,7 @@ from cdc_platform.log.state.shape import Kind
 
 History = tuple[TableSchema, list[list[Mutation]]]
 SLICES = 4
+NOW = Microseconds(9)
 TIMES = st.lists(st.integers(EPOCH_US - 1, EPOCH_US + 9_000_010).map(Microseconds), min_size=3, max_size=3).map(sorted)
 
 
@@ -169,3 +171,17 @@ def test_where_most_is_reached_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MOST_REACHED", most)
         found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
         assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
+
+
+def test_a_range_reaches_all_rows_of_its_partition_and_later_ones_are_held_against_it() -> None:
+    """What it deletes goes from readers' rows; an older write that comes behind it shows nothing, in either order."""
+    schema, never = table_of(INT, INT), Microseconds(0)
+    deleted = state_of([Mutation(schema, (1,), range_tombstones=[RangeTombstone(None, Bound((3,), True), NOW)])])
+    rows = [write(schema, 1, row, NOW - 1) for row in range(2, 6)]
+    for old, changes, due in ((rows, [deleted], [4, 5]), ([deleted, *rows[2:]], rows[:1], [4, 5])):
+        kept = made(schema, merged(schema, old), never, NOW)
+        changed = merged(schema, changes)
+        found = reached(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
+        of_cells, of_rows = Parted.by(kept.cells, found.cells), Parted.by(kept.rows, found.rows)
+        new = made(schema, merged(schema, [of_cells.goes, changed]), never, NOW)
+        assert sorted(pa.concat_tables([of_rows.stays, new.rows])["k"].to_pylist()) == due
