@@ -139,7 +139,7 @@ def test_a_key_whose_bytes_its_value_does_not_tell_is_not_looked_for(
 ) -> None:
     """Its partition is made anew, or all: so are as many of four rows, of two partitions."""
     schema = table_of(partition, clustering)
-    keys = {TEXT: "ab", DECIMAL: [Decimal(1), Decimal(2)]}
+    keys: dict[CqlType, Sequence[object]] = {TEXT: "ab", DECIMAL: [Decimal(1), Decimal(2)]}
     places = [(one, other) for one in keys.get(partition, (1, 2)) for other in keys.get(clustering, (1, 2))]
     state = merged(schema, [write(schema, one, other, 1) for one, other in places])
     old = made(schema, state, Microseconds(0), Microseconds(5))

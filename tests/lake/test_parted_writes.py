@@ -1,0 +1,112 @@
+"""Rows that are put in place of some of those that were read: the others stay, in files and in digests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc_platform.errors import InputError, StateError
+from cdc_platform.lake import digests
+from cdc_platform.lake.digests import PROPERTY, Rule
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.merging import Parted
+from cdc_platform.lake.tables import TIMESTAMP, Table, column
+
+INT = pa.int32()
+INSIDE = [("part", "in", [0, 1])]
+
+
+def parts(kind: pa.DataType = INT) -> Table:
+    """A table whose parts are named by a column of this type."""
+    fields = [column("k", pa.int64(), "key"), column("v", pa.string(), "value"), column("part", kind, "part")]
+    return Table("t", "parts", pa.schema(fields), keys=("k",), comment="parts", partition_by=("part",))
+
+
+def rows(table: Table, *keys: int, value: str = "old") -> pa.Table:
+    """A row a key; every third is of one part."""
+    found = pa.table({"k": keys, "v": [value] * len(keys), "part": [key % 3 for key in keys]})
+    return found.cast(table.schema)
+
+
+def said(lake: Lake, table: Table) -> dict[str, int]:
+    """What the newest commit says that its slices hold."""
+    envelope = lake.envelopes(table)[0].envelope
+    assert envelope is not None
+    return dict(envelope.digests)
+
+
+def told(lake: Lake, table: Table) -> dict[str, int]:
+    """What the slices hold."""
+    return digests.of_rows(lake.read(table), table.partition_by, lake.digest_rule(table))
+
+
+def read(lake: Lake, table: Table, *, go: int) -> Parted:
+    """The rows of two parts, of which these go whose keys are multiples of a number."""
+    found = lake.read(table, filters=INSIDE)
+    return Parted.by(found, np.asarray(found["k"]) % go == 0)
+
+
+@pytest.mark.parametrize("kind", [INT, TIMESTAMP], ids=str)
+@pytest.mark.parametrize("rule", Rule)
+def test_those_that_go_make_room_and_the_rest_stays(lake: Lake, kind: pa.DataType, rule: Rule) -> None:
+    """By either rule of digests, and where parts are named by times, the commit says what the slices hold then."""
+    table = parts(kind)
+    lake.ensure(table)
+    DeltaTable(lake.path(table)).alter.set_table_properties({PROPERTY: rule}, raise_if_not_exists=False)
+    lake.merge(table, rows(table, *range(2000)), update=False)
+    assert lake.digest_rule(table) == rule
+    inside = [("part", "in", rows(table, 0, 1)["part"].to_pylist())]
+    found = lake.read(table, filters=inside)
+    parted = Parted.by(found, np.asarray(found["k"]) % 5 == 0)
+    came = rows(table, *(key for key in range(1500) if key % 5 == 0 and key % 3 < 2), 3000, value="new")
+    assert lake.replace_once(table, came, inside, lake.version(table), parted, app=7)
+    assert lake.transaction(table, "app") == 7
+    values = {key: "old" for key in range(2000) if key % 5 or key % 3 == 2}
+    values |= dict.fromkeys(came["k"].to_pylist(), "new")
+    assert {row["k"]: row["v"] for row in lake.read(table).to_pylist()} == values
+    assert said(lake, table).items() <= told(lake, table).items()
+    assert len(said(lake, table)) == 2
+
+
+def test_a_slice_that_is_left_empty_and_one_that_only_stays_are_said(lake: Lake) -> None:
+    """Each whose files are written anew: what it holds, or nothing."""
+    table = parts()
+    lake.merge(table, rows(table, 0, 3, 1, 2), update=False)
+    found = lake.read(table, filters=INSIDE)
+    parted = Parted.by(found, np.asarray(found["part"]) == 0)
+    assert lake.replace_once(table, rows(table), INSIDE, lake.version(table), parted)
+    assert said(lake, table) == {"part=0": 0, "part=1": told(lake, table)["part=1"]}
+
+
+def test_what_a_stranger_has_put_among_them_stays_told(lake: Lake) -> None:
+    """A row that no commit of the platform said goes on in the files, and in no digest."""
+    table = parts()
+    lake.merge(table, rows(table, *range(30)), update=False)
+    write_deltalake(lake.path(table), rows(table, 99), mode="append")
+    found = lake.read(table, filters=INSIDE)
+    parted = Parted.by(found, np.asarray(found["k"]) == 0)
+    lake.replace_once(table, rows(table, 0, value="new"), INSIDE, lake.version(table), parted)
+    stranger = digests.of_rows(rows(table, 99), table.partition_by, lake.digest_rule(table))
+    assert digests.changed(said(lake, table), stranger, {})["part=0"] == told(lake, table)["part=0"]
+
+
+@pytest.mark.parametrize("lost", ["stays", "goes"])
+def test_parts_that_are_not_all_rows_are_refused(lake: Lake, lost: str) -> None:
+    """Nothing is written: what is in neither part would be gone."""
+    table = parts()
+    lake.merge(table, rows(table, *range(30)), update=False)
+    found, version = read(lake, table, go=5), lake.version(table)
+    short = {"stays": Parted(found.stays.slice(1), found.goes), "goes": Parted(found.stays, found.goes.slice(1))}[lost]
+    with pytest.raises(StateError, match="has 20 rows where 19 were read"):
+        lake.replace_once(table, rows(table, 0), INSIDE, version, short)
+    assert lake.version(table) == version
+
+
+def test_parts_do_not_fit_a_table_that_they_are_not_of(lake: Lake) -> None:
+    """Rows that come are held against the table's columns, as all are."""
+    table = parts()
+    lake.merge(table, rows(table, *range(30)), update=False)
+    with pytest.raises(InputError, match="has no column x"):
+        lake.replace_once(table, pa.table({"x": [1]}), INSIDE, lake.version(table), read(lake, table, go=5))
