@@ -167,7 +167,7 @@ def test_where_most_is_reached_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
     state = merged(schema, [write(schema, 1, row, 1) for row in range(4)])
     old = made(schema, state, Microseconds(0), Microseconds(5))
     changes = merged(schema, [write(schema, 1, row, 2) for row in range(3)])
-    for most, due in ((0.5, 4), (0.8, 3)):
+    for most, due in ((0.7, 4), (0.8, 3)):
         monkeypatch.setattr(module, "MOST_REACHED", most)
         found = reached(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
         assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)

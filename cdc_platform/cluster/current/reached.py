@@ -24,8 +24,9 @@ from cdc_platform.log.state.shape import Kind
 from cdc_platform.log.state.wire import composed, has_one_form
 from cdc_platform.log.stored_names import EXACT, stored
 
-MOST_REACHED = 0.5
-"""Of the cells: where more are reached, all are. To tell them apart costs then what it saves."""
+MOST_REACHED = 0.6
+"""Of the cells: where more are reached, all are. At that share it takes 0.86 of the time to tell them apart, at 0.02 half
+of it, at 0.75 as long."""
 
 
 @dataclass(frozen=True)
