@@ -25,6 +25,7 @@ from cdc_platform.records.join_request import JoinRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.processes.nursery import Nursery
+    from support.spark.cluster import Cluster
     from support.standin.cluster import StandIn
     from support.store.s3 import S3
     from support.worlds.serving import Serving
@@ -101,6 +102,7 @@ LONG = {
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
     "stores": (
         "test_cluster.py",
+        "test_cluster_faults.py",
         "test_home_in_a_store.py",
         "test_commits_in_a_store.py",
         "test_contract_of_stores.py",
@@ -125,6 +127,7 @@ SHARED = {
     "server": {"server"},
     "serving": {"up"},
     "s3_process": {"stores"},
+    "cluster_process": {"stores"},
     "standin_process": {"cassandra", "stores"},
 }
 OF_MARK = {
@@ -134,6 +137,7 @@ OF_MARK = {
     "demonstrated": "spark",
     "standin_process": "cassandra",
     "s3_process": "processes",
+    "cluster_process": "spark",
     "nursery": "processes",
     "program": "processes",
     "tmp_path": "files",
@@ -283,6 +287,16 @@ def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
     return s3_process
+
+
+@pytest.fixture(scope="session")
+def cluster_process(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Spark cluster that shares no folder with who drives it, started when the first test asks."""
+    from support.spark.cluster import Cluster
+
+    shared = Cluster(tmp_path_factory.mktemp("driver"), s3_process)
+    yield shared
+    shared.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,151 +1,66 @@
 """A cluster whose workers share no folder with who drives it: what they are given, what they lack, and that one dies.
 
 One Spark standalone for all of it: a master and two workers of one core each, a Connect server before them, the homes
-on an S3 server. Run as a script, this file is a client that appends to a log.
+on an S3 server.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from support.command_line import run
-from support.nodes import node_text
-from support.read_logs import home_with_log, schema
-from support.standin.cluster import FIRST_MS, PASSWORD, USER, description
+from support.spark.twins import CLIENT, NODE, Twins, assert_appended, log_in_a_store
+from support.standin.cluster import FIRST_MS, description
 from support.standin.live_log import LiveLog, defined, keys_of
-from support.standin.world import OBSERVER, time_uuid
+from support.standin.world import time_uuid
 
-from cdc_platform.clock import parse_time_us, us_of
+from cdc_platform.clock import us_of
 from cdc_platform.cluster import known
 from cdc_platform.cluster.glance import glance, remember
 from cdc_platform.cluster.session import connected
-from cdc_platform.home import STATE_VARIABLE, open_home
 from cdc_platform.home import VARIABLE as HOME_VARIABLE
+from cdc_platform.home import open_home
 from cdc_platform.lake import worker_archive
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.session import LOG_VARIABLE, spark_session
-from cdc_platform.lake.tables import (
-    GENERATION_DESCRIPTIONS_V2,
-    STREAMS_DESCRIPTIONS_V2,
-    TOPOLOGY_DESCRIPTIONS,
-)
-from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
-from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import log_table, writes_schema
-from cdc_platform.log.volume import append_writes
-from cdc_platform.timeline import StreamSources
+from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
-    from support.spark.standalone import Standalone, Worker
+    from support.spark.cluster import Cluster
     from support.standin.cluster import StandIn
     from support.store.s3 import S3
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-CLOCK = "2026-01-01T00:00:00Z"
 AT = "2026-01-31T14:00:00Z"
-START_US = parse_time_us("2026-01-31T12:20:00Z")
 LIVE = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
-_SECONDS = 120
 A_DEATH = pytest.mark.grid("deaths of workers", 1)
-_TESTS = Path(__file__).resolve().parents[1]
-_DOCUMENT = _TESTS.parent / "docs" / "executors.md"
-
-
-class Cluster:
-    """The cluster with its Connect server, and what a client of it has in its environment."""
-
-    def __init__(self, standalone: Standalone, environment: dict[str, str], secret: Path) -> None:
-        self.standalone = standalone
-        self.environment = environment
-        self.secret = secret
-
-    def start(self, *command: str | Path, at: Path | None = None) -> subprocess.Popen[str]:
-        """A client, as a process of its own; all of its work is done by the workers."""
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env={**os.environ, **self.environment, IN_PROCESS_VARIABLE: "0", "PYTHONPATH": str(_TESTS)},
-            cwd=at,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ends(self, client: subprocess.Popen[str], code: int | None = 0) -> str:
-        """What a client has printed as it ended with a code."""
-        told, said = client.communicate(timeout=_SECONDS)
-        assert code in (None, client.returncode), told + said
-        return told
-
-    def loses_a_worker(self, *command: str | Path, at: Path | None = None, code: int | None = 0) -> str:
-        """What a client prints while a worker dies in the middle of a task of its; another takes that one's place."""
-        before = {worker: worker.count(" Running task ") for worker in self.standalone.workers}
-        client = self.start(*command, at=at)
-        victim = self._working(before, client)
-        victim.stand_still()
-        assert victim.count(" Running task ") > victim.count(" Finished task ")
-        self.standalone.replace(victim)
-        return self.ends(client, code)
-
-    def _working(self, before: dict[Worker, int], client: subprocess.Popen[str]) -> Worker:
-        deadline = time.monotonic() + _SECONDS
-        while time.monotonic() < deadline and client.poll() is None:
-            for worker, count in before.items():
-                if worker.count(" Running task ") > count:
-                    return worker
-            time.sleep(0.02)
-        raise AssertionError(client.communicate(timeout=5))
+_DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "executors.md"
 
 
 @pytest.fixture(scope="module")
-def cluster(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(cluster_process: Cluster) -> Iterator[Cluster]:
     """Two workers that see neither this project nor its environment nor the driver's folder."""
-    from support.spark.standalone import Standalone
-
-    from cdc_platform.lake.connect import ConnectServer
-
-    driver = tmp_path_factory.mktemp("driver")
-    secret = driver / "secret"
-    secret.write_text("of the driver", encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in (s3_process.environment() | {STATE_VARIABLE: str(driver / "state")}).items():
-            patched.setenv(name, value)
-        login = dict(zip((USER, PASSWORD), OBSERVER, strict=True))
-        standalone = Standalone(driver, [driver], s3_process.environment() | login)
-        try:
-            for name, value in (standalone.environment | {LOG_VARIABLE: str(driver / "connect.log")}).items():
-                patched.setenv(name, value)
-            with ConnectServer(heavy=False) as server:
-                yield Cluster(standalone, server.environment, secret)
-        finally:
-            standalone.stop()
+    with cluster_process.entered():
+        yield cluster_process
 
 
 @pytest.fixture(scope="module")
 def logged(cluster: Cluster, s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A home in the store with two generations and a table whose log is empty."""
-    address = f"{s3_process.bucket()}/logs"
-    here = home_with_log(tmp_path_factory.mktemp("logs"))
-    copied = run("home", "copy", here, address)
-    assert copied.exit_code == 0, copied
-    return address
+    return log_in_a_store(f"{s3_process.bucket()}/logs", tmp_path_factory.mktemp("logs"))
 
 
 def test_workers_see_nothing_of_the_driver(cluster: Cluster) -> None:
     """No file of its folder, this project or its environment: what they run is what they were given."""
     files = [cluster.secret, Path(worker_archive.__file__), Path(sys.executable)]
     assert all(path.stat().st_size for path in files)
-    told = cluster.ends(cluster.start(__file__, "look", *files)).splitlines()
+    told = cluster.ends(cluster.start(CLIENT, "look", *files)).splitlines()
     assert len(told) == 2, told
     for line in told:
         worker = json.loads(line)
@@ -183,25 +98,16 @@ def test_doctor_looks_at_every_executor(cluster: Cluster, logged: str, s3_proces
 
 
 # As they are documented.
-_JOIN, _DOCTOR, _CHECK = ["bootstrap", "node.json", "--run"], ["doctor", "--cluster"], ["check", "--deep"]
+_JOIN, _DOCTOR, _CHECK = ["bootstrap", NODE, "--run"], ["doctor", "--cluster"], ["check", "--deep"]
 _LOOKED_AT = ("Python", "packages", "program", "lake", "clock")
 
 
 @A_DEATH
 def test_a_worker_dies_in_a_join(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
     """The generation has the rows, to the last bit of every stream, of one that was made in one process."""
-    node = tmp_path / _JOIN[1]
-    node.write_text(node_text(1, 16, 4), encoding="utf-8")
-    twin, address = tmp_path / "twin", f"{s3_process.bucket()}/join"
-    queued = run("--home", twin, "--clock", CLOCK, "bootstrap", node)
-    assert queued.exit_code == 0, queued
-    assert run("home", "copy", twin, address).exit_code == 0
-    assert run("--home", twin, "--clock", CLOCK, "bootstrap", node, "--run").exit_code == 0
-    cluster.loses_a_worker("-m", "cdc_platform", "--home", address, "--clock", CLOCK, *_JOIN, at=tmp_path)
-    there, here = Lake(f"{address}/lake"), Lake(twin / "lake")
-    for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2):
-        assert rows(there.read(table)) == rows(here.read(table)) != []
-    assert run("--home", address, *_CHECK).exit_code == 0
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
+    cluster.loses_a_worker(*twins.join, at=tmp_path)
+    twins.assert_same()
 
 
 @A_DEATH
@@ -219,13 +125,8 @@ def test_a_worker_dies_in_an_audit(cluster: Cluster, logged: str) -> None:
 @A_DEATH
 def test_a_worker_dies_in_an_append_to_a_log(cluster: Cluster, logged: str) -> None:
     """Each row is in the log once, by one commit."""
-    lake = Lake(f"{logged}/lake")
-    table = log_table(schema(lake))
-    before = lake.version(table) or 0
-    cluster.loses_a_worker(__file__, "append", logged)
-    expected = log_batch(schema(lake), writes(lake), StreamSources(lake).generations.finder())
-    assert rows(lake.read(table)) == rows(pa.Table.from_batches([expected]))
-    assert lake.version(table) == before + 1
+    cluster.loses_a_worker(CLIENT, "append", logged)
+    assert_appended(logged)
 
 
 @A_DEATH
@@ -264,8 +165,7 @@ def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: 
     cluster.standalone.replace(worker, AWS_ENDPOINT_URL=s3_process.environment("expired")["AWS_ENDPOINT_URL"])
     cluster.standalone.workers[0].await_executor()
     client = cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")
-    told, said = client.communicate(timeout=_SECONDS)
-    assert client.returncode == 1, said
+    told = cluster.ends(client, 1)
     reached = [each for each in json.loads(told) if each["check"].startswith("lake")]
     assert sorted(each["ok"] for each in reached) == [False, True]
     (bad,) = [each for each in json.loads(told) if not each["ok"]]
@@ -277,63 +177,3 @@ def documented(program: str) -> list[list[str]]:
     """The commands of a program that the document tells a reader to type, in order, by their words."""
     lines = re.findall(rf"^\$ ({program} .*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return [shlex.split(line) for line in lines]
-
-
-def rows(table: pa.Table) -> list[str]:
-    """The rows of a table, whatever their order."""
-    return sorted(map(repr, table.to_pylist()))
-
-
-def writes(lake: Lake) -> pa.RecordBatch:
-    """Two hundred typed writes."""
-    said = [
-        {"timestamp": START_US + number * 600_000, "ttl": 0, "operation": 2, "p": number % 40, "k": number, "v": number}
-        for number in range(200)
-    ]
-    return pa.RecordBatch.from_pylist(said, schema=writes_schema(schema(lake)))
-
-
-def _append(address: str) -> None:
-    """Two hundred rows, in two tasks of their own."""
-    lake = Lake(f"{address}/lake")
-    frame: Any = spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
-    append_writes(lake, schema(lake), frame.repartition(2), files=2, transaction=("writer", 1))
-
-
-def _look(files: list[str]) -> None:
-    """What each worker sees of some files."""
-    import_file = "cdc_platform.lake.slices"
-
-    def look(_row: int) -> str:
-        import importlib
-        import json
-        import sys
-        import time
-        from pathlib import Path
-
-        seen = []
-        for name in files:
-            try:
-                Path(name).read_bytes()
-                seen.append(name)
-            except OSError:
-                pass
-        time.sleep(0.5)
-        program = importlib.import_module(import_file).__file__
-        return json.dumps(
-            {"seen": seen, "python": sys.prefix + "/bin/python", "program": program, "at": str(Path.cwd())}
-        )
-
-    from pyspark.sql import functions as F
-
-    session = spark_session()
-    asked = F.udf(look, "string", useArrow=False)
-    found = session.range(0, 2, 1, 2).select(asked("id").alias("told")).collect()
-    print("\n".join(sorted({row["told"] for row in found})))
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "append":
-        _append(sys.argv[2])
-    else:
-        _look(sys.argv[2:])

@@ -1,12 +1,13 @@
 """Spark standalone on loopback: a master and workers, processes of their own that see nothing of who drives them.
 
-Each worker has a working folder of its own, the variables that it is given, and Spark and Java bound into that folder;
-folders that it must not see are covered in a mount namespace of its own, or it is another user. What it cannot be
-kept from is for the tests to find out.
+Each worker has a working folder and an address of its own, the variables that it is given, and Spark and Java bound
+into that folder; folders that it must not see are covered in a mount namespace of its own, or it is another user. What
+it cannot be kept from is for the tests to find out. What the driver's scheduler did is in Spark's own log of events.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from support.ports import free_ports, is_open
 
@@ -29,10 +31,22 @@ from cdc_platform.lake.session import MASTER_VARIABLE
 from cdc_platform.supervisor import die_with_parent
 
 HOST = "127.0.0.1"
+# Spark runs no second attempt of a task on the machine that has the first, and machines are told apart by addresses.
+_HOSTS_OF_WORKERS = "127.0.1.{}"
 CHECKOUT = Path(__file__).resolve().parents[3]
 _START_SECONDS = 90
 _SOON_WARM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """JVM options: all of these end before another compiler has paid for itself."""
+_OF_DRIVERS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": _SOON_WARM,
+    # With two small workers a job is lost before it has tried both of them often enough while one starts anew.
+    "spark.task.maxFailures": "8",
+    # A task that is alone in its stage, as most of a small join are, gets a second attempt as well.
+    "spark.speculation.task.duration.threshold": "8s",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+}
 _APART = """
 set -e
 work=$1 spark=$2 java=$3; shift 3
@@ -64,7 +78,10 @@ def ways_apart() -> tuple[str, ...]:
 class Worker:
     """A worker of one core; its executors and their Python are in its session of processes."""
 
-    def __init__(self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str], host: str = HOST
+    ) -> None:
+        self.host = host
         self.folder = Path(tempfile.mkdtemp(prefix="cdc-worker-"))
         for name in ("spark", "java", "tmp", "work"):
             (self.folder / name).mkdir()
@@ -84,10 +101,10 @@ class Worker:
             before = [*way, "sh", "-c", _APART, "sh", str(self.folder), str(spark), str(java), *covered, "--"]
             spark, java = self.folder / "spark", self.folder / "java"
         own = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work")]
-        self.command = [*_daemon(spark, "worker.Worker", file), *own, master]
+        self.command = [*_daemon(spark, "worker.Worker", file, host), *own, master]
         self.process = subprocess.Popen(
             [*before, *self.command],
-            env={**_environment(spark, java, self.folder), **environment},
+            env={**_environment(spark, java, self.folder, host), **environment},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=(self.folder / "log").open("ab"),
@@ -137,9 +154,11 @@ class Standalone:
         self._shared = f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(16)}\n"
         self.conf = folder / "spark.conf"
         self.conf.touch(mode=0o600)
-        # With two small workers a job is lost before it has tried both of them often enough while one starts anew.
-        executors = f"spark.executor.memory 512m\nspark.executor.extraJavaOptions {_SOON_WARM}\n"
-        self.conf.write_text(f"{self._shared}{executors}spark.task.maxFailures 8\n", encoding="utf-8")
+        self._events = folder / "events"
+        self._events.mkdir(exist_ok=True)
+        settings = _OF_DRIVERS | {"spark.eventLog.dir": self._events.as_uri()}
+        told = "".join(f"{name} {value}\n" for name, value in settings.items())
+        self.conf.write_text(f"{self._shared}{told}", encoding="utf-8")
         self.master_command = [*_daemon(spark_home(), "master.Master", self.conf), "--port", str(self._port)]
         self._master = subprocess.Popen(
             self.master_command,
@@ -152,21 +171,31 @@ class Standalone:
             preexec_fn=die_with_parent(),
         )
         self._wait(folder / "master.log")
-        self.workers = [self.worker() for _ in range(workers)]
+        self.workers = [self._worker(_HOSTS_OF_WORKERS.format(number + 1), {}) for number in range(workers)]
 
     @property
     def environment(self) -> dict[str, str]:
         """What a driver has to have in its environment."""
         return {MASTER_VARIABLE: f"spark://{HOST}:{self._port}", CONF_VARIABLE: str(self.conf)}
 
-    def worker(self, **other: str) -> Worker:
-        """One more worker, with `other` variables."""
-        return Worker(f"spark://{HOST}:{self._port}", self._shared, self._hidden, self._given | other)
-
-    def replace(self, worker: Worker, **other: str) -> None:
-        """End a worker at once, and start another one."""
+    def replace(self, worker: Worker, **other: str) -> Worker:
+        """End a worker at once, and start another one in its place, with `other` variables."""
         worker.kill()
-        self.workers[self.workers.index(worker)] = self.worker(**other)
+        place = self.workers.index(worker)
+        self.workers[place] = self._worker(worker.host, other)
+        return self.workers[place]
+
+    def second_attempts(self) -> list[dict[str, Any]]:
+        """The tasks that Spark has started although another attempt of the same one ran, as its events tell of them."""
+        logs = [path for path in self._events.rglob("events_*") if path.is_file()]
+        whole = [log.read_text(encoding="utf-8").rpartition("\n")[0] for log in logs]  # it is written to
+        lines = [json.loads(line) for text in whole for line in text.splitlines()]
+        started = [line for line in lines if line["Event"] == "SparkListenerTaskStart"]
+        return [line for line in started if line["Task Info"]["Speculative"]]
+
+    def _worker(self, host: str, other: Mapping[str, str]) -> Worker:
+        master = f"spark://{HOST}:{self._port}"
+        return Worker(master, self._shared, self._hidden, {**self._given, **other}, host)
 
     def stop(self) -> None:
         """End all of it."""
@@ -183,12 +212,12 @@ class Standalone:
             time.sleep(0.1)
 
 
-def _daemon(spark: Path, name: str, conf: Path) -> list[str]:
+def _daemon(spark: Path, name: str, conf: Path, host: str = HOST) -> list[str]:
     command = [str(spark / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
-    return [*command, "--host", HOST, "--webui-port", "0", "--properties-file", str(conf)]
+    return [*command, "--host", host, "--webui-port", "0", "--properties-file", str(conf)]
 
 
-def _environment(spark: Path, java: Path, folder: Path) -> dict[str, str]:
+def _environment(spark: Path, java: Path, folder: Path, host: str = HOST) -> dict[str, str]:
     """The variables of a machine of its own: nothing of this process's."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -197,7 +226,7 @@ def _environment(spark: Path, java: Path, folder: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "SPARK_HOME": str(spark),
         "JAVA_HOME": str(java),
-        "SPARK_LOCAL_IP": HOST,
+        "SPARK_LOCAL_IP": host,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": _SOON_WARM,
         "SPARK_LAUNCHER_OPTS": _SOON_WARM,

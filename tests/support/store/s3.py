@@ -14,6 +14,7 @@ from support.drawing import SEED
 COUNTS = "/counts-of-requests"
 ROOM = "/room-for-writes"
 AGES = "/ages-of-objects"
+SLOW = "/slow-data-file"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 
@@ -76,6 +77,10 @@ class S3:
         """Let an object be as if it had been put so long ago."""
         bucket, _, name = address.removeprefix("s3://").partition("/")
         self._tell(AGES, {"bucket": bucket, "name": name, "seconds": seconds})
+
+    def is_slow(self, address: str, seconds: float) -> None:
+        """Let the next data file below an address be put, and that be answered so much later, behind every door."""
+        self._tell(SLOW, {"below": address.removeprefix("s3:/"), "seconds": seconds})
 
     def _tell(self, path: str, what: object) -> None:
         asked = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")

@@ -7,8 +7,8 @@ says 503 or cuts the connection, before the store has seen the request or after 
 it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
 others look at none. `readonly` refuses what would change anything, `expired` everything, as with credentials that ran
 out, `skewed` too, as of requests whose time is not the store's.
-Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, and its objects
-are as old as it is told. Started as
+Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, its objects
+are as old as it is told, and it is late with one answer if it is told so. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
 """
 
@@ -33,7 +33,7 @@ from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from moto.s3.responses import S3Response
-from support.store.s3 import AGES, COUNTS, KEY, ROOM
+from support.store.s3 import AGES, COUNTS, KEY, ROOM, SLOW
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -51,18 +51,15 @@ class Store:
         self._writing = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._room: int | None = None
+        self._slow: dict[str, Any] | None = None
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == COUNTS:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.counts).encode()]
         method = environ["REQUEST_METHOD"]
-        if environ["PATH_INFO"] in (ROOM, AGES):
-            told = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-            if environ["PATH_INFO"] == ROOM:
-                self._room = told
-            else:
-                _age(**told)
+        if environ["PATH_INFO"] in (ROOM, AGES, SLOW):
+            self._hear(environ["PATH_INFO"], json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
             start("200 OK", [("Content-Length", "0")])
             return []
         # To remove several objects is a POST, which a store without room takes all the same.
@@ -72,8 +69,27 @@ class Store:
         self.counts[f"LIST {method}" if "list-type" in environ["QUERY_STRING"] else method] += 1
         if method in ("PUT", "POST", "DELETE"):
             with self._writing:
-                return list(self._application(environ, start))
+                answer = list(self._application(environ, start))
+                seconds = self._late_by(method, environ["PATH_INFO"])
+            time.sleep(seconds)
+            return answer
         return list(self._application(environ, start))
+
+    def _hear(self, path: str, told: Any) -> None:
+        if path == ROOM:
+            self._room = told
+        elif path == SLOW:
+            self._slow = told
+        else:
+            _age(**told)
+
+    def _late_by(self, method: str, path: str) -> float:
+        slow = self._slow
+        is_data_file = path.endswith(".parquet") and "/_delta_log/" not in path
+        if slow is None or method != "PUT" or not is_data_file or not path.startswith(slow["below"]):
+            return 0
+        self._slow = None
+        return slow["seconds"]
 
     def _is_full(self) -> bool:
         with self._writing:

@@ -1,0 +1,73 @@
+"""A client of the tests' cluster, run as a script: it appends to a log, or tells which files each worker sees."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pyarrow as pa
+from support.read_logs import schema
+
+from cdc_platform.clock import parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.session import spark_session
+from cdc_platform.log.log_table import writes_schema
+from cdc_platform.log.volume import append_writes
+
+_START_US = parse_time_us("2026-01-31T12:20:00Z")
+_TASKS = 2
+
+
+def writes(lake: Lake) -> pa.RecordBatch:
+    """Two hundred typed writes."""
+    said = [
+        {"timestamp": _START_US + place * 600_000, "ttl": 0, "operation": 2, "p": place % 40, "k": place, "v": place}
+        for place in range(200)
+    ]
+    return pa.RecordBatch.from_pylist(said, schema=writes_schema(schema(lake)))
+
+
+def _append(address: str) -> None:
+    """Two hundred rows, in two tasks of their own."""
+    lake = Lake(f"{address}/lake")
+    frame: Any = spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
+    append_writes(lake, schema(lake), frame.repartition(_TASKS), files=_TASKS, transaction=("writer", 1))
+
+
+def _look(files: list[str]) -> None:
+    """What each worker sees of some files."""
+    import_file = "cdc_platform.lake.slices"
+
+    def look(_row: int) -> str:
+        import importlib
+        import sys
+        import time
+        from pathlib import Path
+
+        seen = []
+        for name in files:
+            try:
+                Path(name).read_bytes()
+                seen.append(name)
+            except OSError:
+                pass
+        time.sleep(0.5)
+        program = importlib.import_module(import_file).__file__
+        return json.dumps(
+            {"seen": seen, "python": sys.prefix + "/bin/python", "program": program, "at": str(Path.cwd())}
+        )
+
+    from pyspark.sql import functions as F
+
+    session = spark_session()
+    asked = F.udf(look, "string", useArrow=False)
+    found = session.range(0, 2, 1, 2).select(asked("id").alias("told")).collect()
+    print("\n".join(sorted({row["told"] for row in found})))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "append":
+        _append(sys.argv[2])
+    else:
+        _look(sys.argv[2:])

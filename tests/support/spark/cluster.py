@@ -1,0 +1,93 @@
+"""The tests' Spark cluster: a master, two workers that share no folder, a Connect server, and clients of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.spark.standalone import Standalone, Worker
+from support.standin.cluster import PASSWORD, USER
+from support.standin.world import OBSERVER
+from support.store.s3 import S3
+
+from cdc_platform.home import STATE_VARIABLE
+from cdc_platform.lake.connect import ConnectServer
+from cdc_platform.lake.session import LOG_VARIABLE
+from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
+
+_SECONDS = 120
+_TESTS = Path(__file__).resolve().parents[2]
+
+
+class Cluster:
+    """The cluster with its Connect server, and what a client of it has in its environment."""
+
+    def __init__(self, folder: Path, store: S3) -> None:
+        self.secret = folder / "secret"
+        self.secret.write_text("of the driver", encoding="utf-8")
+        login = dict(zip((USER, PASSWORD), OBSERVER, strict=True))
+        self.standalone = Standalone(folder, [folder], store.environment() | login)
+        self._environment = store.environment() | self.standalone.environment
+        self._environment |= {STATE_VARIABLE: str(folder / "state"), LOG_VARIABLE: str(folder / "connect.log")}
+        with self.entered():
+            self._server = ConnectServer(heavy=False)
+            try:
+                self._server.start()
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End all of it."""
+        self._server.stop()
+        self.standalone.stop()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Have in this process's environment what a driver of the cluster has."""
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in self._environment.items():
+                patched.setenv(name, value)
+            yield
+
+    def start(self, *command: str | Path, at: Path | None = None) -> subprocess.Popen[str]:
+        """A client, as a process of its own; all of its work is done by the workers."""
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env={**os.environ, **self._server.environment, IN_PROCESS_VARIABLE: "0", "PYTHONPATH": str(_TESTS)},
+            cwd=at,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ends(self, client: subprocess.Popen[str], code: int | None = 0) -> str:
+        """What a client has printed as it ended with a code."""
+        told, said = client.communicate(timeout=_SECONDS)
+        assert code in (None, client.returncode), told + said
+        return told
+
+    def loses_a_worker(self, *command: str | Path, at: Path | None = None, code: int | None = 0) -> str:
+        """What a client prints while a worker dies in the middle of a task of its; another takes that one's place."""
+        before = {worker: worker.count(" Running task ") for worker in self.standalone.workers}
+        client = self.start(*command, at=at)
+        victim = self._working(before, client)
+        victim.stand_still()
+        assert victim.count(" Running task ") > victim.count(" Finished task ")
+        self.standalone.replace(victim)
+        return self.ends(client, code)
+
+    def _working(self, before: dict[Worker, int], client: subprocess.Popen[str]) -> Worker:
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline and client.poll() is None:
+            for worker, count in before.items():
+                if worker.count(" Running task ") > count:
+                    return worker
+            time.sleep(0.02)
+        raise AssertionError(client.communicate(timeout=5))

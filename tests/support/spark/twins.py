@@ -1,0 +1,90 @@
+"""What a cluster has to leave in a home, however it came there: what one process leaves in another of the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from support.command_line import run
+from support.nodes import node_text
+from support.read_logs import home_with_log, schema
+from support.spark import client
+
+from cdc_platform.lake.files import LOG_FOLDER
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    STREAMS_DESCRIPTIONS_V2,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
+from cdc_platform.log.columns import log_batch
+from cdc_platform.log.log_table import log_table
+from cdc_platform.places import Stored, place_of
+from cdc_platform.timeline import StreamSources
+
+CLOCK = "2026-01-01T00:00:00Z"
+NODE = "node.json"
+CLIENT = Path(client.__file__)
+"""What a client runs that no command of the platform does."""
+
+
+class Twins:
+    """The same join in two homes: made in one of this machine, by this process, and waiting in one in a store.
+
+    `join` is what a client is started with that makes it there, in the folder of the first.
+    """
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address = address
+        self.join = ("-m", "cdc_platform", "--home", address, "--clock", CLOCK, "bootstrap", NODE, "--run")
+        node, self._twin = folder / NODE, folder / "twin"
+        node.write_text(node_text(1, 16, 4), encoding="utf-8")
+        at = ("--home", self._twin, "--clock", CLOCK)
+        for words in (
+            (*at, "bootstrap", node),
+            ("home", "copy", self._twin, address),
+            (*at, "bootstrap", node, "--run"),
+        ):
+            done = run(*words)
+            assert done.exit_code == 0, done
+
+    def assert_same(self) -> None:
+        """Hold that the generation is the same, to the last bit of every stream, and that nothing is wrong with it."""
+        there, here = Lake(f"{self.address}/lake"), Lake(self._twin / "lake")
+        for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2):
+            assert rows(there.read(table)) == rows(here.read(table)) != []
+        checked = run("--home", self.address, "check", "--deep")
+        assert checked.exit_code == 0, checked
+
+
+def log_in_a_store(address: str, folder: Path) -> str:
+    """Make a home in a store with two generations and a table whose log is empty, and answer where."""
+    copied = run("home", "copy", home_with_log(folder), address)
+    assert copied.exit_code == 0, copied
+    return address
+
+
+def assert_appended(address: str) -> None:
+    """Hold that what a client has appended to that log is in it once, by one commit."""
+    lake = Lake(f"{address}/lake")
+    table = log_table(schema(lake))
+    expected = log_batch(schema(lake), client.writes(lake), StreamSources(lake).generations.finder())
+    assert rows(lake.read(table)) == rows(pa.Table.from_batches([expected]))
+    assert lake.version(table) == 1  # the first is its creation
+
+
+def rows(table: pa.Table) -> list[str]:
+    """The rows of a table, whatever their order."""
+    return sorted(map(repr, table.to_pylist()))
+
+
+def files_of(address: str, table: Table) -> tuple[int, int]:
+    """How many data files lie below a table, and how many its newest version has."""
+    lake = Lake(f"{address}/lake")
+    folder = place_of(lake.path(table))
+    assert isinstance(folder, Stored)
+    found, are_all = folder.page("")
+    assert are_all
+    written = [path for path, _ in found if path.endswith(".parquet") and f"/{LOG_FOLDER}/" not in path]
+    return len(written), len(lake.files(table, []))
