@@ -209,6 +209,12 @@ def bounded_files(opened: DeltaTable, folder: str, name: str) -> list[BoundedFil
     ]
 
 
+def said_of_files(opened: DeltaTable, folder: str) -> dict[str, pa.Table]:
+    """All that Delta's log says of each file, by its path: one line of deltalake's flat columns."""
+    added = _added(opened)
+    return {path: added.slice(place, 1) for place, path in enumerate(_paths(added, folder))}
+
+
 def _added(opened: DeltaTable) -> pa.Table:
     """What Delta's log says of each file, which is asked once a version."""
     version, added = vars(opened).get("_files_at", (None, None))

@@ -18,6 +18,7 @@ from deltalake.exceptions import CommitFailedError
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.lake import commits, digests, files
+from cdc_platform.lake.bounds import Bounds
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import LOG_FOLDER, DataFile
 from cdc_platform.lake.lake import Lake
@@ -158,6 +159,8 @@ class _Look:
         self._digests: dict[str, int] = {}
         self._born_known = False
         self._rule = digests.NEWEST
+        self._said: dict[str, pa.Table] = {}
+        self._unbound: list[str] = []
         history = self._history()
         if not self.found.damage:
             self._judge_commits(history)
@@ -165,7 +168,8 @@ class _Look:
         self.found.is_unreadable = bool(self.found.damage)
 
     def read(self, name: str) -> None:
-        """Read a slice whole and compare it with its digest."""
+        """Read a slice whole and compare it with its digest, and each of its files with what the log says of it."""
+        self._unbound.clear()
         parts = [self.digest_of(file) for file in self.slices[name]]
         due = self._digests.get(name, 0 if self._born_known else None)
         if None in parts:
@@ -173,13 +177,12 @@ class _Look:
             return
         held = sum(part or 0 for part in parts) % digests.MODULUS
         self.found.slices += 1
-        if due is None:
-            self.found.unknown += 1
-        elif held != due:
-            self.found.broken[name] = due
+        self.found.unknown += due is None
+        if due is not None and held != due:
             held_by = ", ".join([self._name(file) for file in self.slices[name]][:_NAMED]) or "no file"
-            said = f"{self.found.name}{_of_slice(name)} holds other rows than its commits put there"
-            self.found.strange.append(f"{said}, in version {self.version}: {held_by}")
+            self._note_slice(name, due, "holds other rows than its commits put there", held_by)
+        elif self._unbound:
+            self._note_slice(name, due, "is not what its log says, by which readers leave files out", self._unbound[0])
 
     def look_for(self, name: str) -> None:
         """See that the files of a slice are there, and as long as they were."""
@@ -255,6 +258,7 @@ class _Look:
         keyspace, _, name = self.found.name.partition(".")
         partition_by = tuple(opened.metadata().partition_columns)
         self._rule = commits.digest_rule(opened)
+        self._said = files.said_of_files(opened, self._folder)
         table = Table(keyspace, name, pa.schema(opened.schema()), (), "", partition_by)
         # A slice whose files are all gone from the log has no rows, which its commits may have said.
         self.slices = {name: [] for name in self._digests}
@@ -273,16 +277,19 @@ class _Look:
         self.found.files += 1
         if not self._is_there(file):
             return None
-        rows, held = 0, 0
+        rows, held, bounds = 0, 0, Bounds(self._said[file.path])
         try:
             with fetching_anew():
                 for batch in file_batches(file.path):
                     rows += batch.num_rows
+                    bounds.see(batch)
                     held += sum(digests.of_rows(pa.Table.from_batches([batch]), (), self._rule).values())
         except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
             self._note_file(file, f"is damaged ({_line(error)})")
         else:
             if rows == file.rows or not file.rows:  # a log need not say how many
+                wrong = bounds.wrong()
+                self._unbound += [] if wrong is None else [f"{self._name(file)}, where {wrong} that it gives"]
                 return held
             self._note_file(file, f"is damaged (it has {rows} rows, and had {file.rows})")
         return None
@@ -297,6 +304,11 @@ class _Look:
             what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
             self._note_file(file, f"is {what}")
         return size == file.bytes
+
+    def _note_slice(self, name: str, due: int | None, what: str, where: str) -> None:
+        """Say of a slice what it holds."""
+        self.found.broken[name] = due
+        self.found.strange.append(f"{self.found.name}{_of_slice(name)} {what}, in version {self.version}: {where}")
 
     def _note_file(self, file: DataFile, what: str) -> None:
         """Say something of a data file."""
