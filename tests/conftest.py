@@ -115,6 +115,7 @@ LONG = {
         "test_refused_writes.py",
         "test_stored_places.py",
         "test_homes_of_clusters.py",
+        "test_imports_that_mend.py",
         "test_copies_of_homes.py",
         "test_sensors_of_two_machines.py",
         "test_upkeep_of_files.py",

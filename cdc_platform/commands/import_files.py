@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from cdc_platform.commands.output import json_option, time_of, warn, write_facts
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
-    from cdc_platform.sources.importing import ImportReport
+    from cdc_platform.sources.importing import ImportReport, ImportSources
 
 
 _MOST_FLAWS = 10
@@ -25,15 +26,19 @@ _MOST_FLAWS = 10
 @click.option("--ignore-msb", type=IGNORE_MSB, help="ignore_msb of nodes, or of exported streams, that is not known.")
 @click.option("--node", metavar="HOST_ID", type=click.UUID, help="The node that an export of cdc_local is of.")
 @click.option("--as-is", is_flag=True, help="Take in what is not whole as well; the home is then only observed.")
+@click.option("--mend", is_flag=True, help="Make damaged rows of imported tables anew, of the same files.")
 @json_option
 @pass_session
+@click.pass_context
 def import_files(
+    ctx: click.Context,
     session: Session,
     paths: tuple[str, ...],
     shards: int | None,
     ignore_msb: int | None,
     node: UUID | None,
     as_is: bool,
+    mend: bool,
     as_json: bool,
 ) -> None:
     """Take in files, or all that are known in folders. The same files again change nothing.
@@ -49,17 +54,27 @@ def import_files(
     What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
     --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.
 
+    With --mend what check --deep finds damaged of the tables that imports write is made anew of the files, and nothing
+    else is taken in: rows are put in only where they are those that the commits put there. The exit code is 1 where
+    something is left.
+
     \b
     Example:
       cdc-platform import ring.json --shards 8 --ignore-msb 12
       cdc-platform import timestamps.csv streams.csv descriptions.csv
       cdc-platform import local.csv --node 5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10
       cdc-platform import cdc_timestamps.csv cdc_streams.csv
+      cdc-platform import --mend timestamps.csv streams.csv descriptions.csv
     """
     from cdc_platform.lake.lake import Lake
     from cdc_platform.sources.importing import import_sources, read_sources
 
-    sources = read_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
+    def read() -> ImportSources:
+        return read_sources(paths, shards, ignore_msb, None if node is None else str(node), as_is=as_is)
+
+    if mend:
+        ctx.exit(_mend(session, read, as_json))
+    sources = read()
     with session.making_home() as home:
         report = import_sources(Lake(home.lake), session.clock, sources)
     for warning in report.warnings:
@@ -75,6 +90,21 @@ def import_files(
         )
     left = [following("check")] if report.flaws else []
     write_result(document_of_import(report), lambda: show_import(report), left, as_json=as_json)
+
+
+def _mend(session: Session, read: Callable[[], ImportSources], as_json: bool) -> int:
+    """Make damaged rows anew; answers with the exit code."""
+    from cdc_platform.sources.mending import mend
+
+    done, left = mend(session.lake(), session.clock, read)
+    rows = [(each.table, each.slice, each.version) for each in done]
+    columns = ("table", "slice", "version")
+    result = {"made": [dict(zip(columns, row, strict=True)) for row in rows], "left": left}
+    ways = [following("check", "--deep")] if rows else []
+    write_result(result, lambda: write_table("Rows made anew", columns, rows), ways, as_json=as_json)
+    for line in left:
+        warn(line, code="stays-damaged")
+    return int(bool(left))
 
 
 def document_of_import(report: ImportReport) -> dict[str, object]:

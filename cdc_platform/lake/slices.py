@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -25,11 +25,11 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import drafts, errors
-from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.creation import Log, blank
-from cdc_platform.lake.files import data_files, draft_folder, plain_path
+from cdc_platform.lake.files import DataFile, data_files, draft_folder, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrored_logs import with_files
@@ -129,16 +129,27 @@ def checked(table: Table, rows: pa.Table, where: Mapping[str, Any], what: str) -
     return fit
 
 
-def commit_few(lake: Lake, table: Table, rows: pa.Table, where: Mapping[str, Any]) -> int:
+def commit_few(
+    lake: Lake,
+    table: Table,
+    rows: pa.Table,
+    where: Mapping[str, Any],
+    in_place_of: Collection[DataFile] | None = None,
+) -> int:
     """Write checked rows in place of the slice's by one commit, without a draft: of few that takes a third of the time.
 
     Answers, and gives way to other writers, as `commit`.
+
+    Raises:
+        ConflictError: the slice has by now other files than those that it is to be put `in_place_of`.
     """
     with lake.taken(table) as opened:
         filters = normal_filters(table, [(name, "=", value) for name, value in where.items()])
         # What has to make room is looked for in the log alone; where there is nothing, deltalake need not look.
         held = data_files(opened, table, lake.path(table), filters)
-        replaced = filters_sql(filters)
+        if in_place_of is not None and set(held) != set(in_place_of):
+            raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
+        replaced = filters_sql(filters) if filters else None
         name = digests.slice_of(table.partition_by, where)
         read_version = opened.version()
         write = partial(

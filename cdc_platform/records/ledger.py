@@ -20,20 +20,21 @@ from cdc_platform.records import removals
 
 @dataclass(frozen=True)
 class Entry:
-    """A generation that was given its timestamp (ms), and the format of its data."""
+    """A generation that was given its timestamp (ms), the format of its data, and whether it was made elsewhere."""
 
     generation_id: str
     time_ms: Milliseconds
     format: Literal["v1", "v2"]
+    is_imported: bool = False
 
 
 def entries(lake: Lake) -> list[Entry]:
     """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
-    rows = lake.read(GENERATIONS, ["generation_id", "time", "format"])
-    ids, formats = rows["generation_id"].to_pylist(), rows["format"].to_pylist()
+    rows = lake.read(GENERATIONS, ["generation_id", "time", "format", "event_id"])
+    ids, formats, events = (rows[name].to_pylist() for name in ("generation_id", "format", "event_id"))
     return [
-        Entry(id_, time_ms, "v1" if format_ == "v1" else "v2")
-        for id_, time_ms, format_ in zip(ids, known_milliseconds(rows["time"]), formats, strict=True)
+        Entry(id_, time_ms, "v1" if format_ == "v1" else "v2", event is None)
+        for id_, time_ms, format_, event in zip(ids, known_milliseconds(rows["time"]), formats, events, strict=True)
     ]
 
 

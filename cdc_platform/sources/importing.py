@@ -52,7 +52,7 @@ _SUFFIXES = (".json", ".csv")
 _HEAD = 64 * 1024
 """Bytes that tell the form of a file."""
 # What a row relies on comes before it: data before the times that commit it, generations before who knows them.
-_ORDER = (
+ORDER = (
     GENERATION_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
@@ -65,6 +65,7 @@ _ORDER = (
     TABLET_TIMESTAMPS,
     TABLET_LAYOUTS,
 )
+"""The tables that an import writes, in their order."""
 # A row of a ledger keeps the moment at which it was first entered, and a stream set never changes.
 _ENTERED_ONCE = (GENERATIONS, TABLET_STREAMS, TABLET_TIMESTAMPS, TABLET_LAYOUTS)
 
@@ -191,7 +192,7 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     nodes, of_ring = sources.nodes, list[str]()
     if sources.printed is not None:
         nodes, of_ring = nodes_of(sources.printed, members(lake), sources.shards, sources.ignore_msb)
-    seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *_ORDER)}
+    seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
     ring = current_ring(lake) if nodes is None else Ring.of(nodes)
@@ -205,7 +206,7 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     if nodes is not None:
         _replace_ring(lake, nodes, report)
     report.rows_written += _write(lake, plan, seen) + tell_tables(lake, clock, sources.exports)
-    for table in _ORDER:
+    for table in ORDER:
         if table.name in sources.exports.held:
             lake.ensure(table)  # without a row it is empty, which is not the same as unknown
     return report
@@ -311,7 +312,7 @@ def _write(lake: Lake, plan: ImportPlan, seen: Mapping[str, int | None]) -> int:
     Marks before the rows that they are about, rows before the times that commit them.
     """
     written = _merge(lake, UNORDERED_RANGES, pa.concat_tables(plan.marks), seen) if plan.marks else 0
-    for table in _ORDER:
+    for table in ORDER:
         batches = [rows for each, rows in plan.rows if each is table]
         if batches:
             written += _merge(lake, table, pa.concat_tables(batches), seen, update=table not in _ENTERED_ONCE)

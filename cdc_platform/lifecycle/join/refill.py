@@ -22,7 +22,7 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.lake.verification import verify
+from cdc_platform.lake.verification import Verified, verify
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
 from cdc_platform.lifecycle.join.publish import published_rows
@@ -78,7 +78,8 @@ def damaged(lake: Lake) -> Damaged:
     made = {table.full_name for table in MADE}
     rest = [line for each in found.values() if each.name not in made for line in (*each.damage, *each.strange)]
     for table in MADE:
-        slices = [Lacking(table, entry, None) for entry in entries]
+        imported = [Lacking(table, entry, None).slice for entry in entries if _is_source(table, entry)]
+        slices = [Lacking(table, entry, None) for entry in entries if not _is_source(table, entry)]
         seen = found.get(table.full_name)
         if seen is None:
             lacking += [
@@ -90,8 +91,24 @@ def damaged(lake: Lake) -> Damaged:
         else:
             broken = dict(seen.broken)
             lacking += [replace(each, due=broken.pop(each.slice)) for each in slices if each.slice in broken]
-            rest += [f"{table.full_name} where {name} is of no generation that was made here" for name in broken]
+            rest += [_imported(seen, name) if name in imported else _strange(table, name) for name in broken]
     return Damaged(lacking, rest)
+
+
+def _is_source(table: Table, entry: ledger.Entry) -> bool:
+    """Whether nothing here has the rows of a generation but this table: only what clients read was brought of it."""
+    return entry.is_imported and table is not STREAMS_DESCRIPTIONS_V2
+
+
+def _imported(seen: Verified, name: str) -> str:
+    """What is wrong with a slice that was imported, and what mends it."""
+    wrong = [line for line in (*seen.damage, *seen.strange) if name in line]
+    said = wrong[0] if wrong else f"{seen.name} where {name} is damaged"
+    return f"{said}; it was imported: import --mend FILES makes it anew of the files that it came from"
+
+
+def _strange(table: Table, name: str) -> str:
+    return f"{table.full_name} where {name} is of no generation that was made here"
 
 
 def mend(workers: Workers, lake: Lake, found: Damaged) -> tuple[list[tuple[Lacking, int]], list[str]]:

@@ -12,7 +12,15 @@ from cdc_platform.clock import Milliseconds
 
 
 def home_with_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **more: str) -> Path:
-    """Make the home in `folder`, with generations of these IDs that begin at these times.
+    """Make the home in `folder`, with generations of these IDs and times, see `export_of_generations`."""
+    home = folder / "home"
+    answer = run("--home", home, "import", *export_of_generations(folder, times_ms, **more))
+    assert answer.exit_code == 0, answer.stderr
+    return home
+
+
+def export_of_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **more: str) -> list[Path]:
+    """Write files from which these generations can be imported.
 
     `more` are the texts of other files that are imported with them, by name without the ending: JSON.
     """
@@ -24,7 +32,4 @@ def home_with_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **
     }
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8", newline="")
-    home = folder / "home"
-    answer = run("--home", home, "import", *(folder / name for name in files))
-    assert answer.exit_code == 0, answer.stderr
-    return home
+    return [folder / name for name in files]

@@ -1,0 +1,123 @@
+"""Damaged rows that were imported, in a store: the files that they came from bring them back, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import Answer, run
+from support.files.export_files import ID, OTHER_ID
+from support.homes.imported import export_of_generations
+from support.store.s3 import S3
+
+from cdc_platform.clock import ms_of, parse_time_us
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    STREAMS_DESCRIPTIONS_V2,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.places import Stored, place_of
+
+TIMES_MS = {
+    ID: ms_of(parse_time_us("2026-01-31T12:10:00Z")),
+    OTHER_ID: ms_of(parse_time_us("2026-01-31T13:30:00Z")),
+}
+
+
+def remove(place: Stored) -> None:
+    """It is gone."""
+    place.remove()
+
+
+def flip(place: Stored) -> None:
+    """A byte of it is another one."""
+    content = bytearray(place.read())
+    content[40] ^= 0xFF
+    place.put(bytes(content))
+
+
+class Imported:
+    """A home in a store with two generations that were imported, and the files that they came from."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address, self.files = address, export_of_generations(folder, TIMES_MS)
+        done = self.run("import", *self.files)
+        assert done.exit_code == 0, done
+
+    def run(self, *words: str | Path) -> Answer:
+        """A command on it."""
+        return run("--home", self.address, *words)
+
+    def file(self, table: Table) -> Stored:
+        """A data file of a table."""
+        place = place_of(min(Lake(f"{self.address}/lake").files(table, [])))
+        assert isinstance(place, Stored)
+        return place
+
+    def rows(self) -> dict[str, list[str]]:
+        """All rows, of the tables that are damaged here."""
+        tables = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES)
+        lake = Lake(f"{self.address}/lake")
+        return {each.full_name: sorted(map(repr, lake.read(each).to_pylist())) for each in tables}
+
+
+def passed(home: Imported) -> dict[str, bool]:
+    """Which invariants hold of it, read to the last byte."""
+    return {each["invariant"]: each["passed"] for each in home.run("check", "--deep", "--json").json}
+
+
+@pytest.fixture
+def imported(s3: S3, tmp_path: Path) -> Imported:
+    """Such a home."""
+    return Imported(f"{s3.bucket()}/home", tmp_path)
+
+
+@pytest.mark.parametrize("harm", [remove, flip])
+def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callable[[Stored], None]) -> None:
+    """Check names table, version and file, repair the way, the way mends, check is clean, and the history has it."""
+    clean = passed(imported)
+    before, places = imported.rows(), []
+    for table in (GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES):
+        places.append((table, Lake(f"{imported.address}/lake").version(table), imported.file(table)))
+    for _, _, place in places:
+        harm(place)
+    checked = imported.run("check", "--deep", "--json")
+    (said,) = (each["sample"] for each in checked.json if each["invariant"] == "files_whole")
+    assert (checked.exit_code, any(place.name in said for _, _, place in places)) == (1, True), said
+    told = imported.run("repair", "--from-description", "--dry-run", "--json")
+    assert told.exit_code == 1
+    for table, version, place in places:
+        (line,) = (line for line in told.json["left"] if line.startswith(table.full_name) and place.name in line)
+        assert f"version {version}" in line
+    assert "import --mend FILES" in " ".join(told.json["left"])
+    mended = imported.run("import", "--mend", *imported.files, "--json")
+    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert {each["table"] for each in mended.json["made"]} == {table.full_name for table, _, _ in places}
+    assert imported.rows() == before
+    assert passed(imported) == clean
+    newest = Lake(f"{imported.address}/lake").envelopes(GENERATION_TIMESTAMPS)[0]
+    assert newest.envelope is not None
+    assert (newest.envelope.speaker.door, newest.envelope.speaker.command) == ("command line", "import")
+    again = imported.run("import", "--mend", *imported.files, "--json")
+    assert (again.exit_code, again.json["made"]) == (0, [])
+
+
+def test_other_files_put_nothing_in(imported: Imported, tmp_path: Path) -> None:
+    """Those of another generation have none of the rows; what only the moment of the import says stays damaged too."""
+    remove(imported.file(GENERATION_DESCRIPTIONS_V2))
+    remove(imported.file(GENERATIONS))
+    (tmp_path / "other").mkdir()
+    other = export_of_generations(tmp_path / "other", {OTHER_ID: TIMES_MS[OTHER_ID]})
+    versions = [Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)]
+    mended = imported.run("import", "--mend", *other, "--json")
+    assert (mended.exit_code, mended.json["made"]) == (1, [])
+    reasons = sorted(line.rpartition("; ")[2] for line in mended.json["left"])
+    assert reasons == ["the files do not give the rows that were there", "the files have no rows of it"]
+    assert versions == [
+        Lake(f"{imported.address}/lake").version(each) for each in (GENERATION_DESCRIPTIONS_V2, GENERATIONS)
+    ]
