@@ -7,10 +7,12 @@ fails nothing is written: what is there may be looked at.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import lru_cache
 from threading import Barrier, BrokenBarrierError
 
@@ -18,6 +20,8 @@ from cdc_platform.errors import NoConditionalWrites, PlatformError
 from cdc_platform.lake.room import assert_room
 from cdc_platform.places import Place, Stored
 
+TRIED = ".contract"
+"""The folder beside a lake in which a store is tried out; each try takes its objects away, unless it is killed."""
 KEYS, WRITERS = 30, 2
 """How many objects are put, and how many put each at once."""
 _KEPT, _BROKEN = "kept", "broken"
@@ -85,7 +89,7 @@ def winners(folder: Stored) -> list[int]:
     Raises:
         Unavailable: the store does not let them be put, or taken away.
     """
-    tried = [folder / f".contract/{uuid.uuid4().hex}" for _ in range(KEYS)]
+    tried = [folder / f"{TRIED}/{uuid.uuid4().hex}" for _ in range(KEYS)]
     try:
         found = _put_at_once(tried)
     except BaseException:
@@ -117,6 +121,14 @@ def _put_at_once(tried: Sequence[Stored]) -> list[int]:
 def _has_put(place: Stored, writer: int, together: Barrier) -> bool:
     together.wait()
     return place.create(f"{writer}".encode()) is not None
+
+
+def left_over(root: Place, age: timedelta = timedelta()) -> list[Place]:
+    """What is there of tries of a lake's store, put so long ago at least by the store's clock: they last seconds."""
+    if root.here is not None:
+        return []
+    tried, before = root.folder / TRIED, time.time() - age.total_seconds()
+    return [tried / name for name, seen in tried.files() if not age or seen.at <= before]
 
 
 def _remove(places: Iterable[Stored]) -> None:

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc_platform.clock import format_ms
 from cdc_platform.errors import PlatformError, StateError
-from cdc_platform.lake import commits, digests, files
+from cdc_platform.lake import commits, contract, digests, files
 from cdc_platform.lake.bounds import Bounds
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.files import LOG_FOLDER, DataFile
@@ -81,7 +81,10 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
         else:
             look.look_for(name)
             look.found.left += 1
-    return [look.found for look in looked]
+    tried = [] if names is not None else contract.left_over(lake.place)
+    why = "left by a try of the store that was killed, or is under way"
+    unnamed = [f"{contract.TRIED}/{place.name} is {why}" for place in tried]
+    return [*(look.found for look in looked), *([Verified(contract.TRIED, unnamed=unnamed)] if unnamed else [])]
 
 
 def assert_as_committed(lake: Lake, names: Collection[str], what: str) -> None:

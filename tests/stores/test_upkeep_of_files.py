@@ -6,6 +6,9 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +27,8 @@ from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE, open_home
-from cdc_platform.lake import files
+from cdc_platform.invariants.stored import audit_stored
+from cdc_platform.lake import contract, files
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import TABLES
@@ -225,3 +229,44 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
             for event in failed.all_events
             if event.is_failure
         )
+
+
+def killed_try(s3: S3) -> tuple[str, list[Place]]:
+    """A home whose first writer was killed as it tried the store out, and what that left; a quick one is missed."""
+    for _ in range(5):
+        home = f"{s3.bucket()}/home"
+        tried = place_of(f"{home}/{contract.TRIED}")
+        command = [sys.executable, "-m", "cdc_platform", "--home", home, "tables", "add", "ks.t", "--ttl", "60"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as writer:
+            while writer.poll() is None and not tried.names():
+                time.sleep(0.01)
+            writer.kill()
+        left = [tried / name for name in tried.names()]
+        if left:
+            return home, left
+    raise AssertionError("every try of a store was over before its process was killed")
+
+
+def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3) -> None:
+    """Check lists it, upkeep takes the old away and leaves the young; who writes next tries the store out anew."""
+    home, left = killed_try(s3)
+    added = run("--home", home, "tables", "add", "ks.t", "--ttl", "60")
+    assert (added.exit_code, there(left)) == (0, [True] * len(left)), added
+    found = verify(Lake(f"{home}/lake"))
+    assert [len(each.unnamed) for each in found if each.name == contract.TRIED] == [len(left)]
+    (told,) = (line for line in audit_stored(found) if line.invariant == "files_whole")
+    assert (told.violations, "is left by a try" in told.sample) == (0, True)
+    assert of_tries(home, "--dry-run") == []
+    for place in left:
+        s3.is_old(str(place), OLD.total_seconds())
+    due = [{"home": None, "table": contract.TRIED, "files": len(left), "failed": ""}]
+    assert (of_tries(home, "--dry-run"), there(left)) == (due, [True] * len(left))
+    assert (of_tries(home), there(left)) == (due, [False] * len(left))
+    assert of_tries(home) == []
+
+
+def of_tries(home: str, *words: str) -> list[dict[str, object]]:
+    """What upkeep tells of what is left of tries of the store."""
+    done = run("--home", home, "home", "upkeep", "--json", *words)
+    assert done.exit_code == 0, done
+    return [each for each in done.json if each["table"] == contract.TRIED]
