@@ -11,6 +11,7 @@ from types import TracebackType
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
+from cdc_platform import errors
 from cdc_platform.errors import (
     ConflictError,
     EnvironmentProblem,
@@ -181,10 +182,11 @@ def _of_spark(error: Exception, what: str) -> PlatformError | None:
     if "CHECK constraint EXPRESSION(" in text:
         return InputError(f"{what}: {OUTSIDE_SLICE}{_offending_values(text)}")
     # What a task raised comes as the text of its stack, with the error at its end.
-    raised = re.search(r"^cdc_platform\.errors\.(InputError|WriteRefused): ([^\n]*)$", text, flags=re.MULTILINE)
+    raised = re.findall(r"^cdc_platform\.errors\.(\w+): ([^\n]*)$", text, flags=re.MULTILINE)
     if raised:
-        kind = InputError if raised[1] == "InputError" else StateError
-        return kind(f"{what}: {raised[2]}")
+        name, said = raised[-1]
+        kind = getattr(errors, name, PlatformError)
+        return (StateError if kind is errors.WriteRefused else kind)(f"{what}: {said}")
     for name, message in reversed(names):
         if name.startswith(_OF_THE_REQUEST):
             return InputError(f"{what}: {_without_state(message) or name}{_offending_values(text)}")

@@ -27,6 +27,7 @@ from cdc_platform.lake import small_files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import parquet
 from cdc_platform.lake.threads import side_by_side
+from cdc_platform.lake.translate import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,7 +132,8 @@ class Workers:
             return pa.Table.from_batches(batches, schema) if batches else schema.empty_table()
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
+        with translated("Spark's tasks"):
+            return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
 
     def _made_here(self, rows: TaskRows) -> Batches:
         """What all parts give, in their order."""

@@ -8,8 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
+from pyspark.errors import PythonException
 
-from cdc_platform.errors import EnvironmentProblem, StateError, StoreFailure, Unavailable
+from cdc_platform.errors import (
+    EnvironmentProblem,
+    InputError,
+    NotLetIn,
+    PlatformError,
+    StateError,
+    StoreFailure,
+    Unavailable,
+)
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.lake.translate import translate, translated
@@ -32,6 +41,18 @@ def test_what_may_pass_is_told_from_damage(said: str, kind: type[Exception], for
     told = translate(foreign(said), "reading a.b")
     assert type(told) is kind
     assert str(told) == f"reading a.b: {said}"
+
+
+@pytest.mark.parametrize("kind", [InputError, StateError, Unavailable, NotLetIn, EnvironmentProblem])
+def test_what_a_task_raised_keeps_its_class(kind: type[PlatformError]) -> None:
+    """Of the text of a task's stack the last line says it, and of a refused write that it is the state's."""
+    stack = "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File ...\n"
+    before = "cdc_platform.errors.StoreFailure: another\n\nDuring handling of the above exception\n"
+    told = translate(PythonException(f"{stack}{before}cdc_platform.errors.{kind.__name__}: s3://b is closed\n\n"), "it")
+    assert (type(told), str(told)) == (kind, "it: s3://b is closed")
+    told = translate(PythonException(f"{stack}cdc_platform.errors.WriteRefused: too late\n"), "it")
+    assert (type(told), str(told)) == (StateError, "it: too late")
+    assert translate(PythonException(f"{stack}KeyError: 'x'\n"), "it") is None
 
 
 def test_the_machine_is_not_the_data(tmp_path: Path) -> None:
