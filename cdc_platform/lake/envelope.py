@@ -10,14 +10,15 @@ import getpass
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from cdc_platform import __version__
+from cdc_platform.blocks import during
 
 KEY = "cdc_platform"
 """The name under which a commit's `commitInfo` has its envelope, as JSON."""
@@ -80,15 +81,9 @@ def speak_for(speaker: Speaker) -> None:
     _process = speaker
 
 
-@contextmanager
-def speaking_for(speaker: Speaker) -> Iterator[None]:
+def speaking_for(speaker: Speaker) -> AbstractContextManager[None]:
     """Say for whom a block commits, in its thread."""
-    before = _block.get()
-    _block.set(speaker)
-    try:
-        yield
-    finally:
-        _block.set(before)
+    return during(_block, speaker)
 
 
 def sealed(

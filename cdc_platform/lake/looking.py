@@ -6,9 +6,10 @@ looks at that cluster may write what it saw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from cdc_platform.blocks import during
 
 OPTION = "--write-to-observed"
 """The option of the command line with which commands write all the same."""
@@ -19,7 +20,7 @@ _mirroring: ContextVar[bool] = ContextVar("mirroring", default=False)
 
 def looking_on() -> AbstractContextManager[None]:
     """Let a block write whatever the lake is, in its thread."""
-    return _during(_looking)
+    return during(_looking, True)
 
 
 def is_looking() -> bool:
@@ -29,19 +30,9 @@ def is_looking() -> bool:
 
 def mirroring() -> AbstractContextManager[None]:
     """Let a block write what it saw in a live cluster into that cluster's mirror, in its thread."""
-    return _during(_mirroring)
+    return during(_mirroring, True)
 
 
 def is_mirroring() -> bool:
     """Whether such a block runs."""
     return _mirroring.get()
-
-
-@contextmanager
-def _during(block: ContextVar[bool]) -> Iterator[None]:
-    before = block.get()
-    block.set(True)
-    try:
-        yield
-    finally:
-        block.set(before)

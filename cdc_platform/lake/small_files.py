@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from cdc_platform.blocks import during
 from cdc_platform.lake.files import DataFile, parquet
 from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import place_of
@@ -37,11 +38,8 @@ def reading_once() -> Iterator[None]:
     if _read.get() is not None:
         yield
         return
-    mark = _read.set(_Read())
-    try:
+    with during(_read, _Read()):
         yield
-    finally:
-        _read.reset(mark)
 
 
 def keeps(files: Sequence[DataFile]) -> bool:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+
+from cdc_platform.blocks import during
 
 SMALL_BYTES = 4 << 20
 """A file of so many bytes is fetched by one request, and kept as long as there is room."""
@@ -67,22 +69,14 @@ def fetching_once(kept: Kept | None = None) -> Iterator[None]:
     if _block.get() is not None:
         yield
         return
-    mark = _block.set(_Block(Kept() if kept is None else kept))
-    try:
+    with during(_block, _Block(Kept() if kept is None else kept)):
         yield
-    finally:
-        _block.reset(mark)
 
 
-@contextmanager
-def fetching_anew() -> Iterator[None]:
+def fetching_anew() -> AbstractContextManager[None]:
     """Fetch what is read in a block from its store, whatever earlier ones kept: to see that it can be read there."""
     block = _block.get()
-    mark = _block.set(None if block is None else replace(block, kept=Kept()))
-    try:
-        yield
-    finally:
-        _block.reset(mark)
+    return during(_block, None if block is None else replace(block, kept=Kept()))
 
 
 def content(address: str) -> bytes | None:
