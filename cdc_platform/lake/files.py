@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -95,15 +96,18 @@ def folder_in(lake: Place, keyspace: str, name: str) -> str:
 def draft_folder(table: Place) -> Path:
     """Where what goes into a table is written first: beside it, or in this machine's own part of a home in a store.
 
-    Of a process that may not write there, as one on a worker, where it has its temporary files.
+    As `own_or_temporary` where that part cannot be made.
     """
     if table.here is not None:
         return table.here.parent
     folder = state_folder(table.folder.folder.folder)
-    try:
+    with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir())
+    return own_or_temporary(folder)
+
+
+def own_or_temporary(folder: Path) -> Path:
+    """A folder, or of a process that may not write there, as one on a worker, where it has its temporary files."""
     return folder if os.access(folder, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 

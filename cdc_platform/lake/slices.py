@@ -10,7 +10,6 @@ that), and every row passes through the JVM.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, P
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.creation import Log, blank
-from cdc_platform.lake.files import DataFile, data_files, draft_folder, plain_path
+from cdc_platform.lake.files import DataFile, data_files, draft_folder, own_or_temporary, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrored_logs import with_files
@@ -341,8 +340,7 @@ class _Part:
     def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
         if self.folder:
             return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
-        is_seen = os.access(self.here, os.W_OK | os.X_OK)
-        with drafts.temporary_folder(self.table.name, Path(self.here) if is_seen else None) as folder:
+        with drafts.temporary_folder(self.table.name, own_or_temporary(Path(self.here))) as folder:
             added = placing.write(self.blank, folder / "rows", rows, _WRITER_PROPERTIES)
             for file in added:
                 path = plain_path(file["path"])
