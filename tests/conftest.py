@@ -25,7 +25,7 @@ from cdc_platform.records.join_request import JoinRequest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.processes.nursery import Nursery
-    from support.spark.cluster import Cluster
+    from support.spark.driven import Cluster
     from support.standin.cluster import StandIn
     from support.store.s3 import S3
     from support.worlds.serving import Serving
@@ -293,7 +293,7 @@ def s3(s3_process: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
 @pytest.fixture(scope="session")
 def cluster_process(s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Spark cluster that shares no folder with who drives it, started when the first test asks."""
-    from support.spark.cluster import Cluster
+    from support.spark.driven import Cluster
 
     shared = Cluster(tmp_path_factory.mktemp("driver"), s3_process)
     yield shared

@@ -32,7 +32,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
-    from support.spark.cluster import Cluster
+    from support.spark.driven import Cluster
     from support.standin.cluster import StandIn
     from support.store.s3 import S3
 
@@ -125,7 +125,7 @@ def test_a_worker_dies_in_an_audit(cluster: Cluster, logged: str) -> None:
 @A_DEATH
 def test_a_worker_dies_in_an_append_to_a_log(cluster: Cluster, logged: str) -> None:
     """Each row is in the log once, by one commit."""
-    cluster.loses_a_worker(CLIENT, "append", logged)
+    cluster.loses_a_worker(CLIENT, "append", logged, "2")
     assert_appended(logged)
 
 
@@ -161,9 +161,7 @@ def test_a_worker_dies_in_an_ingest(cluster: Cluster, standin: StandIn, s3_proce
 
 def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: str, s3_process: S3) -> None:
     """The one whose credentials ran out does not read the lake; the other one does."""
-    worker = cluster.standalone.workers[0]
-    cluster.standalone.replace(worker, AWS_ENDPOINT_URL=s3_process.environment("expired")["AWS_ENDPOINT_URL"])
-    cluster.standalone.workers[0].await_executor()
+    cluster.standalone.give(s3_process.environment("expired"), {})
     client = cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")
     told = cluster.ends(client, 1)
     reached = [each for each in json.loads(told) if each["check"].startswith("lake")]
@@ -177,3 +175,20 @@ def documented(program: str) -> list[list[str]]:
     """The commands of a program that the document tells a reader to type, in order, by their words."""
     lines = re.findall(rf"^\$ ({program} .*)$", _DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("unshare", [None, "#!/bin/sh\nexit 1\n"], ids=["none", "one that may not"])
+def test_a_machine_that_keeps_nobody_apart_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unshare: str | None
+) -> None:
+    """Nothing is started where there is no unshare(1) that works, rather than workers that see the driver's files."""
+    from support.spark.standalone import ways_apart
+
+    if unshare is not None:
+        (tmp_path / "unshare").write_text(unshare, encoding="utf-8")
+        (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ways_apart.cache_clear()
+    with pytest.raises(RuntimeError, match=r"^workers cannot be kept apart: [^\n]*allow it [^\n]*$"):
+        ways_apart()
+    ways_apart.cache_clear()

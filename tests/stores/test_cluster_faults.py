@@ -5,20 +5,24 @@ On the cluster of `test_cluster`; the faults are those of its S3 server, of a wo
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.processes.clocks import COMPILERS, clock_off_by
 from support.read_logs import schema
-from support.spark.twins import CLIENT, Twins, assert_appended, files_of, log_in_a_store
+from support.spark.twins import CLIENT, CLOCK, Twins, assert_appended, files_of, log_in_a_store
+from support.store.s3 import FAULTS
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
-    from support.spark.cluster import Cluster
+    from support.spark.driven import Cluster
     from support.store.s3 import S3
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -33,11 +37,18 @@ def cluster(cluster_process: Cluster) -> Iterator[Cluster]:
         yield cluster_process
 
 
+@pytest.fixture(scope="module")
+def logged(s3_process: S3, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A home in the store that doctor looks at."""
+    return log_in_a_store(f"{s3_process.bucket()}/logs", tmp_path_factory.mktemp("logs"))
+
+
 def test_two_attempts_of_a_task_of_a_join(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
     """A store answers one of them late: both have written their file, the commit names one, each row is there once."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
     folder = Lake(f"{twins.address}/lake").path(GENERATION_DESCRIPTIONS_V2)
     before = len(cluster.standalone.second_attempts())
+    cluster.standalone.give({}, {})
     s3_process.is_slow(folder, _LATE_SECONDS)
     cluster.ends(cluster.start(*twins.join, at=tmp_path))
     assert len(cluster.standalone.second_attempts()) > before
@@ -50,9 +61,64 @@ def test_two_attempts_of_a_task_of_an_append(cluster: Cluster, s3_process: S3, t
     address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
     table = log_table(schema(Lake(f"{address}/lake")))
     before = len(cluster.standalone.second_attempts())
+    cluster.standalone.give({}, {})
     s3_process.is_slow(Lake(f"{address}/lake").path(table), _LATE_SECONDS)
-    cluster.ends(cluster.start(CLIENT, "append", address))
+    cluster.ends(cluster.start(CLIENT, "append", address, "2"))
     assert len(cluster.standalone.second_attempts()) > before
     assert_appended(address)
     written, named = files_of(address, table)
     assert written == named + 1
+
+
+def test_a_tenth_of_what_workers_ask_fails(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
+    """A join, an append of sixty files and an audit, through refusals, cuts and delays: all is there, once."""
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
+    address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
+    cluster.standalone.give(*[s3_process.environment("faulty")] * 2)
+    before = s3_process.counts().get(FAULTS, 0)
+    cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
+    cluster.ends(cluster.start(CLIENT, "append", address, "60"))
+    cluster.ends(cluster.start("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check", "--deep"))
+    assert s3_process.counts()[FAULTS] > before
+    twins.assert_same()
+    assert_appended(address)
+    assert files_of(address, log_table(schema(Lake(f"{address}/lake")))) == (60, 60)
+
+
+def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
+    """Down for who writes, closed to who reads: one line says which store and what it answers; later all goes on."""
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
+    cluster.standalone.give(*[s3_process.environment("down")] * 2)
+    said = cluster.refused(cluster.start(*twins.join, at=tmp_path))
+    assert said.startswith(f"error: {twins.address.rpartition('/')[0]} does not answer as a store does (503 "), said
+    cluster.standalone.give({}, {})
+    cluster.ends(cluster.start(*twins.join, at=tmp_path))
+    twins.assert_same()
+    cluster.standalone.give(*[s3_process.environment("expired")] * 2)
+    check = ("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check")
+    said = cluster.refused(cluster.start(*check))
+    assert f"{twins.address.rpartition('/')[0]} does not answer as a store does (403 " in said
+
+
+@pytest.mark.skipif(not COMPILERS, reason="a clock that is off is made by a C compiler (cc)")
+def test_doctor_names_a_worker_whose_clock_is_off(
+    cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
+) -> None:
+    """By an hour, so that S3 takes none of its requests either: a line each."""
+    cluster.standalone.give(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
+    found = wrong_of_doctor(cluster, logged)
+    assert [each["check"].partition(" on ")[0] for each in found] == ["lake", "clock"]
+    assert "RequestTimeTooSkewed" in found[0]["found"]
+    off = re.fullmatch(r"off by (\d+) s at least", found[1]["found"])
+    assert off is not None
+    assert 3500 < int(off[1]) <= 3600
+    assert "NTP" in found[1]["mend"]
+
+
+def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list[dict[str, Any]]:
+    """What doctor finds that has to be mended on the workers."""
+    told = cluster.ends(cluster.start("-m", "cdc_platform", "--home", home, "doctor", "--cluster", "--json"), 1)
+    assert "\n" not in "".join(each["found"] for each in json.loads(told))
+    found = [each for each in json.loads(told) if not each["ok"]]
+    assert due in (None, len(found))
+    return found

@@ -16,7 +16,6 @@ from cdc_platform.log.log_table import writes_schema
 from cdc_platform.log.volume import append_writes
 
 _START_US = parse_time_us("2026-01-31T12:20:00Z")
-_TASKS = 2
 
 
 def writes(lake: Lake) -> pa.RecordBatch:
@@ -28,11 +27,11 @@ def writes(lake: Lake) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(said, schema=writes_schema(schema(lake)))
 
 
-def _append(address: str) -> None:
-    """Two hundred rows, in two tasks of their own."""
+def _append(address: str, tasks: int) -> None:
+    """Two hundred rows, in so many tasks and files of their own."""
     lake = Lake(f"{address}/lake")
     frame: Any = spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
-    append_writes(lake, schema(lake), frame.repartition(_TASKS), files=_TASKS, transaction=("writer", 1))
+    append_writes(lake, schema(lake), frame.repartition(tasks), files=tasks, transaction=("writer", 1))
 
 
 def _look(files: list[str]) -> None:
@@ -68,6 +67,6 @@ def _look(files: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "append":
-        _append(sys.argv[2])
+        _append(sys.argv[2], int(sys.argv[3]))
     else:
         _look(sys.argv[2:])

@@ -73,6 +73,12 @@ class Cluster:
         assert code in (None, client.returncode), told + said
         return told
 
+    def refused(self, client: subprocess.Popen[str]) -> str:
+        """What a client has said as it ended because something outside does not do: a line, and nothing is printed."""
+        told, said = client.communicate(timeout=_SECONDS)
+        assert (client.returncode, told, said.count("\n")) == (2, "", 1), told + said
+        return said
+
     def loses_a_worker(self, *command: str | Path, at: Path | None = None, code: int | None = 0) -> str:
         """What a client prints while a worker dies in the middle of a task of its; another takes that one's place."""
         before = {worker: worker.count(" Running task ") for worker in self.standalone.workers}

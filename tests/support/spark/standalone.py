@@ -1,8 +1,8 @@
 """Spark standalone on loopback: a master and workers, processes of their own that see nothing of who drives them.
 
 Each worker has a working folder and an address of its own, the variables that it is given, and Spark and Java bound
-into that folder; folders that it must not see are covered in a mount namespace of its own, or it is another user. What
-it cannot be kept from is for the tests to find out. What the driver's scheduler did is in Spark's own log of events.
+into that folder; folders that it must not see are covered in a mount namespace of its own. What it cannot be kept from
+is for the tests to find out. What the driver's scheduler did is in Spark's own log of events.
 """
 
 from __future__ import annotations
@@ -56,23 +56,26 @@ mount --bind "$java" "$work/java"
 while [ "$1" != -- ]; do if [ -d "$1" ]; then mount -t tmpfs -o mode=755 none "$1"; fi; shift; done
 shift; cd "$work"; exec "$@"
 """
-_AS_ANOTHER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 @cache
 def ways_apart() -> tuple[str, ...]:
-    """The command before a worker's that keeps it apart: a namespace of mounts, else another user.
+    """The command before a worker's that keeps it apart in a namespace of mounts, with root's rights or without.
 
     Raises:
-        RuntimeError: this machine lets us have neither.
+        RuntimeError: this machine lets us have none. Another user is no way: it could not read Spark in the checkout.
     """
     try_mount = ("sh", "-c", "mount --make-rprivate /; mount -t tmpfs none /mnt")
     for way in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
-        if subprocess.run([*way, *try_mount], capture_output=True, check=False).returncode == 0:
+        if (
+            shutil.which(way[0])
+            and subprocess.run([*way, *try_mount], capture_output=True, check=False).returncode == 0
+        ):
             return way
-    if os.getuid() == 0 and subprocess.run([*_AS_ANOTHER, "true"], capture_output=True, check=False).returncode == 0:
-        return _AS_ANOTHER
-    raise RuntimeError("a worker can be kept apart neither by unshare(1) nor, without root, as another user")
+    raise RuntimeError(
+        "workers cannot be kept apart: unshare(1) may make no namespace of mounts here; allow it (in a container by "
+        "CAP_SYS_ADMIN, else by user namespaces)"
+    )
 
 
 class Worker:
@@ -81,25 +84,17 @@ class Worker:
     def __init__(
         self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str], host: str = HOST
     ) -> None:
-        self.host = host
+        self.host, self.given = host, dict(environment)
         self.folder = Path(tempfile.mkdtemp(prefix="cdc-worker-"))
         for name in ("spark", "java", "tmp", "work"):
             (self.folder / name).mkdir()
         file = self.folder / "spark.conf"
         file.write_text(conf, encoding="utf-8")
-        way, java = ways_apart(), Path(find_java().executable).resolve().parents[1]
-        spark = spark_home()
-        if way == _AS_ANOTHER:
-            shutil.chown(self.folder, 65534, 65534)
-            for path in self.folder.iterdir():
-                shutil.chown(path, 65534, 65534)
-            for path in hidden:
-                path.chmod(0o700)
-            before = [*way]
-        else:
-            covered = [str(path) for path in hidden]
-            before = [*way, "sh", "-c", _APART, "sh", str(self.folder), str(spark), str(java), *covered, "--"]
-            spark, java = self.folder / "spark", self.folder / "java"
+        java = Path(find_java().executable).resolve().parents[1]
+        covered = [str(path) for path in hidden]
+        bound = [str(self.folder), str(spark_home()), str(java)]
+        before = [*ways_apart(), "sh", "-c", _APART, "sh", *bound, *covered, "--"]
+        spark, java = self.folder / "spark", self.folder / "java"
         own = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work")]
         self.command = [*_daemon(spark, "worker.Worker", file, host), *own, master]
         self.process = subprocess.Popen(
@@ -185,6 +180,17 @@ class Standalone:
         self.workers[place] = self._worker(worker.host, other)
         return self.workers[place]
 
+    def give(self, *given: Mapping[str, str]) -> None:
+        """Let each worker, in their order, have these variables besides; one that has others is replaced, and awaited.
+
+        An empty value takes away one that all of them are given.
+        """
+        for worker, other in zip(list(self.workers), given, strict=True):
+            if worker.given != self._of_worker(other):
+                self.replace(worker, **other)
+        for worker in self.workers:
+            worker.await_executor()
+
     def second_attempts(self) -> list[dict[str, Any]]:
         """The tasks that Spark has started although another attempt of the same one ran, as its events tell of them."""
         logs = [path for path in self._events.rglob("events_*") if path.is_file()]
@@ -195,7 +201,10 @@ class Standalone:
 
     def _worker(self, host: str, other: Mapping[str, str]) -> Worker:
         master = f"spark://{HOST}:{self._port}"
-        return Worker(master, self._shared, self._hidden, {**self._given, **other}, host)
+        return Worker(master, self._shared, self._hidden, self._of_worker(other), host)
+
+    def _of_worker(self, other: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in {**self._given, **other}.items() if value}
 
     def stop(self) -> None:
         """End all of it."""

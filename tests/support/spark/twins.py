@@ -38,6 +38,7 @@ class Twins:
     def __init__(self, address: str, folder: Path) -> None:
         self.address = address
         self.join = ("-m", "cdc_platform", "--home", address, "--clock", CLOCK, "bootstrap", NODE, "--run")
+        folder.mkdir(exist_ok=True)
         node, self._twin = folder / NODE, folder / "twin"
         node.write_text(node_text(1, 16, 4), encoding="utf-8")
         at = ("--home", self._twin, "--clock", CLOCK)

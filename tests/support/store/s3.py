@@ -13,6 +13,7 @@ from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
 ROOM = "/room-for-writes"
+FAULTS = "faults"
 AGES = "/ages-of-objects"
 SLOW = "/slow-data-file"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
@@ -65,7 +66,7 @@ class S3:
             return f"s3://{name}"
 
     def counts(self) -> dict[str, int]:
-        """How many requests of each verb the store has had; those that list are told apart."""
+        """How many requests of each verb the store has had; those that list are told apart, and so are FAULTS."""
         with urllib.request.urlopen(f"{self._url('plain')}{COUNTS}", timeout=30) as answer:
             return json.loads(answer.read())
 

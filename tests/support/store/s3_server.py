@@ -5,8 +5,8 @@ says 503 or cuts the connection, before the store has seen the request or after 
 `forgetful` does the first PUT of every entry of Delta's log and says that it has not: by 503, 500 or a cut, by turns.
 `careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
 it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
-others look at none. `readonly` refuses what would change anything, `expired` everything, as with credentials that ran
-out, `skewed` too, as of requests whose time is not the store's.
+others look at none. `readonly` refuses what would change anything, `down` everything, by 503; so do `expired`, as with
+credentials that ran out, and `skewed`, as of requests whose time is not the store's.
 Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, its objects
 are as old as it is told, and it is late with one answer if it is told so. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
@@ -33,7 +33,7 @@ from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from moto.s3.responses import S3Response
-from support.store.s3 import AGES, COUNTS, KEY, ROOM, SLOW
+from support.store.s3 import AGES, COUNTS, FAULTS, KEY, ROOM, SLOW
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -146,6 +146,7 @@ class Faulty:
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         with self._drawing:
             fault = self._random.choice(_FAULTS) if self._random.randrange(SHARE) == 0 else None
+            self._store.counts[FAULTS] += fault is not None
         if fault in ("refuse before", "cut before"):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if fault == "refuse before":
@@ -245,6 +246,12 @@ def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[byte
     return _no(environ, start, "ExpiredToken")
 
 
+def down(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """What a service says that is overrun, whatever it is asked."""
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    return _refuse(start)
+
+
 def skewed(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What S3 says to a request that was signed by a clock which is more than a quarter of an hour off."""
     return _no(environ, start, "RequestTimeTooSkewed")
@@ -296,6 +303,7 @@ def main() -> None:
         "hasty": hasty(store),
         "readonly": readonly(store),
         "keyed": keyed(store),
+        "down": down,
         "expired": expired,
         "skewed": skewed,
     }
