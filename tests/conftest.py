@@ -105,6 +105,7 @@ LONG = {
         "test_cluster_faults.py",
         "test_home_in_a_store.py",
         "test_commits_in_a_store.py",
+        "test_clocks_of_stores.py",
         "test_contract_of_stores.py",
         "test_faults_of_stores.py",
         "test_leases.py",

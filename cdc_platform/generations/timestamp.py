@@ -59,6 +59,7 @@ def next_generation_timestamp(
     if last_ms - candidate_ms > slack_ms:
         raise ClockRefused(
             f"the new generation would start at {format_ms(candidate_ms)}, but the newest one starts at"
-            f" {format_ms(last_ms)}, more than {slack_ms} ms later: the clock is behind; set it right and run again"
+            f" {format_ms(last_ms)}, more than {slack_ms} ms later: this clock is behind, or that of the newest one"
+            " was ahead; set it right, or wait, and run again"
         )
     return max(candidate_ms, last_ms + ONE_MS)
