@@ -120,6 +120,7 @@ LONG = {
         "test_copies_of_homes.py",
         "test_sensors_of_two_machines.py",
         "test_upkeep_of_files.py",
+        "test_documented_stores.py",
         "test_every_command_in_a_store.py",
     ),
 }
