@@ -5,8 +5,10 @@ On the cluster of `test_cluster`; the faults are those of its S3 server, of a wo
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,11 @@ import pytest
 from support.processes.clocks import COMPILERS, clock_off_by
 from support.read_logs import schema
 from support.spark.twins import CLIENT, CLOCK, Twins, assert_appended, files_of, log_in_a_store
-from support.store.s3 import FAULTS
+from support.store.s3 import FAULTS, KEY, SECRET
 
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
+from cdc_platform.lake.worker_archive import worker_archive
 from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
@@ -100,6 +103,26 @@ def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process
     assert f"{twins.address.rpartition('/')[0]} does not answer as a store does (403 " in said
 
 
+def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged: str) -> None:
+    """Of what it was sent one package is gone, and another one is of another version: a line, with the mend."""
+    cluster.standalone.give({}, {})
+    worker = cluster.standalone.replace(cluster.standalone.workers[0])
+    worker.await_executor()
+    for packages in (worker.folder / "work").glob("app-*/*/environment/packages"):
+        about = next(packages.glob("deltalake-*.dist-info")) / "METADATA"
+        about.write_text(re.sub(r"(?m)^Version: .*$", "Version: 0.1", about.read_text(encoding="utf-8")))
+        for gone in [*packages.glob("pyarrow"), *packages.glob("pyarrow-*.dist-info")]:
+            shutil.rmtree(gone)
+    (bad,) = wrong_of_doctor(cluster, logged)
+    due = worker_archive().packages
+    assert bad["check"].startswith("packages on ")
+    assert bad["found"] == (
+        f"deltalake is 0.1, expected {due['deltalake']}; pyarrow is missing, expected {due['pyarrow']}"
+    )
+    assert "unset PYSPARK_PYTHON" in bad["mend"]
+    cluster.standalone.replace(worker)
+
+
 @pytest.mark.skipif(not COMPILERS, reason="a clock that is off is made by a C compiler (cc)")
 def test_doctor_names_a_worker_whose_clock_is_off(
     cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
@@ -115,6 +138,27 @@ def test_doctor_names_a_worker_whose_clock_is_off(
     assert "NTP" in found[1]["mend"]
 
 
+def test_a_profile_is_looked_up_where_a_task_runs(
+    cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
+) -> None:
+    """By a worker that has boto3 and the files; one that lacks either says which in a line, and a join says it too."""
+    team = profile_of_worker(s3_process, tmp_path)
+    cluster.standalone.give(team, team | {"PYTHONPATH": ""})
+    (bad,) = wrong_of_doctor(cluster, logged)
+    assert "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed" in bad["found"]
+    cluster.standalone.give(team, team)
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
+    cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
+    twins.assert_same()
+    nobody, due = team | {"AWS_PROFILE": "nobody"}, "AWS_PROFILE is nobody, which cannot be used: "
+    cluster.standalone.give(nobody, nobody)
+    for bad in wrong_of_doctor(cluster, logged, 2):
+        assert f"{due}The config profile (nobody) could not be found" in bad["found"]
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "nobody")
+    said = cluster.refused(cluster.start(*twins.join, at=tmp_path / "nobody"))
+    assert due in said
+
+
 def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list[dict[str, Any]]:
     """What doctor finds that has to be mended on the workers."""
     told = cluster.ends(cluster.start("-m", "cdc_platform", "--home", home, "doctor", "--cluster", "--json"), 1)
@@ -122,3 +166,23 @@ def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list
     found = [each for each in json.loads(told) if not each["ok"]]
     assert due in (None, len(found))
     return found
+
+
+def profile_of_worker(s3: S3, folder: Path) -> dict[str, str]:
+    """The variables of a worker that has boto3 and a profile in a file, which a door asks for, and no key."""
+    packages = folder / "packages"
+    packages.mkdir()
+    for name in ("boto3", "botocore", "jmespath", "s3transfer", "urllib3"):
+        place = importlib.util.find_spec(name)
+        assert place is not None
+        assert place.origin is not None
+        shutil.copytree(Path(place.origin).parent, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    door = s3.environment("keyed")
+    config, credentials = folder / "config", folder / "credentials"
+    config.write_text(
+        f"[profile team]\nregion = {door['AWS_REGION']}\nendpoint_url = {door['AWS_ENDPOINT_URL']}\n", encoding="utf-8"
+    )
+    credentials.write_text(f"[team]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n", encoding="utf-8")
+    none = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"), "")
+    files = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(credentials)}
+    return none | files | {"AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(packages)}
