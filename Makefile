@@ -98,6 +98,11 @@ lock: .venv ## resolve pyproject.toml into requirements.lock anew
 cassandra: .venv ## fetch the CQL server that tests start
 	@PYTHONPATH=tests $(BIN)/python -m support.standin.jars
 
+# Of the emulators of other stores the one that takes no minutes to build; what is tried on it is skipped without.
+.PHONY: emulators
+emulators: .venv ## fetch the emulator of Azure's store that tests use where it is there; needs npm
+	@PYTHONPATH=tests $(BIN)/python -m support.store.azurite
+
 # As that: what the first JVM of a machine writes down, all others of the tests begin with.
 .PHONY: classes
 classes: java .venv ## record the classes that the JVMs of the tests share

@@ -1,18 +1,30 @@
-"""Azurite, the emulator of Azure's blob store, as a process of its own on loopback: npm has it, and it is optional."""
+"""Azurite, the emulator of Azure's blob store, as a process of its own on loopback: npm has it, and it is optional.
+
+`python -m` this fetches it into the platform's cache folder, where there is an npm: it has no part that is built.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+import shutil
+import subprocess
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
 from support.ports import free_ports
+from support.standin.jars import fetched
 from support.store.program import Program, found
 
+from cdc_platform.lake.jars import cache_folder
+
+VERSION = "3.37.0"
+_NAME = f"azurite-{VERSION}"
+_PROGRAM = "node_modules/.bin/azurite-blob"
+_FETCH_SECONDS = 600
 _API = "2023-11-03"
 # What every emulator of this store has, as its documentation says; it opens nothing else.
 _ACCOUNT = "devstoreaccount1"
@@ -22,8 +34,10 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 class Azurite(Program):
     """An emulator that was started, with everything in its memory."""
 
-    PROGRAM: ClassVar = found("azurite-blob")
-    HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no azurite-blob; npm install --global azurite@3.37.0"
+    PROGRAM: ClassVar = found("azurite-blob") or shutil.which(cache_folder() / _NAME / _PROGRAM)
+    HOW_TO_HAVE_IT: ClassVar = (
+        f"NOT TRIED: there is no azurite-blob; make emulators, or npm install -g azurite@{VERSION}"
+    )
 
     def __init__(self, _folder: Path) -> None:
         (self._port,) = free_ports(1)
@@ -52,3 +66,20 @@ class Azurite(Program):
         )
         with urllib.request.urlopen(asked, timeout=30):
             return f"az://{name}"
+
+
+def _fetch(draft: Path) -> None:
+    """Have npm put it into the folder `jars` of a new one; nothing that a package brings is run by that."""
+    (draft / "jars").mkdir(parents=True)
+    options = ["--prefix", str(draft / "jars"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    command = ["npm", "install", *options, f"azurite@{VERSION}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    if ran.returncode != 0:
+        raise RuntimeError(f"azurite could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
+
+
+if __name__ == "__main__":
+    if shutil.which("npm") is None:
+        print("there is no npm, which has Azurite: what is tried on it will be skipped")
+    else:
+        fetched(_NAME, _fetch)
