@@ -36,7 +36,7 @@ from support.worlds.switch_lake import NOON_MS, host, switching
 from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS, Table
 from cdc_platform.records import consumers, inbox
 
 HOSTS = [host(number) for number in (1, 2, 3)]
@@ -126,7 +126,19 @@ def damaged(home: Path) -> None:
     """A generation whose files are there in no table but that of the published streams."""
     node(home)
     done(home, "bootstrap", str(home.parent / "node.json"), "--run")
-    for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
+    lose(home, TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2)
+
+
+def imported_and_damaged(home: Path) -> None:
+    """Two generations that were imported, whose files are gone in two tables."""
+    exports(home, **two_generations())
+    done(home, "import", str(home.parent / "exports"))
+    lose(home, GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
+
+
+def lose(home: Path, *tables: Table) -> None:
+    """Remove the data files of tables."""
+    for table in tables:
         for file in (home / "lake" / table.keyspace / table.name).rglob("*.parquet"):
             if "_delta_log" not in file.parts:
                 file.unlink()
@@ -199,6 +211,7 @@ CASES = {
         (*IMPORT, "--node", str(NODES[0].host_id)),
     ),
     "import: tablets": Case(tablets_of, IMPORT),
+    "import --mend": Case(imported_and_damaged, (*IMPORT, "--mend")),
     "repair --from-description": Case(damaged, ("repair", "--from-description")),
     "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
     "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2)),
