@@ -173,7 +173,7 @@ def side_by_side(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 def joined(pieces: Iterable[Piece], count: int) -> tuple[np.ndarray, np.ndarray]:
     """The pieces of each row, one behind the other: all bytes, and where each row begins and ends."""
-    columns = [_large_binaries(*ragged(piece)) for piece in side_by_side(pieces)]
+    columns = [large_binaries(*ragged(piece)) for piece in side_by_side(pieces)]
     if not columns:
         return np.empty(0, dtype=np.uint8), np.zeros(count + 1, dtype=np.int64)
     joined = compute.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
@@ -181,7 +181,8 @@ def joined(pieces: Iterable[Piece], count: int) -> tuple[np.ndarray, np.ndarray]
     return np.frombuffer(data, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64)[: count + 1]
 
 
-def _large_binaries(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
+def large_binaries(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
+    """Bytes, cut where each value's begin and the last one's end, as a column."""
     buffers: list[Any] = [None, np.ascontiguousarray(bounds), np.ascontiguousarray(data)]
     return pa.Array.from_buffers(
         pa.large_binary(), len(bounds) - 1, [each if each is None else pa.py_buffer(each) for each in buffers]

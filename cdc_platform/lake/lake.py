@@ -23,8 +23,9 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
-from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
+from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.rows import conform, nothing, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -284,7 +285,7 @@ class Lake:
 
         It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
         `parted`: the rows of that version that pass filters on partition columns, as they were read from here: those
-        that stay do so, in front of the others, and are not read or digested again.
+        that stay are not read or digested again.
 
         Raises:
             InputError, StateError: there is no filter, the rows don't fit the table, or it is append-only; or the parts
@@ -302,7 +303,7 @@ class Lake:
             merging.replace(opened, table, source, chosen, numbers, parted)
             return True
 
-        return self._write(table, change, source.nbytes + (0 if parted is None else parted.stays.nbytes))
+        return self._write(table, change, source.nbytes + (0 if parted is None else parted.rows.nbytes))
 
     def data_files(self, table: Table) -> list[DataFile]:
         """Every data file of a table, from Delta's log alone."""

@@ -21,6 +21,7 @@ from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
 from cdc_platform.lake.mirrored_logs import with_files
 from cdc_platform.lake.open_tables import Opened, rows_of
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
@@ -61,19 +62,6 @@ class Merged:
     inserted: int
     updated: int
     version: int
-
-
-@dataclass(frozen=True)
-class Parted:
-    """All rows that pass some filters, in one of two parts: those that stay as they are, and those that go."""
-
-    stays: pa.Table
-    goes: pa.Table
-
-    @staticmethod
-    def by(rows: pa.Table, go: np.ndarray) -> Parted:
-        """The parts of some rows of which these (bool) go."""
-        return Parted(rows.filter(pa.array(~go)), rows.filter(pa.array(go)))
 
 
 def writing(rows: pa.Table, large: WriterProperties = _WRITER_PROPERTIES) -> WriterProperties:
@@ -220,7 +208,7 @@ def replace(
         due = after(opened, table, rows, removed)
     else:
         due = _after_parts(opened, table, rows, filters, parted)
-        rows, removed = pa.concat_tables([parted.stays, rows]), pa.concat_tables([parted.stays, parted.goes])
+        rows, removed = parted.after(table, rows), parted.rows
 
     def commit(properties: commits.Properties) -> None:
         if placing.has_times(table):
@@ -262,11 +250,11 @@ def _after_parts(
     """The digests of the slices of the files that pass, with what comes to them and goes from them."""
     assert all(name in table.partition_by for name, _, _ in filters), "parts are of whole files"
     held = files.data_files(opened, table, files.folder_of(opened), filters)
-    due, given = sum(file.rows for file in held), parted.stays.num_rows + parted.goes.num_rows
+    due, given = sum(file.rows for file in held), parted.rows.num_rows
     if due != given:
         raise StateError(f"{table.full_name} has {due} rows where {given} were read: nothing is put in their place")
     written = {digests.slice_name(table.partition_by, file.partition): None for file in held}
-    return after(opened, table, came, parted.goes, written)
+    return after(opened, table, came, parted.gone, written)
 
 
 def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[str, int]:

@@ -26,11 +26,7 @@ def row_digests(rows: pa.Table, names: Sequence[str] | None = None) -> np.ndarra
     chosen = sorted(rows.schema.names if names is None else names)
     parts: list[bytes] = []
     for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
-        part = rows.slice(start, _ROWS_AT_ONCE)
-        pieces: list[Piece] = []
-        for name in chosen:
-            pieces += _tagged(name, encoding.one_array(part[name]))
-        data, bounds = encoding.joined(pieces, part.num_rows)
+        data, bounds = _bytes_of(rows.slice(start, _ROWS_AT_ONCE), chosen)
         whole = data.tobytes()  # slices of bytes are made faster than those of a view
         parts += [blake2b(whole[begin:end], digest_size=BYTES).digest() for begin, end in pairwise(bounds.tolist())]
     return np.frombuffer(b"".join(parts), dtype="<u4").reshape(-1, 4)
@@ -40,6 +36,18 @@ def keys_of(rows: pa.Table, names: Sequence[str]) -> list[bytes]:
     """What tells rows apart by the columns that name them; nobody can make two that are alike."""
     found = row_digests(rows, names).tobytes()
     return [found[place : place + BYTES] for place in range(0, len(found), BYTES)]
+
+
+def encoded(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    """The bytes (large binary) of each row that are digested: two rows are equal in some columns if theirs are."""
+    return encoding.large_binaries(*_bytes_of(rows, sorted(names)))
+
+
+def _bytes_of(rows: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    pieces: list[Piece] = []
+    for name in names:
+        pieces += _tagged(name, encoding.one_array(rows[name]))
+    return encoding.joined(pieces, rows.num_rows)
 
 
 def _tagged(name: str, values: pa.Array) -> list[Piece]:

@@ -17,14 +17,14 @@ from support.histories.log_histories import EPOCH_US, histories
 from cdc_platform.clock import Microseconds
 from cdc_platform.cluster.current import reached as module
 from cdc_platform.cluster.current.again import touched
-from cdc_platform.cluster.current.kept import for_readers
+from cdc_platform.cluster.current.kept import cells_table, current_table, for_readers
 from cdc_platform.cluster.current.reached import reached
 from cdc_platform.cluster.current.seen import SOLE
 from cdc_platform.cql.mutation import Cell, Marker, Mutation, RowChange
 from cdc_platform.cql.ranges import Bound, RangeTombstone
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import DATE, DECIMAL, DOUBLE, INT, TEXT, TIMESTAMP, VARINT, CqlType
-from cdc_platform.lake.merging import Parted
+from cdc_platform.lake.parted import Parted
 from cdc_platform.log.state.merging import merged
 from cdc_platform.log.state.of_mutations import state_of
 from cdc_platform.log.state.purging import purged
@@ -101,11 +101,11 @@ def test_what_is_reached_is_all_that_becomes_another(
     passed = before_us, now_us
 
     reach = reached(schema, cells, old.rows, changes, passed, sure_us)
-    of_cells, of_rows = Parted.by(cells, reach.cells), Parted.by(old.rows, reach.rows)
-    part = merged(schema, [of_cells.goes, changes])
+    of_cells, of_rows = Parted(cells, reach.cells), Parted(old.rows, reach.rows)
+    part = merged(schema, [of_cells.gone, changes])
     new = made(schema, part, sure_us, now_us)
-    assert told(pa.concat_tables([of_cells.stays, new.cells])) == told(whole.cells)
-    assert told(pa.concat_tables([of_rows.stays, new.rows])) == told(whole.rows)
+    assert told(of_cells.after(cells_table(schema), new.cells)) == told(whole.cells)
+    assert told(of_rows.after(current_table(schema), new.rows)) == told(whole.rows)
     ask, asked = touched(schema, part, changes, new.found, passed), touched(schema, state, changes, whole.found, passed)
     doubted = shown(schema, old.cells, before_us)
     known = zip(doubted.partitions.to_pylist(), doubted.clusterings.to_pylist(), doubted.doubtful, strict=True)
@@ -182,6 +182,6 @@ def test_a_range_reaches_all_rows_of_its_partition_and_later_ones_are_held_again
         kept = made(schema, merged(schema, old), never, NOW)
         changed = merged(schema, changes)
         found = reached(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
-        of_cells, of_rows = Parted.by(kept.cells, found.cells), Parted.by(kept.rows, found.rows)
-        new = made(schema, merged(schema, [of_cells.goes, changed]), never, NOW)
-        assert sorted(pa.concat_tables([of_rows.stays, new.rows])["k"].to_pylist()) == due
+        of_cells, of_rows = Parted(kept.cells, found.cells), Parted(kept.rows, found.rows)
+        new = made(schema, merged(schema, [of_cells.gone, changed]), never, NOW)
+        assert sorted(of_rows.after(current_table(schema), new.rows)["k"].to_pylist()) == due

@@ -11,7 +11,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import digests
 from cdc_platform.lake.digests import PROPERTY, Rule
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.merging import Parted
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
 
 INT = pa.int32()
@@ -45,7 +45,7 @@ def told(lake: Lake, table: Table) -> dict[str, int]:
 def read(lake: Lake, table: Table, *, go: int) -> Parted:
     """The rows of two parts, of which these go whose keys are multiples of a number."""
     found = lake.read(table, filters=INSIDE)
-    return Parted.by(found, np.asarray(found["k"]) % go == 0)
+    return Parted(found, np.asarray(found["k"]) % go == 0)
 
 
 @pytest.mark.parametrize("kind", [INT, TIMESTAMP], ids=str)
@@ -59,7 +59,7 @@ def test_those_that_go_make_room_and_the_rest_stays(lake: Lake, kind: pa.DataTyp
     assert lake.digest_rule(table) == rule
     inside = [("part", "in", rows(table, 0, 1)["part"].to_pylist())]
     found = lake.read(table, filters=inside)
-    parted = Parted.by(found, np.asarray(found["k"]) % 5 == 0)
+    parted = Parted(found, np.asarray(found["k"]) % 5 == 0)
     came = rows(table, *(key for key in range(1500) if key % 5 == 0 and key % 3 < 2), 3000, value="new")
     assert lake.replace_once(table, came, inside, lake.version(table), parted, app=7)
     assert lake.transaction(table, "app") == 7
@@ -75,7 +75,7 @@ def test_a_slice_that_is_left_empty_and_one_that_only_stays_are_said(lake: Lake)
     table = parts()
     lake.merge(table, rows(table, 0, 3, 1, 2), update=False)
     found = lake.read(table, filters=INSIDE)
-    parted = Parted.by(found, np.asarray(found["part"]) == 0)
+    parted = Parted(found, np.asarray(found["part"]) == 0)
     assert lake.replace_once(table, rows(table), INSIDE, lake.version(table), parted)
     assert said(lake, table) == {"part=0": 0, "part=1": told(lake, table)["part=1"]}
 
@@ -86,22 +86,33 @@ def test_what_a_stranger_has_put_among_them_stays_told(lake: Lake) -> None:
     lake.merge(table, rows(table, *range(30)), update=False)
     write_deltalake(lake.path(table), rows(table, 99), mode="append")
     found = lake.read(table, filters=INSIDE)
-    parted = Parted.by(found, np.asarray(found["k"]) == 0)
+    parted = Parted(found, np.asarray(found["k"]) == 0)
     lake.replace_once(table, rows(table, 0, value="new"), INSIDE, lake.version(table), parted)
     stranger = digests.of_rows(rows(table, 99), table.partition_by, lake.digest_rule(table))
     assert digests.changed(said(lake, table), stranger, {})["part=0"] == told(lake, table)["part=0"]
 
 
-@pytest.mark.parametrize("lost", ["stays", "goes"])
-def test_parts_that_are_not_all_rows_are_refused(lake: Lake, lost: str) -> None:
-    """Nothing is written: what is in neither part would be gone."""
+def test_rows_that_are_not_all_that_pass_are_refused(lake: Lake) -> None:
+    """Nothing is written: what was not read would be gone."""
     table = parts()
     lake.merge(table, rows(table, *range(30)), update=False)
     found, version = read(lake, table, go=5), lake.version(table)
-    short = {"stays": Parted(found.stays.slice(1), found.goes), "goes": Parted(found.stays, found.goes.slice(1))}[lost]
     with pytest.raises(StateError, match="has 20 rows where 19 were read"):
-        lake.replace_once(table, rows(table, 0), INSIDE, version, short)
+        lake.replace_once(table, rows(table, 0), INSIDE, version, Parted(found.rows.slice(1), found.go[1:]))
     assert lake.version(table) == version
+
+
+def test_what_has_the_key_of_a_row_that_goes_takes_its_place() -> None:
+    """The first of them, and what has no such key is behind all; of rows that all go none is waited for."""
+    table = parts()
+    held, came = rows(table, 1, 4, 7, 10, 13), rows(table, 16, 10, 4, 4, value="new")
+    go = np.isin(np.arange(5), [1, 2, 3])
+    found = Parted(held, go).after(table, came)
+    assert found.select(["k", "v"]).to_pylist() == [
+        {"k": key, "v": value}
+        for key, value in ((1, "old"), (4, "new"), (10, "new"), (13, "old"), (16, "new"), (4, "new"))
+    ]
+    assert Parted(held, np.ones(5, bool)).after(table, came) is came
 
 
 def test_parts_do_not_fit_a_table_that_they_are_not_of(lake: Lake) -> None:

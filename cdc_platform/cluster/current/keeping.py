@@ -30,7 +30,7 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.appended import appended
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.merging import Parted
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.tables import TIMESTAMP, Table
 from cdc_platform.lake.volume import Batches, TaskRows, Workers
 from cdc_platform.log.log_table import log_table
@@ -171,7 +171,7 @@ class Keeper:
             marks[MARKED] = 0
             for group in several:
                 version, held = self._lake.version(self._cells), self._held(self._cells, group)
-                parted = Parted(held.slice(0, 0), held)
+                parted = Parted(held, np.ones(held.num_rows, bool))
                 found = self._state_of(group, parted, version, of_slices(changes, group), now, as_of)
                 marks[MARKED] += int(found.inexact.sum())
             self._show_all(now, as_of, marks, found if len(several) == 1 else None)
@@ -256,7 +256,7 @@ class Keeper:
         versions = lake.version(self._cells), lake.version(self._current)
         cells, rows = self._parted(group, mine, now, as_of)
         found = self._state_of(group, cells, versions[0], mine, now, as_of)
-        more = int(found.inexact.sum()) - int(compute.sum(rows.goes[INEXACT]).as_py() or 0)
+        more = int(found.inexact.sum()) - int(compute.sum(rows.gone[INEXACT]).as_py() or 0)
         self._replace(
             self._current,
             rows,
@@ -271,7 +271,7 @@ class Keeper:
         cells, rows = self._held(self._cells, group), self._held(self._current, group)
         passed = now.as_of_us or _FIRST, as_of
         found = reached(self._schema, cells, rows, changes, passed, now.sure_us)
-        return Parted.by(cells, found.cells), Parted.by(rows, found.rows)
+        return Parted(cells, found.cells), Parted(rows, found.rows)
 
     def _held(self, table: Table, group: list[int]) -> pa.Table:
         return self._lake.read(table, filters=[(tables.SLICE, "in", group)])
@@ -286,7 +286,7 @@ class Keeper:
         as_of: Microseconds,
     ) -> Shown:
         """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""
-        schema, held = self._schema, cells.goes.drop_columns([tables.SLICE])
+        schema, held = self._schema, cells.gone.drop_columns([tables.SLICE])
         state = merged(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
         found = shown(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)

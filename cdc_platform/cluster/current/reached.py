@@ -25,8 +25,8 @@ from cdc_platform.log.state.wire import composed, has_one_form
 from cdc_platform.log.stored_names import EXACT, stored
 
 MOST_REACHED = 0.6
-"""Of the cells: where more are reached, all are. At that share it takes 0.86 of the time to tell them apart, at 0.02 half
-of it, at 0.75 as long."""
+"""Of the cells: where more are reached, all are. To tell them apart takes 0.86 of the time at that share, half of it at
+0.02, and as long at 0.75."""
 
 
 @dataclass(frozen=True)
