@@ -284,12 +284,10 @@ class Lake:
         """Put `rows`, which pass all `filters`, in the place of those that do, in one commit; whether it was made.
 
         It is only made as the version after `version`, of which they were thought out, with applications' `numbers`.
-        `parted`: the rows of that version that pass filters on partition columns, as they were read from here: those
-        that stay are not read or digested again.
+        `parted`: that version's rows that pass filters on partition columns: those that stay are not read again.
 
         Raises:
-            InputError, StateError: there is no filter, the rows don't fit the table, or it is append-only; or the parts
-                are not all rows that pass.
+            InputError, StateError: there is no filter, the rows don't fit the table, it is append-only, or has others.
         """
         if not filters:
             raise InputError(f"replacing rows of {table.full_name} needs a filter")
@@ -303,7 +301,7 @@ class Lake:
             merging.replace(opened, table, source, chosen, numbers, parted)
             return True
 
-        return self._write(table, change, source.nbytes + (0 if parted is None else parted.rows.nbytes))
+        return self._write(table, change, source.nbytes + (parted.rows.nbytes if parted else 0))
 
     def data_files(self, table: Table) -> list[DataFile]:
         """Every data file of a table, from Delta's log alone."""
