@@ -87,6 +87,16 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
     return DeltaTable(folder, version=version, storage_options=options(folder))
 
 
+def rows_of_version(folder: str, version: int) -> pa.Table:
+    """All rows of a version of a table, in the columns that it had then, in no order; raises what `opened` does."""
+    # Takes half as long to load as everything else here.
+    from pyarrow.dataset import ParquetReadOptions
+
+    # Spark's timestamps would be read as nanoseconds, which end in 2262.
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    return opened(folder, version).to_pyarrow_dataset(parquet_read_options=options).to_table()
+
+
 @lru_cache(maxsize=256)
 def folder_in(lake: Place, keyspace: str, name: str) -> str:
     """The folder of a table of a lake: its path, or its address in a store. It is asked for at each look."""

@@ -23,9 +23,8 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
-from cdc_platform.lake.merging import Merged, merge, merge_judged, rows_of, transact
+from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
-from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.rows import conform, nothing, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -125,14 +124,8 @@ class Lake:
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """All rows of a version of the table, in the columns that it had then, in no order."""
-        # Takes half as long to load as everything else here.
-        from pyarrow.dataset import ParquetReadOptions
-
         with translated(f"reading version {version} of {table.full_name}"):
-            opened = files.opened(self.path(table), version)
-            # Spark's timestamps would be read as nanoseconds, which end in 2262.
-            options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
-            return opened.to_pyarrow_dataset(parquet_read_options=options).to_table()
+            return files.rows_of_version(self.path(table), version)
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> Merged:
         """Insert the rows whose key is not there; those that are there stay, or with `update` become the given ones.
