@@ -64,6 +64,7 @@ LONG = {
         "test_scans_ahead.py",
         "test_bad_servers.py",
         "test_current.py",
+        "test_current_of_altered_tables.py",
         "test_ingested_values.py",
         "test_exporting_into.py",
         "test_made_up.py",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cdc_platform.clock import Microseconds, parse_time_us, us_of
+from cdc_platform.clock import Microseconds, ms_of, parse_time_us, us_of
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
@@ -15,7 +15,7 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError, UnknownTable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.cdc_tables import CdcTable, TableChange
 
 
 def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
@@ -60,6 +60,19 @@ def noted(schema: TableSchema, ddl: str) -> TableSchema:
     """The table with what its definition says in comments, for which CQL has no words."""
     found = {name: parse_time_us(time) for name, time in _NOTE.findall(ddl)}
     return replace(schema, truncated_us=found.get("truncated"), log_since_us=found.get("log made anew"))
+
+
+def schema_as_told(change: TableChange) -> TableSchema | None:
+    """The table as it was told to be by a change; None where that was without its definition."""
+    told = CdcTable(
+        change.keyspace_name,
+        change.table_name,
+        change.enabled,
+        change.ttl_seconds,
+        ms_of(change.created_at_us),
+        change.ddl,
+    )
+    return next(iter(known_tables(Catalog(), [told])), None)
 
 
 _NOTE = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)

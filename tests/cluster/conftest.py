@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from support.standin.brought import DDL, GENERATIONS, SWITCH_MS
-from support.standin.cluster import StandIn
+from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined
+from support.standin.live_table import LiveTable
 from support.standin.world import time_uuid
 
 from cdc_platform.cluster import known
@@ -26,3 +28,14 @@ def log(standin: StandIn) -> LiveLog:
     """`shop.t` with an empty log, and a second generation an hour after the first."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
     return LiveLog(standin.world, defined(DDL), GENERATIONS).make()
+
+
+TABLE = "CREATE TABLE shop.t (p int, k int, v int, l list<int>, m map<int, int>, PRIMARY KEY (p, k))"
+
+
+@pytest.fixture
+def table(standin: StandIn) -> LiveTable:
+    """`shop.t` of two keys, a value, a list and a map, with an empty log."""
+    schema = defined(f"{TABLE} WITH cdc = {{'enabled': 'true', 'ttl': '0'}};")
+    standin.proxy.collections = {"l", "m"}
+    return LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(7)).make()

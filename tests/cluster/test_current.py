@@ -16,50 +16,29 @@ from typing import Any
 import pytest
 from support.command_line import run
 from support.standin.cluster import FIRST_MS, StandIn, description, nodes
-from support.standin.live_log import defined
-from support.standin.live_table import LiveTable, by_key, drawn
-from support.standin.world import World, time_uuid
+from support.standin.kept_table import AT_ONCE, DAY_US, bring, in_lake, keep_id, now, old
+from support.standin.live_table import LiveTable, drawn
+from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
-from cdc_platform.cluster import known
 from cdc_platform.cluster.current import keeping, scanning
 from cdc_platform.cluster.current.kept import cells_table, current_table
-from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cql.schema import CdcOptions, Column
+from cdc_platform.cql.schema import Column
 from cdc_platform.cql.types import INT
 from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
-from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.state.shape import Kind
-from cdc_platform.log.stored_names import INEXACT
 
 pytestmark = pytest.mark.cassandra
 
 HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
 SECOND_US = 1_000_000
-DAY_US = 86_400 * SECOND_US
 TABLE_ID = uuid.UUID(int=7)
-AT_ONCE = Pace(Microseconds(0))
-
-
-def bring(cluster: KnownCluster, workers: Workers, pace: Pace = AT_ONCE, **options: Any) -> Ingested:
-    """Ingest as the next process would, up to now."""
-    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
-    return ingest(again, Clock(), "shop", "t", workers, pace=pace, **options)
-
-
-def in_lake(cluster: KnownCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
-    """The rows that the lake has by key, and the keys of those that are marked."""
-    lake = Lake(cluster.open_home().lake)
-    rows = lake.read(current_table(table.schema)).to_pylist()
-    found = by_key(table.schema, rows)
-    marked = {key for key, row in zip(found, rows, strict=True) if row[INEXACT]}
-    return found, marked
 
 
 class Writing:
@@ -130,29 +109,6 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     bring(cluster, workers)
     assert in_lake(cluster, table)[0] == table.rows()
     assert standin.proxy.refused == []
-
-
-DDL = "CREATE TABLE shop.t (p int, k int, v int, l list<int>, m map<int, int>, PRIMARY KEY (p, k))"
-
-
-@pytest.fixture
-def table(standin: StandIn) -> LiveTable:
-    """`shop.t` of two keys, a value, a list and a map, with an empty log."""
-    schema = replace(defined(f"{DDL} WITH cdc = {{'enabled': 'true', 'ttl': '0'}};"), cdc=CdcOptions(True, ttl=0))
-    standin.proxy.collections = {"l", "m"}
-    return LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(7)).make()
-
-
-def old(table: LiveTable, text: str) -> None:
-    """Write what no log tells of any more: two days ago."""
-    table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 2 * DAY_US}"))
-
-
-def now(table: LiveTable, text: str, partition: dict[str, Any], *rows: dict[str, Any]) -> None:
-    """Write, and log these rows."""
-    at = Clock().now_us()
-    table.world.run(text.replace("USING", f"USING TIMESTAMP {at}"))
-    table.log(partition, at, list(rows))
 
 
 def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
@@ -265,13 +221,6 @@ def test_tombstones_go_when_no_older_write_can_come(cluster: KnownCluster, worke
     bring(cluster, workers, twice)
     assert tombstones() == 0
     assert in_lake(cluster, table)[0] == table.rows()
-
-
-def keep_id(world: World) -> None:
-    """Give the altered log the ID back that says when it was made; the stand-in's server writes its own."""
-    made = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
-    world.run(f"INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES ({made})")
-    world.schema_changed()
 
 
 def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, ms_of
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import StateError
 from cdc_platform.lake.arrow import compute, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table, column
@@ -23,6 +24,7 @@ from cdc_platform.log.log_table import EXACT_COLUMN
 from cdc_platform.log.state.selecting import Shown, selected_schema
 from cdc_platform.log.state.shape import STATE
 from cdc_platform.log.stored_names import AS_OF, EXACT, INEXACT, MARKED, stored
+from cdc_platform.records import cdc_tables
 
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
 COPIED, SINCE, SLICES, OF = "current:copied", "current:since", "current:slices", "current:of"
@@ -104,6 +106,25 @@ def kept(lake: Lake, schema: TableSchema) -> Kept | None:
 def is_kept(lake: Lake, schema: TableSchema) -> bool:
     """Whether the table of this name is kept, or was before it was made anew."""
     return lake.transaction(cells_table(schema), COPIED) is not None
+
+
+def why_not(lake: Lake, schema: TableSchema) -> str | None:
+    """Why the table's log does not tell by now what becomes of the table; None where it does."""
+    if schema.cdc.delta != "full":
+        return f"it logs keys alone (delta '{schema.cdc.delta}')"
+    if not cdc_tables.find(lake, schema.keyspace, schema.name).enabled:
+        return "its CDC is off"
+    return None
+
+
+def assert_keepable(lake: Lake, schema: TableSchema) -> None:
+    """Hold that the table's log tells what becomes of the table; raises StateError."""
+    why = why_not(lake, schema)
+    if why is not None:
+        raise StateError(
+            f"{schema.full_name} cannot be kept: {why}; ALTER TABLE {schema.full_name} WITH cdc = {{'enabled': true}} "
+            "first, or ingest its log without --current"
+        )
 
 
 def identity(schema: TableSchema) -> int:

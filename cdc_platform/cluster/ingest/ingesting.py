@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cluster.current.keeping import Brought, Keeper
-from cdc_platform.cluster.current.kept import is_kept
+from cdc_platform.cluster.current.kept import assert_keepable, is_kept, kept, why_not
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.again import LATE, is_due, read_again
 from cdc_platform.cluster.ingest.asking import empty_rows, serving
@@ -26,7 +26,7 @@ from cdc_platform.cluster.ingest.shape import fitted
 from cdc_platform.cluster.ingest.window_rows import Came, WindowRows, definition
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import refresh
-from cdc_platform.cluster.session import connected
+from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.lake import frames
@@ -115,7 +115,8 @@ def ingest(
         EnvironmentProblem: the cluster cannot be reached, or does not let us in.
         NotGranted: the log, or a table that tells of CDC, may not be read.
         NotFound: the table has no log, or its definition is none that the platform understands.
-        StateError: it is another cluster than before, or the streams of what comes next are not complete.
+        StateError: it is another cluster than before, or the streams of what comes next are not complete; or a table
+            is to be kept whose log does not tell what becomes of it.
     """
     pace = pace or Pace()
     lake = Lake(cluster.open_home().lake)
@@ -135,6 +136,9 @@ def ingest(
             for line in refreshed.incomplete:
                 tell(f"left out: {line}")
         schema = definition(lake, keyspace, table)
+        wanted = current or copy_again
+        if copy_again or (wanted and not is_kept(lake, schema)):
+            assert_keepable(lake, schema)
         asked = WindowRows(live, cluster, clock, lake, schema, way, tell)
         copier = FromCluster(lake, clock, asked, horizon, workers, tell)
         lives = Lifetimes.of(lake, schema)
@@ -148,14 +152,27 @@ def ingest(
         if behind:
             again = read_again(copier, before, pace, lives)
         table_now = None
-        if current or copy_again or is_kept(lake, copier.schema):
-            keeper = Keeper(live, lake, clock, copier.schema, copier.workers, tell)
-            whole = paces.whole_since_us(lake, copier.schema)
-            table_now = keeper.bring_up(consumer.position_us, whole, lives.least_us, anew=copy_again)
+        if wanted or is_kept(lake, copier.schema):
+            table_now = _brought_up(live, copier, consumer.position_us, lives, anew=copy_again)
         late = sum(window.late or 0 for window in copier.windows)
         ever = lake.transaction(copier.sink, LATE) or 0
         found = Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
         return replace(found, current=table_now)
+
+
+def _brought_up(
+    live: LiveCluster, copier: FromCluster, as_of_us: Microseconds, lives: Lifetimes, *, anew: bool
+) -> Brought | None:
+    """The table itself, brought up to a time (µs); None where its log does not tell enough, which is told."""
+    lake, schema = copier.lake, copier.schema
+    why = why_not(lake, schema)
+    if why is not None:
+        now = kept(lake, schema)
+        since = "" if now is None or now.as_of_us is None else f" as of {format_us(now.as_of_us)}"
+        copier.tell(f"{schema.full_name} stays{since}, {why}; it is copied anew once its log tells all again")
+        return None
+    keeper = Keeper(live, lake, copier.clock, schema, copier.workers, copier.tell)
+    return keeper.bring_up(as_of_us, paces.whole_since_us(lake, schema), lives.least_us, anew=anew)
 
 
 class FromCluster:
@@ -190,9 +207,9 @@ class FromCluster:
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         """As `Copier`; where the table was altered meanwhile, the window is read anew."""
         begun, horizon, made = time.monotonic(), self._horizon_us, None
-        gone = self._what_is_gone(window)
-        if gone:
-            marks = {**marks, paces.GAP: window.until_us}
+        gone, died = self._what_is_gone(window)
+        if died is not None:
+            marks = {**marks, paces.GAP: died}
         if window.passed:
             came, count = None, self.append(empty_rows(self.schema), marks, expected)
         elif self._asked.are_here(window) or self._work_here(made := self._asked.plan(source, window, horizon)):
@@ -258,11 +275,12 @@ class FromCluster:
         failpoints.reached(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
-    def _what_is_gone(self, window: Window) -> list[str]:
-        """What is told of rows that may have lived and died unread: a gap is never silent."""
+    def _what_is_gone(self, window: Window) -> tuple[list[str], Microseconds | None]:
+        """What is told of rows that nobody can read any more, and up to when (µs) some may have died unread."""
         if self._asked.begins_anew:
-            return []
-        return paces.what_is_gone(self.lake, self.schema, window.after_us, window.until_us, self.clock.now_us())
+            return [], None
+        of = self.lake, self.schema, window.after_us, window.until_us, self.clock.now_us()
+        return paces.what_is_gone(*of), paces.died_us(*of)
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

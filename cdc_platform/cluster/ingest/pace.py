@@ -19,12 +19,14 @@ from cdc_platform.clock import (
     from_datetime,
     us_of_seconds,
 )
+from cdc_platform.cluster.ingest.shape import ASIDE
 from cdc_platform.cluster.refusals import Unreachable
 from cdc_platform.cluster.session import LiveCluster, one
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.log.ddl import schema_as_told
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
@@ -32,7 +34,7 @@ from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_tables import TableChange
 
 GAP = "ingest:gap"
-"""The application under which a log's table notes up to when (µs) rows of it may be gone unread."""
+"""The application under which a log's table notes up to when (µs) rows of it may have died unread."""
 _AGAIN_SHARE = 0.75
 """Of a row's time to live: when a window is read a second time, by default."""
 _AGAIN_ROUNDS = 24
@@ -121,12 +123,19 @@ class Lifetimes:
 
 
 def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
-    """From when on (µs) the log that is here lacks nothing that was written to its table."""
-    gone = lake.transaction(log_table(schema), GAP) or 0
-    since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0, gone]
+    """From when on (µs) the log that is here tells all that was written to its table, with the values."""
+    log = log_table(schema)
+    since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0]
+    since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP, ASIDE)]
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
-    since += [each.changed_at_us for before, each in pairwise(said) if each.enabled and not before.enabled]
+    since += [each.changed_at_us for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
     return Microseconds(max(since))
+
+
+def _tells_all(change: TableChange) -> bool:
+    """Whether the log of a table as it was told to be then has all writes, with what was written."""
+    told = schema_as_told(change)
+    return change.enabled and (told is None or told.cdc.delta == "full")
 
 
 def what_is_gone(
@@ -150,13 +159,21 @@ def what_is_gone(
                 f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
                 " no log tells what was written meanwhile"
             )
-    gone = lives.gone_us(now_us)
-    if gone is not None and after_us < gone:
+    gone = died_us(lake, schema, after_us, until_us, now_us)
+    if gone is not None:
         told.append(
-            f"rows of {name} written from {format_us(after_us)} to {format_us(Microseconds(min(gone, until_us)))} may"
-            f" be gone: they live for {lives.least_us // SECOND_US} s, and are read later than that"
+            f"rows of {name} written from {format_us(after_us)} to {format_us(gone)} may be gone: they live for"
+            f" {lives.least_us // SECOND_US} s, and are read later than that"
         )
     return told
+
+
+def died_us(
+    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
+) -> Microseconds | None:
+    """Up to when (µs) rows written later than `after_us` up to `until_us` may have died unread; None: none have."""
+    gone = Lifetimes.of(lake, schema).gone_us(now_us)
+    return Microseconds(min(gone, until_us)) if gone is not None and after_us < gone else None
 
 
 def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:

@@ -6,25 +6,28 @@ back with another type stands beside the old one, which keeps its values under a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_platform.clock import Clock, format_us, ms_of
-from cdc_platform.cql.catalog import Catalog
+from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import StateError
 from cdc_platform.lake import frames
+from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
-from cdc_platform.log.ddl import known_tables
-from cdc_platform.log.log_table import log_table
+from cdc_platform.log.ddl import schema_as_told
+from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.stored_names import stored
 from cdc_platform.places import place_of
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.cdc_tables import CdcTable
+
+ASIDE = "ingest:aside"
+"""The application under which a log notes up to when (µs) rows have values under another name than their column's."""
 
 
 def fitted(lake: Lake, clock: Clock, schema: TableSchema, *, exact: bool) -> Table:
@@ -45,7 +48,7 @@ def fitted(lake: Lake, clock: Clock, schema: TableSchema, *, exact: bool) -> Tab
         if not clash:
             raise
         stamp = format_us(clock.now_us()).translate(str.maketrans("", "", ":-."))
-        _rewrite(lake, wanted, {name: f"{name}$until_{stamp}" for name in clash})
+        _rewrite(lake, wanted, {name: f"{name}$until_{stamp}" for name in clash}, {ASIDE: _newest_us(lake, wanted)})
         return lake.widen(wanted)
 
 
@@ -67,13 +70,8 @@ def _keys(schema: TableSchema) -> tuple[Column, ...]:
 
 def _schemas_before(lake: Lake, schema: TableSchema) -> list[TableSchema]:
     """What the table was told to be, newest first."""
-    found = []
-    for change in reversed(cdc_tables.changes(lake)):
-        if change.full_name != schema.full_name or change.ddl is None:
-            continue
-        told = CdcTable(schema.keyspace, schema.name, True, 0, ms_of(change.created_at_us), change.ddl)
-        found += known_tables(Catalog(), [told])
-    return found
+    said = [each for each in reversed(cdc_tables.changes(lake)) if each.full_name == schema.full_name]
+    return [found for found in map(schema_as_told, said) if found is not None]
 
 
 def _clashing(lake: Lake, wanted: Table) -> list[str]:
@@ -90,7 +88,13 @@ def _fits(lake: Lake, wanted: Table, field: pa.Field) -> bool:
     return True
 
 
-def _rewrite(lake: Lake, wanted: Table, names: dict[str, str]) -> None:
+def _newest_us(lake: Lake, log: Table) -> Microseconds:
+    """When the newest row of a log was written (µs); 0 where it has none."""
+    newest = compute.max(lake.read(log, [WRITTEN_AT])[WRITTEN_AT].cast(pa.int64())).as_py()
+    return Microseconds(newest or 0)
+
+
+def _rewrite(lake: Lake, wanted: Table, names: dict[str, str], beside: Mapping[str, int] | None = None) -> None:
     """Put every row of the log where it is under these new names of columns, by one commit."""
     stands = lake.widen(replace(wanted, schema=pa.schema([wanted.schema.field("cdc$stream_id")]), keys=()))
     fields = [field.with_name(names.get(field.name, field.name)) for field in stands.schema]
@@ -105,4 +109,4 @@ def _rewrite(lake: Lake, wanted: Table, names: dict[str, str]) -> None:
     rows = TaskRows(len(files), renamed)
     version = lake.version(wanted) or 0
     table = replace(wanted, schema=pa.schema(fields))
-    frames.replace_all(Workers.alone(), lake, table, rows, ("ingest:shape", version + 1))
+    frames.replace_all(Workers.alone(), lake, table, rows, ("ingest:shape", version + 1), beside)

@@ -1,0 +1,57 @@
+"""What tests of a kept table share: an ingest, writes to the table with their log rows, what the lake has of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.standin.cluster import FIRST_MS
+from support.standin.live_table import LiveTable, by_key
+from support.standin.world import World, time_uuid
+
+from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
+from cdc_platform.cluster import known
+from cdc_platform.cluster.current.kept import current_table
+from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
+from cdc_platform.cluster.ingest.pace import Pace
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.volume import Workers
+from cdc_platform.log.stored_names import INEXACT
+
+DAY_US = us_of_seconds(DAY_SECONDS)
+AT_ONCE = Pace(Microseconds(0))
+
+
+def bring(cluster: KnownCluster, workers: Workers, pace: Pace = AT_ONCE, **options: Any) -> Ingested:
+    """Ingest as the next process would, up to now."""
+    again = known.find(open_home(cluster.home.parent.parent), cluster.name)
+    return ingest(again, Clock(), "shop", "t", workers, pace=pace, **options)
+
+
+def in_lake(cluster: KnownCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
+    """The rows that the lake has by key, and the keys of those that are marked."""
+    lake = Lake(cluster.open_home().lake)
+    rows = lake.read(current_table(table.schema)).to_pylist()
+    found = by_key(table.schema, rows)
+    marked = {key for key, row in zip(found, rows, strict=True) if row[INEXACT]}
+    return found, marked
+
+
+def old(table: LiveTable, text: str) -> None:
+    """Write what no log tells of any more: two days ago."""
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 2 * DAY_US}"))
+
+
+def now(table: LiveTable, text: str, partition: dict[str, Any], *rows: dict[str, Any]) -> None:
+    """Write, and log these rows."""
+    at = Clock().now_us()
+    table.world.run(text.replace("USING", f"USING TIMESTAMP {at}"))
+    table.log(partition, at, list(rows))
+
+
+def keep_id(world: World) -> None:
+    """Give the altered log the ID back that says when it was made; the stand-in's server writes its own."""
+    made = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
+    world.run(f"INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES ({made})")
+    world.schema_changed()
