@@ -58,12 +58,14 @@ class Writing:
 
 
 def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) -> None:
-    """A join, or a split of tablets, now."""
+    """A join, or a split or merge of tablets, now."""
     at = Milliseconds(Clock().now_ms())
     if tablets:
-        before = new_streams(TABLE_ID, max(table.generations), uniform_ends(2**number))
-        streams = new_streams(TABLE_ID, at, uniform_ends(2 ** (number + 1)))
-        ids = [[stream.tobytes() for stream in each] for each in (before, streams)]
+        before = table.generations[max(table.generations)]
+        assert isinstance(before, StreamSet)
+        count = len(before.ids) // 2 if table.dice.random() < 0.5 else len(before.ids) * 2
+        streams = new_streams(TABLE_ID, at, uniform_ends(count))
+        ids = [[stream.tobytes() for stream in each] for each in (before.ids, streams)]
         standin.world.stream_set("shop", "t", at, ids[1], closed=ids[0], opened=ids[1])
         table.generations = {**table.generations, at: StreamSet.of(at, streams)}
     else:
@@ -77,7 +79,7 @@ def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) 
 def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     standin: StandIn, cluster: KnownCluster, workers: Workers, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any table and history, written before the log, before and after the copy, over joins or splits, with TTLs."""
+    """Any table and history, from before the log, before and after the copy, over joins or splits and merges, with TTLs."""
     dice, tablets = random.Random(seed), seed % 2 == 1
     monkeypatch.setattr(scanning, "ROWS_A_SLICE", 3)
     monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 2)
@@ -86,7 +88,7 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     schema = drawn(dice)
     first: Any = description(time_uuid(FIRST_MS))
     if tablets:
-        streams = new_streams(TABLE_ID, FIRST_MS, uniform_ends(2))
+        streams = new_streams(TABLE_ID, FIRST_MS, uniform_ends(8))
         first = StreamSet.of(FIRST_MS, streams)
         standin.world.stream_set("shop", "t", FIRST_MS, [stream.tobytes() for stream in streams])
     table = LiveTable(standin.world, schema, {FIRST_MS: first}, dice).make()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 from support.command_line import run
@@ -35,7 +34,6 @@ from cdc_platform.cluster.ingest.again import LATE
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.errors import NotFound, StateError
-from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
@@ -298,23 +296,6 @@ def test_an_ingest_goes_on_while_the_topology_changes(
     bring(cluster, workers)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert len(ring.members(lake_of(cluster))) == 3
-
-
-def test_tablets_are_followed_over_a_split(standin: StandIn, cluster: KnownCluster, workers: Workers) -> None:
-    """Rows of both stream sets, at the borders of the split, each once and in its own set's window."""
-    table = uuid.UUID(int=7)
-    sets = [new_streams(table, FIRST_MS, uniform_ends(2)), new_streams(table, SWITCH_MS, uniform_ends(4))]
-    ids = [[stream.tobytes() for stream in each] for each in sets]
-    of_tablets = {time: StreamSet.of(time, each) for time, each in zip((FIRST_MS, SWITCH_MS), sets, strict=True)}
-    log = LiveLog(standin.world, defined(DDL), of_tablets).make()
-    standin.world.stream_set("shop", "t", FIRST_MS, ids[0])
-    log.write([FIRST_US + 1, SWITCH_US - 1])
-    bring(cluster, workers, SWITCH_US - 60 * SECOND_US)
-    standin.world.stream_set("shop", "t", SWITCH_MS, ids[1], closed=ids[0], opened=ids[1])
-    log.write([SWITCH_US, SWITCH_US + 1])
-    done = bring(cluster, workers, way="streams")
-    assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [window.set_us for window in done.windows] == [FIRST_US, SWITCH_US]
 
 
 def test_a_table_that_is_gone_and_comes_back(
