@@ -64,15 +64,21 @@ def down(addresses: Iterable[str]) -> dict[Key, str]:
 
 
 def begin(lake: Lake, clock: Clock) -> None:
-    """Note what is in a home already, where nothing was ever noted in it: what comes now is what is new."""
+    """Note what is in a home already, where nothing was ever noted in it: what comes now is what is new.
+
+    That nothing was there is kept too: who is killed before a first look ends is followed by one that finds some of it.
+    """
     if lake.exists(CLUSTER_CHANGES):
         return
+    there = state_of(lake)
 
     def judge(before: State) -> list[Change]:
-        there = {} if before else state_of(lake)
-        return [Change(*key, there[key], WAS_THERE) for key in sorted(there, key=_order)]
+        return [] if before else [Change(*key, there[key], WAS_THERE) for key in sorted(there, key=_order)]
 
-    cluster_changes.note(lake, clock, judge)
+    if there:
+        cluster_changes.note(lake, clock, judge)
+    else:
+        lake.ensure(CLUSTER_CHANGES)
 
 
 def note(lake: Lake, clock: Clock, left_out: Sequence[LeftOut], changing: str | None) -> list[Noted]:

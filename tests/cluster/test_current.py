@@ -79,7 +79,7 @@ def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) 
 def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     standin: StandIn, cluster: KnownCluster, workers: Workers, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any table and history, from before the log, before and after the copy, over joins or splits and merges, with TTLs."""
+    """Any table and history, of before the log, the copy and after it, over joins or splits and merges, with TTLs."""
     dice, tablets = random.Random(seed), seed % 2 == 1
     monkeypatch.setattr(scanning, "ROWS_A_SLICE", 3)
     monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 2)

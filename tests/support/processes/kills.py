@@ -49,14 +49,16 @@ class Case:
 
 
 def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, list[str]]:
-    """Every row of every table that has any, declared or not; in one order."""
-    lake, left_out = Lake(home / "lake"), _OF_FILES | set(without)
+    """Every row of every table that has any, declared or not, of homes below too; in one order."""
+    left_out = _OF_FILES | set(without)
     found: dict[str, list[str]] = {}
-    for keyspace, name in stored_names(lake):
-        rows: list[dict[str, Any]] = DeltaTable(lake.root / keyspace / name).to_pyarrow_table().to_pylist()
-        kept = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
-        if kept:
-            found[f"{keyspace}.{name}"] = kept
+    for at in (home, *sorted(home.glob("clusters/*"))):
+        lake = Lake(at / "lake")
+        for keyspace, name in stored_names(lake):
+            rows: list[dict[str, Any]] = DeltaTable(lake.root / keyspace / name).to_pyarrow_table().to_pylist()
+            kept = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
+            if kept:
+                found[str((at / f"{keyspace}.{name}").relative_to(home))] = kept
     return found
 
 
