@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,14 @@ from support.worlds.switch_lake import NOON_MS, host, switching
 from cdc_platform.clock import HOUR_US, ONE_US, Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, TOPOLOGY_DESCRIPTIONS, Table
+from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    TOPOLOGY_DESCRIPTIONS,
+    Table,
+)
 from cdc_platform.records import consumers, inbox
 
 HOSTS = [host(number) for number in (1, 2, 3)]
@@ -186,6 +194,23 @@ def read_by_somebody(home: Path) -> None:
     )
 
 
+def long_used(home: Path) -> None:
+    """Two tables with files of no commit, and of commits that were replaced, all of them written long ago."""
+    without_tablets(home)
+    for ttl in ("5", "6"):
+        done(home, "tables", "alter", "ks.t", "--ttl", ttl, clock=f"2026-01-0{ttl}T00:00:00Z")
+    for table in (CDC_TABLES, CDC_TABLE_CHANGES):
+        folder = home / "lake" / table.keyspace / table.name
+        for number in range(3):
+            (folder / f"part-{number}.parquet").write_bytes(b"PAR1")
+            os.utime(folder / f"part-{number}.parquet", (1e9, 1e9))
+
+
+def files(home: Path) -> list[str]:
+    """The names of all data files that tests put in."""
+    return sorted(each.name for each in (home / "lake").rglob("part-?.parquet"))
+
+
 def prepared(answers: int) -> Any:
     """A switch that so many of three nodes have acknowledged; `switch` names it by its place in the register."""
 
@@ -233,6 +258,7 @@ CASES = {
     ),
     "switch commit": Case(prepared(3), ("switch", "commit", "@generation"), LATE),
     "switch abort": Case(prepared(1), ("switch", "abort", "@generation"), LATE),
+    "home upkeep": Case(long_used, ("home", "upkeep"), more=files),
     "consumers forget": Case(read_by_somebody, ("consumers", "forget", "audit", "ks.t"), refused="no consumer audit"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -21,7 +22,7 @@ from support.worlds.switch_lake import NOON, NOON_MS, TWO_PHASE, host, inserted,
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, CDC_TABLES, REMOVED_GENERATIONS
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, CDC_TABLE_CHANGES, CDC_TABLES, REMOVED_GENERATIONS
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import cdc_tables, consumers, inbox, switches, tablet_sets
 from cdc_platform.records.ring import current_ring
@@ -268,6 +269,31 @@ def test_removals_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
     assert [each.exit_code for each in ended] == [0] * 8
     assert contents(home) == contents(alone)
     assert Lake(home / "lake").read(REMOVED_GENERATIONS).num_rows == 1
+
+
+def test_the_upkeep_of_files_disturbs_nobody(nursery: Nursery, tmp_path: Path) -> None:
+    """Four upkeeps beside four writers: what nothing needs is gone, what was written is there, and none is refused."""
+    home = tmp_path / "home"
+    do(home, "tables", "add", "ks.t", "--ttl", "1")
+    unneeded = [
+        home / "lake" / table.keyspace / table.name / "part-0.parquet" for table in (CDC_TABLES, CDC_TABLE_CHANGES)
+    ]
+    for file in unneeded:
+        file.write_bytes(b"PAR1")
+        os.utime(file, (1e9, 1e9))
+    commands = [
+        (("home", "upkeep"), ("tables", "alter", "ks.t", "--ttl", str(2 + number)))[number % 2] for number in EIGHT
+    ]
+    ended = race(nursery, home, commands)
+    assert [each.exit_code for each in ended] == [0] * 8, ended
+    assert not any(file.exists() for file in unneeded)
+
+    def rule(ttl: int, command: Command) -> tuple[int, bool]:
+        return (ttl if command[0] == "home" else int(command[-1])), True
+
+    (table,) = cdc_tables.cdc_tables(Lake(home / "lake"))
+    assert explained(rule, 1, commands, ended, table.ttl_seconds)
+    assert len(cdc_tables.changes(Lake(home / "lake"))) == 5
 
 
 @pytest.mark.parametrize("answered", [1, 3])

@@ -37,7 +37,7 @@ class Case:
     `prepare` makes the home, and what else the command needs beside it; `{beside}` in `command` is that
     folder, and `@name` what is in a file there.
     `refused`: what the command may answer, run again, if it had done all before it died. `without`: columns that are
-    drawn at random.
+    drawn at random. `more`: what of a home is compared beside the rows.
     """
 
     prepare: Callable[[Path], object]
@@ -46,6 +46,7 @@ class Case:
     refused: str | None = None
     without: Collection[str] = frozenset()
     environment: Mapping[str, str] = field(default_factory=dict)
+    more: Callable[[Path], object] = lambda home: None
 
 
 def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, list[str]]:
@@ -89,6 +90,7 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
         assert _is_done(case, again, was_done), told
         if differences := _differences(everything(home, case.without), due):
             raise AssertionError("\n".join([told, *map(repr, differences)]))
+        assert case.more(home) == case.more(twin), told
         _assert_nobody_holds_a_draft(home)
         shutil.rmtree(home.parent)
     return len(chosen)
