@@ -41,7 +41,7 @@ _PROBES = {
     TABLET_STREAMS: ("table_name", "keyspace_name = 'system' AND table_name = 'none'"),
     SCYLLA_TABLES: ("table_name", "keyspace_name = 'system' LIMIT 1"),
 }
-_NODES_OWN = frozenset(
+NODES_OWN = frozenset(
     {TOPOLOGY, VERSIONS, SCYLLA_LOCAL, LOCAL, DESCRIPTIONS_V3, TABLET_TIMESTAMPS, TABLET_STREAMS, SCYLLA_TABLES}
 )
 
@@ -68,7 +68,7 @@ class Layout:
 
 def node_of(live: LiveCluster, table: str) -> str | None:
     """Whom to ask for a table that every node has for itself or by Raft; None: any node, at the metadata's level."""
-    return live.contact if table in _NODES_OWN else None
+    return live.contact if table in NODES_OWN else None
 
 
 def layout_of(live: LiveCluster) -> Layout:
