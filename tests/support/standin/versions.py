@@ -55,6 +55,8 @@ VERSIONS = {
         Version("4.3", _ALWAYS | _FIRST_FORMAT),
         Version("4.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED),
         Version("5.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | {"system.cdc_local"}),
+        # An upgraded cluster keeps the tables of the first format.
+        Version("5.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED | _INTERNAL_V2 | _RAFT),
         Version("6.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | {"system.cdc_local"}),
         Version("2025.4", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}),
         Version("2026.3", _ALWAYS | _PUBLISHED | _RAFT | _TABLETS | {"system.cdc_local"}, tells_elements=True),
