@@ -60,6 +60,7 @@ LONG = {
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
+        "test_removed_there.py",
         "test_looking_ahead.py",
         "test_datacenters.py",
         "test_every_kill_of_mirrors.py",

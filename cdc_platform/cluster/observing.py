@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
-from cdc_platform.cluster import changes, generations, known, made_up, tables
+from cdc_platform.cluster import changes, generations, known, made_up, removed, tables
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
 from cdc_platform.cluster.known import KnownCluster
@@ -30,7 +30,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.log.ddl import known_tables
-from cdc_platform.records import cdc_tables, left_out, ring, tablet_rows
+from cdc_platform.records import cdc_tables, left_out, removals, ring, tablet_rows
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import Noted
 from cdc_platform.sources.cqlsh import Exports
@@ -98,10 +98,12 @@ def look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: Gl
 
 def _glance(live: LiveCluster, cluster: KnownCluster, clock: Clock) -> Glance:
     """A glance, by which it is the cluster of before, and its home's generations and stream sets are its own."""
-    here = made_up.published(Lake(cluster.open_home().lake), clock)
+    home = cluster.open_home()
+    lake = Lake(home.lake)
+    here = made_up.published(lake, clock)
     seen = glance(live)
     known.assert_same(cluster, seen.identity, seen.times_ms)
-    made_up.assert_none(cluster.name, here, seen)
+    made_up.assert_none(cluster.name, here, seen, lambda: removed.may_be_gone(lake, clock, home.settings))
     return seen
 
 
@@ -129,6 +131,8 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     # It is the cluster itself that says so, and the next look may find it mended.
     sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))
     seen.imported = import_sources(lake, clock, sources)
+    if tables.TIMESTAMPS in layout:
+        removed.follow(lake, clock, cluster.open_home().settings, times)
     left_out.keep(lake, clock, [each.line for each in not_whole])
     seen.warnings += [*seen.imported.warnings, *seen.imported.flaws]
     newest = max(found.timestamps, default=None)
@@ -150,11 +154,14 @@ def _assert_has_cdc(live: LiveCluster, layout: Layout, topology: Topology) -> No
 
 def _known(lake: Lake) -> generations.Known:
     ids = lake.read(GENERATION_DESCRIPTIONS_V2, ["id"])["id"].unique().to_pylist()
+    # Of a generation that has gone from the list rows may be left elsewhere: they would bring half of it back.
+    gone = removals.gone(lake)
+    times = {each.time_ms for each in gone}
     return generations.Known(
         _times(lake, STREAMS_DESCRIPTIONS_V2),
-        set(ids),
-        _times(lake, GENERATION_DESCRIPTIONS),
-        _times(lake, STREAMS_DESCRIPTIONS),
+        {*ids, *(each.id for each in gone if each.id is not None)},
+        _times(lake, GENERATION_DESCRIPTIONS) | times,
+        _times(lake, STREAMS_DESCRIPTIONS) | times,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.next_steps import Next, building, following, write_result
+from cdc_platform.commands.next_steps import PROGRAM, Next, building, following, write_result
 from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 
@@ -68,9 +68,15 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
 
 def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -> list[Next]:
     """What a plan asks for that was only shown, or the removal of what was marked."""
+    from cdc_platform.lake.mirrors import cluster_of
+
     if done is not None:
         marked = "once the grace time has passed; expire --dry-run says when"
         return [following("expire", why=marked)] if done.marked else []
+    cluster = cluster_of(lake)
+    if cluster is not None:
+        why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM} observe {cluster}"
+        return [following("expire", "--cql", why=why)] if any(each.action.value == "remove" for each in plan) else []
     return [building(lake, "expire")] if any(each.action.value != "keep" for each in plan) else []
 
 

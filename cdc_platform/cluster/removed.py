@@ -1,0 +1,38 @@
+"""Generations that a cluster has taken out of its tables: when that may be, and that its home lets go of them too.
+
+The rule by which no log can hold a row of one any more is the purge plan's, as in every home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
+from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.lifecycle.expiry.purge_plan import Action
+from cdc_platform.settings import Settings
+
+
+def may_be_gone(lake: Lake, clock: Clock, settings: Settings) -> frozenset[Milliseconds]:
+    """The times (ms) of generations that no log can hold a row of by now, whoever still reads them here."""
+    now_ms, plan = clock.now_ms(), purge_plan.plan(lake, clock, settings)
+    return frozenset(each.time_ms for each in plan if each.expired_ms is not None and each.expired_ms <= now_ms)
+
+
+def follow(lake: Lake, clock: Clock, settings: Settings, listed: Collection[Milliseconds]) -> None:
+    """Remove what the cluster does not list (`listed`, ms), where nothing here keeps it and the grace time is over.
+
+    Who is killed in between is followed by one that ends it, as of `expire`.
+    """
+    here = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    lacking = here - set(listed)
+    if not lacking and not removal.unfinished(lake):
+        return
+    plan = purge_plan.plan(lake, clock, settings) if lacking else []
+    gone = [each for each in plan if each.time_ms in lacking and each.action is Action.REMOVE]
+    removal.mark(lake, gone)
+    begun = removal.begin_removals(lake, clock, gone)
+    for table in removal.SHRINKING:
+        removal.remove_from(lake, table, begun)
