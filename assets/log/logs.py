@@ -33,7 +33,6 @@ from assets.partitions import CDC_LOGS, LOGS_NAME, asked, table_name
 from assets.told import Stopwatch, few_rows, materialized
 from cdc_platform.clock import format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
-from cdc_platform.errors import NotFound
 from cdc_platform.invariants.findings import LOGS, PASSED, STATES
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
@@ -43,6 +42,7 @@ from cdc_platform.log.audit.overview import overview
 from cdc_platform.log.audit.passed import audit_passed
 from cdc_platform.log.audit.states import audit_states
 from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.reader import no_log
 from cdc_platform.timeline.parts import Part
 from resources.clock import ClockResource
 from resources.home import HomeResource
@@ -165,4 +165,4 @@ def _schema(lake: Lake, partition: str) -> TableSchema:
     for schema in logged_tables(lake):
         if (schema.keyspace, schema.name) == name:
             return schema
-    raise NotFound(f"{partition} has no log here; write to it with: cdc-platform log FILE.cql --keep")
+    raise no_log(lake, partition)

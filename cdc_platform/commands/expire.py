@@ -146,6 +146,7 @@ def _summary(done: Expired) -> str:
 
 def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.mirrors import mend
     from cdc_platform.lifecycle.expiry import growth
     from cdc_platform.records import no_tables
 
@@ -155,9 +156,9 @@ def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     left: list[Next] = []
     if not no_tables.are_told(lake):
         left.append(following("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS"))
+        told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"
         warn(
-            "nobody has said which tables have a CDC log, so nothing expires here; do so with: cdc-platform tables "
-            "add KS.T --ttl SECONDS, or cdc-platform tables none",
+            f"nobody has said which tables have a CDC log, so nothing expires here; {mend(lake, told)}",
             code="no-tables",
         )
     first = next((step for step in steps if step.is_known_to_abort), None)

@@ -297,14 +297,15 @@ def _show_collections(planned: list[Collection], dry_run: bool, left: list[Next]
 
 def _known_tables(lake: Lake) -> list[_Name]:
     """The tables with stream sets whose TTL is known; a remark names the others."""
+    from cdc_platform.lake.mirrors import mend
     from cdc_platform.records import cdc_tables, tablet_sets
 
     known = {(each.keyspace_name, each.table_name) for each in cdc_tables.cdc_tables(lake)}
     names = tablet_sets.tables(lake)
     for keyspace, table in names:
         if (keyspace, table) not in known:
-            mend = f"cdc-platform tables add {keyspace}.{table}"
-            warn(f"{keyspace}.{table} is left alone: its TTL is not known; {mend}", code="ttl-unknown")
+            do = mend(lake, f"cdc-platform tables add {keyspace}.{table}")
+            warn(f"{keyspace}.{table} is left alone: its TTL is not known; {do}", code="ttl-unknown")
     return [name for name in names if name in known]
 
 

@@ -35,6 +35,7 @@ from cdc_platform.invariants.inventory import HeldGeneration, Holding, RingNodes
 from cdc_platform.invariants.one_pass import PassResult, Reading, Sharding, run
 from cdc_platform.invariants.ranges import covered_once, refined, row_count
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS_V2,
@@ -183,7 +184,8 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
     """
     held = inventory.generations(lake)
     if not held:
-        raise NotFound("the lake holds no generation; bootstrap a node or import exports first")
+        do = mend(lake, "bootstrap a node or import exports first", "first run: cdc-platform observe {cluster}")
+        raise NotFound(f"the lake holds no generation; {do}")
     looked_at = held if generation_id is None else [inventory.find(held, generation_id)]
     with_rows = [each for each in looked_at if each.rows is not None]
     ring = inventory.ring_nodes(lake)

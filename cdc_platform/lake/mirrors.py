@@ -74,6 +74,12 @@ def assert_seen(lake: Lake, table: Table | None, what: str) -> None:
         raise refusal(cluster, what, lake.place.folder)
 
 
+def mend(lake: Lake, here: str, there: str = "look at the cluster again: cdc-platform observe {cluster}") -> str:
+    """What is said to do: `here`, or on a mirror, where that would be refused, what is done with the cluster."""
+    cluster = cluster_of(lake)
+    return here if cluster is None else there.format(cluster=cluster)
+
+
 def refusal(cluster: str, what: str, home: Place) -> OnlyMirrors:
     """The refusal of what would make something up in the mirror of a cluster."""
     return OnlyMirrors(

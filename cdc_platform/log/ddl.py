@@ -14,6 +14,7 @@ from cdc_platform.cql.parser import parse
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound, StateError, UnknownTable
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.cdc_tables import CdcTable, TableChange
 
@@ -26,9 +27,8 @@ def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
     """
     found = known_tables(Catalog(), [cdc_tables.find(lake, keyspace, table)])
     if not found:
-        raise UnknownTable(
-            f"the definition of {keyspace}.{table} is not known; make the table with: cdc-platform log FILE.cql --keep"
-        )
+        do = mend(lake, "make the table with: cdc-platform log FILE.cql --keep")
+        raise UnknownTable(f"the definition of {keyspace}.{table} is not known; {do}")
     return found[0]
 
 

@@ -33,6 +33,7 @@ from cdc_platform.cql.schema import LOG_SUFFIX
 from cdc_platform.errors import InputError, UnknownTable
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.limits import MAX_CDC_TTL
@@ -102,7 +103,7 @@ def find(lake: Lake, keyspace: str, table: str) -> CdcTable:
     for known in cdc_tables(lake):
         if (known.keyspace_name, known.table_name) == (keyspace, table):
             return known
-    raise _unknown(keyspace, table)
+    raise _unknown(lake, keyspace, table)
 
 
 def changes(lake: Lake) -> list[TableChange]:
@@ -200,7 +201,7 @@ def alter(
         _check_ttl(ttl_seconds)
 
     def alteration(last: TableChange | None) -> TableChange | None:
-        last = _standing(last, keyspace, table)
+        last = _standing(lake, last, keyspace, table)
         wanted = replace(
             last,
             what=ALTERED,
@@ -225,15 +226,15 @@ def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
     def end(last: TableChange | None) -> TableChange | None:
         if last is not None and last.what == DROPPED and _is_listed(lake, keyspace, table):
             return None  # one who died, or is at it, has said so: this finishes it
-        last = _standing(last, keyspace, table)
+        last = _standing(lake, last, keyspace, table)
         return replace(last, what=DROPPED, changed_at_us=_next_us(clock, last))
 
     _said(lake, keyspace, table, end)
 
 
-def _standing(last: TableChange | None, keyspace: str, table: str) -> TableChange:
+def _standing(lake: Lake, last: TableChange | None, keyspace: str, table: str) -> TableChange:
     if last is None or last.what == DROPPED:
-        raise _unknown(keyspace, table)
+        raise _unknown(lake, keyspace, table)
     return last
 
 
@@ -346,10 +347,10 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
     ]
 
 
-def _unknown(keyspace: str, table: str) -> UnknownTable:
+def _unknown(lake: Lake, keyspace: str, table: str) -> UnknownTable:
+    do = mend(lake, f"tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS")
     return UnknownTable(
-        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, "
-        f"or tell of it with: cdc-platform tables add {keyspace}.{table} --ttl SECONDS"
+        f"no CDC-enabled table {keyspace}.{table} is known; list them with: cdc-platform tables, or {do}"
     )
 
 

@@ -14,6 +14,7 @@ from cdc_platform.errors import ConflictError, NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.records import tablet_rows
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.ring import LAST
@@ -99,10 +100,8 @@ def _consistent(
     for _ in range(_READS):
         times = tablet_rows.listed_times(lake, keyspace, table)
         if not times:
-            raise NotFound(
-                f"{keyspace}.{table} has no stream sets of tablets; make the first with: "
-                f"cdc-platform tablets create {keyspace}.{table} --count N"
-            )
+            do = mend(lake, f"make the first with: cdc-platform tablets create {keyspace}.{table} --count N")
+            raise NotFound(f"{keyspace}.{table} has no stream sets of tablets; {do}")
         rows = tablet_rows.stream_rows(lake, keyspace, table, times_ms=times, states=states)
         present = set(rows.times_ms[rows.states == CURRENT].tolist())
         missing = [time for time in times if time not in present]

@@ -6,6 +6,7 @@ The mirror is made of a home in which each command would have something to do.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,6 +111,23 @@ ELSEWHERE = {
     "tablets show": "ks.t has no stream sets of tablets",
 }
 """Those of them that ask for something that is not there, and a word of what they say of that."""
+ASKED_WRONGLY = {
+    "consume": ("ks.none", "--name", "audit"),
+    "consumers plan": ("ks.none",),
+    "tables": ("--history",),
+    "tablets show": ("ks.expired",),
+    "tablets gc": ("ks.t", "--dry-run"),
+    "expire": ("--forecast", "2"),
+    "history": ("2020-01-01T00:00:00Z",),
+    "explain": ("--token", "5", "--at", "2020-01-01T00:00:00Z"),
+    "sql": ("SELECT count(*) FROM ks.none",),
+    "diff": (IDS[0], ID),
+    "report": ("2020-01-01T00:00:00Z", "--html", "{place}/page.html"),
+    "consumers forget": ("nobody", "ks.none"),
+    "log": ("{place}/script.cql",),
+}
+"""What asks for something that is not there, or for what nobody has told of."""
+_ADVICE = re.compile(r"cdc-platform (?:--home \S+ )?([a-z]+(?: [^;,:#\[\]()\"]+)?)")
 GO_ON = {"up", "watch"}
 """What goes on until it is ended, and comes to the lake by the doors of the others: of Dagster, and of `observe`."""
 TOLD_BY = {
@@ -223,6 +241,40 @@ def test_what_would_be_done_is_told_and_no_line_leads_to_a_refusal(
     assert answer.exit_code in (0, 1), answer
     assert [LEAVES[path] in line for line in lines_of(answer)] == [True] * (path in LEAVES)
     assert versions(Lake(mirror / "lake")) == before
+
+
+def advised(answer: Answer) -> list[str]:
+    """The commands that an answer names, each as far as its words go."""
+    both = " ".join(f"{answer.stdout} {answer.stderr}".replace("│", " ").split())
+    return [each.removesuffix(".") for each in _ADVICE.findall(both)]
+
+
+def is_refused_here(command: str) -> bool:
+    """Whether a mirror refuses a command that is named somewhere."""
+    assert isinstance(program, click.Group)
+    words = command.split()
+    longest = " ".join(words[:2])
+    path = longest if longest in paths_of(program) else words[0]
+    return path in paths_of(program) and makes_up(path, words[len(path.split()) :])
+
+
+@pytest.mark.parametrize("observed", [True, False], ids=["observed", "never observed"])
+def test_nothing_that_is_said_names_a_command_that_is_refused(mirror: Path, tmp_path: Path, observed: bool) -> None:
+    """Whatever is asked there, also of what is not there: what its answers say to do can be done there."""
+    shutil.copytree(mirror.parents[2], tmp_path / "place")
+    home = tmp_path / "place" / "main" / "clusters" / "prod"
+    if not observed:
+        shutil.rmtree(home / "lake")
+    asked = [(path, words) for told in (LETS, TOLD_BY, ASKED_WRONGLY) for path, words in told.items()]
+    asked += [("tablets show", ("ks.none",)), ("expire", ("--cql",)), ("streams", ("latest",))]
+    wrong, said = [], 0
+    for path, words in asked:
+        answer = ask(home, *path.split(), *words)
+        named = advised(answer)
+        said += len(named)
+        wrong += [(path, words, each) for each in named if is_refused_here(each)]
+    assert wrong == []
+    assert said > 10
 
 
 def test_the_same_home_beside_it_is_no_mirror(mirror: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cdc_platform.invariants.findings import (
     Finding,
 )
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lifecycle.expiry import purge_plan, removal
 from cdc_platform.records import cdc_local, descriptions
 from cdc_platform.settings import Settings
@@ -49,7 +50,8 @@ def _not_half(lake: Lake, generations: Sequence[Generation]) -> Finding:
     if bare:
         sample = f"generation {format_ms(bare[0].time_ms)} is listed without any streams rows"
     elif left:
-        sample = f"the removal of generation {format_ms(left[0].time_ms)} is not finished; run: cdc-platform expire"
+        do = mend(lake, "run: cdc-platform expire")
+        sample = f"the removal of generation {format_ms(left[0].time_ms)} is not finished; {do}"
     return Finding(NONE_HALF_REMOVED, len(generations), len(bare) + len(left), sample)
 
 

@@ -34,6 +34,7 @@ from cdc_platform.generations.expiry import (
 )
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
@@ -173,6 +174,8 @@ class _Holds:
             settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
         )
         self.tables_known = no_tables.are_told(lake)
+        told = "do so with: cdc-platform tables add, or that there is none: cdc-platform tables none"
+        self._telling = mend(lake, told, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}")
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_Hold] = []
         for name, history in table_histories(lake).items():
@@ -196,8 +199,7 @@ class _Holds:
         if not self.tables_known:
             yield (
                 UNKNOWN_TABLES,
-                "no CDC-enabled table was ever told of; do so with: cdc-platform tables add, or that there is none: "
-                "cdc-platform tables none",
+                f"no CDC-enabled table was ever told of; {self._telling}",
             )
         held = [hold for hold in self.tables if hold.until_us[index] > now_us]
         for hold in held:

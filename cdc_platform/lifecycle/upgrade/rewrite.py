@@ -28,6 +28,7 @@ from cdc_platform.clock import (
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS, Table
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import cdc_local, cdc_tables, generation_data
@@ -94,7 +95,7 @@ def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision
     described = set(generation_data.described_times(lake).tolist())
     ends = [*times[1:].tolist(), None][: times.size]
     return [
-        _decision(time_ms, end, is_live, oldest, listed, described)
+        _decision(lake, time_ms, end, is_live, oldest, listed, described)
         for time_ms, end, is_live in zip(times.tolist(), ends, live.tolist(), strict=True)
     ]
 
@@ -187,7 +188,7 @@ class _Run:
         generation_data.assert_cell_as_committed(self.lake, time_ms)
         cell = generation_data.read_cell(self.lake, time_ms)
         if cell is None:
-            return _missing(time_ms)
+            return _missing(self.lake, time_ms)
         try:
             description = generation_data.parse_cell(time_ms, cell)
         except StateError as error:
@@ -231,6 +232,7 @@ class _Run:
 
 
 def _decision(
+    lake: Lake,
     time_ms: Milliseconds,
     end_ms: Milliseconds | None,
     is_live: bool,
@@ -246,18 +248,17 @@ def _decision(
     if time_ms in listed:
         return RewriteDecision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
     if time_ms not in there:
-        return _missing(time_ms)
+        return _missing(lake, time_ms)
     if end_ms is None:
         return RewriteDecision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
     reason = f"superseded at {format_ms(end_ms)}, and logs can have rows from {since} on"
     return RewriteDecision(time_ms, "rewrite", reason)
 
 
-def _missing(time_ms: Milliseconds) -> RewriteDecision:
+def _missing(lake: Lake, time_ms: Milliseconds) -> RewriteDecision:
     reason = "cdc_generation_descriptions has no row of this time, which alone tells the ranges of its streams"
-    return RewriteDecision(
-        time_ms, "missing-data", f"{reason}; import that table and run: cdc-platform rewrite --again"
-    )
+    do = mend(lake, "import that table and run: cdc-platform rewrite --again")
+    return RewriteDecision(time_ms, "missing-data", f"{reason}; {do}")
 
 
 def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:

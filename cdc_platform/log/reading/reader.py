@@ -19,6 +19,7 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
 from cdc_platform.lake.added import assert_as_added_between
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
@@ -284,6 +285,14 @@ def longest(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microsec
     return None
 
 
+def no_log(lake: Lake, name: str) -> NotFound:
+    """That nothing is here of the log of a table (`keyspace.table`), and what brings some."""
+    kept = "write to it with: cdc-platform log FILE.cql --keep"
+    return NotFound(
+        f"{name} has no log here; {mend(lake, kept, f'bring it in with: cdc-platform ingest {{cluster}} {name}')}"
+    )
+
+
 def log_of(lake: Lake, schema: TableSchema) -> Table:
     """The table of the log.
 
@@ -292,5 +301,5 @@ def log_of(lake: Lake, schema: TableSchema) -> Table:
     """
     table = log_table(schema)
     if not lake.exists(table):
-        raise NotFound(f"{schema.full_name} has no log here; write to it with: cdc-platform log FILE.cql --keep")
+        raise no_log(lake, schema.full_name)
     return table
