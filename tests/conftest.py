@@ -14,6 +14,7 @@ import hypothesis.core
 import pytest
 from hypothesis import settings
 from support.drawing import SEED, Drawing
+from support.figures import Figures
 from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
@@ -163,6 +164,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Pace())
     config.pluginmanager.register(Drawing())
+    config.pluginmanager.register(Figures())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
