@@ -37,5 +37,5 @@ TABLE = "CREATE TABLE shop.t (p int, k int, v int, l list<int>, m map<int, int>,
 def table(standin: StandIn) -> LiveTable:
     """`shop.t` of two keys, a value, a list and a map, with an empty log."""
     schema = defined(f"{TABLE} WITH cdc = {{'enabled': 'true', 'ttl': '0'}};")
-    standin.proxy.collections = {"l", "m"}
+    standin.proxy.collections, standin.proxy.lists = {"l", "m"}, {"l"}
     return LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(7)).make()

@@ -68,7 +68,9 @@ class Proxy:
         self.version: Version = NEWEST
         self.shards = shards
         self.collections: set[str] = set()
-        """Columns, as CQL names them, of which no ScyllaDB tells the time as a whole; Cassandra does."""
+        """Columns of which no ScyllaDB tells the time as a whole; Cassandra does."""
+        self.lists: set[str] = set()
+        """Those of them that are lists, of whose elements none tells it either."""
         self.faults = Faults()
         self.writers: set[str] = set()
         """Users whose sessions may write."""
@@ -94,6 +96,7 @@ class Proxy:
         self.faults, self.version = Faults(), NEWEST
         self.prefix = _PREFIX
         self.collections.clear()
+        self.lists.clear()
         self.writers.clear()
         self.statements.clear()
         self.refused.clear()
@@ -223,7 +226,7 @@ class Proxy:
             if not self.version.has(keyspace, table):
                 return body, _error(_INVALID, f"unconfigured table {table}")
         for name, of_element in _TIMES.findall(text):
-            if (of_element and not self.version.tells_elements) or (not of_element and name in self.collections):
+            if self._tells_no_time(name.strip('"'), of_element=bool(of_element)):
                 return body, _error(_INVALID, "Cannot use selection function writeTime on collections")
         of_driver = "system.local" in text or "system.peers" in text
         if not of_driver and self.faults.errors:
@@ -239,6 +242,12 @@ class Proxy:
             changed = changed.replace(f"'{_SCYLLAS.decode()}'", f"'{self.prefix}_distributed'")
         encoded = changed.encode()
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
+
+    def _tells_no_time(self, name: str, *, of_element: bool) -> bool:
+        """Whether this version does not say when a column, or an element of it, was written."""
+        if not of_element:
+            return name in self.collections
+        return not self.version.tells_elements or name in self.lists
 
     async def _meanwhile(self, text: str) -> None:
         if _LOG in text:

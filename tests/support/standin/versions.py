@@ -59,6 +59,9 @@ VERSIONS = {
         Version("5.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED | _INTERNAL_V2 | _RAFT),
         Version("6.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | {"system.cdc_local"}),
         Version("2025.4", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}),
+        Version(
+            "2026.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}, tells_elements=True
+        ),
         Version("2026.3", _ALWAYS | _PUBLISHED | _RAFT | _TABLETS | {"system.cdc_local"}, tells_elements=True),
         Version("Cassandra", _ALWAYS - {"system.scylla_local", "system_schema.scylla_tables"}, is_scylla=False),
     )
