@@ -61,6 +61,7 @@ LONG = {
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
+        "test_copied_by_cqlsh.py",
         "test_removed_there.py",
         "test_looking_ahead.py",
         "test_datacenters.py",

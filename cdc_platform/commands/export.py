@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.commands.next_steps import following, write_result
-from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -97,6 +97,13 @@ def _into_folder(session: Session, folder: Path, as_json: bool) -> None:
     logs = stored_logs(lake)
     made = dict.fromkeys(line for log in logs for line in log.made)
     written = write_files(lake, folder, csv_files(logs), list(made))
+    for each in written:
+        if each.read_otherwise:
+            warn(
+                f"{each.name} has {each.read_otherwise} rows with line breaks, or with backslashes in collections, "
+                "which not every cqlsh loads as they are; use: cdc-platform export --cluster NAME",
+                code="not-for-cqlsh",
+            )
     told = {
         "folder": str(folder),
         "script": SCRIPT,

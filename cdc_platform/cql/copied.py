@@ -20,6 +20,13 @@ def copied(kind: CqlType, value: Value | None) -> str:
     return str(value) if isinstance(kind, Scalar) and kind.name in _TEXTS else _inside(kind, value)
 
 
+def is_read_otherwise(cell: str) -> bool:
+    """Whether some cqlsh does not read a cell as it is meant: it takes lines for rows, and some of its versions take a
+    backslash within a collection for more than that.
+    """
+    return "\n" in cell or "\r" in cell or ("\\" in cell and cell.startswith(("{", "[", "(")))
+
+
 def _inside(kind: CqlType, value: Value | None) -> str:
     """The same within a collection, where texts are in quotes."""
     if value is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from cdc_platform import drafts
 from cdc_platform.clock import cql_time, ms_from_datetime
+from cdc_platform.cql.copied import is_read_otherwise
 from cdc_platform.errors import StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
@@ -51,11 +52,12 @@ _Cell = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A file that was written: its name, what it is of, and how many rows it has."""
+    """A file that was written: its name, what it is of, its rows, and how many of them cqlsh may read otherwise."""
 
     name: str
     of: str
     rows: int
+    read_otherwise: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _table(lake: Lake, table: Table, folder: Path) -> ExportedFile:
 
 
 def _log(log: CsvFile, folder: Path) -> ExportedFile:
-    count, name = 0, _log_file(log)
+    count, otherwise, name = 0, 0, _log_file(log)
     with (folder / name).open("w", encoding="utf-8", newline="") as file:
         # As cqlsh reads: a backslash before a quote, not a second quote.
         writer = csv.writer(file, doublequote=False, escapechar="\\")
@@ -134,7 +136,8 @@ def _log(log: CsvFile, folder: Path) -> ExportedFile:
         for row in log.rows:
             writer.writerow(row)
             count += 1
-    return ExportedFile(name, log.of, count)
+            otherwise += any(map(is_read_otherwise, row))
+    return ExportedFile(name, log.of, count, otherwise)
 
 
 def _log_file(log: CsvFile) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a cluster with all timestamps that CQL has: the driver raises on those that Python has not."""
+"""Rows of a cluster with all timestamps that CQL has, on which the driver raises where Python has none; or as bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from cassandra.cluster import Session
-from cassandra.cqltypes import DateType, LongType
+from cassandra.cqltypes import BytesType, DateType, LongType
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
 
@@ -26,6 +26,22 @@ class _WithMilliseconds(ProtocolHandler):
     }
 
 
+class _Bytes(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+    """A result whose values are the bytes that came."""
+
+    def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
+        """As the driver's, with other types."""
+        super().recv_results_metadata(f, user_type_map)
+        self.column_metadata = [(*each[:3], BytesType) for each in self.column_metadata or ()]
+
+
+class _WithBytes(ProtocolHandler):
+    message_types_by_opcode: ClassVar[Mapping[int, Any]] = {
+        **ProtocolHandler.message_types_by_opcode,
+        ResultMessage.opcode: _Bytes,
+    }
+
+
 def _of_integers(kind: Any) -> Any:
     if kind is DateType:
         return LongType
@@ -36,9 +52,18 @@ def _of_integers(kind: Any) -> Any:
 
 def far_rows(session: Session, statement: str) -> list[dict[str, Any]]:
     """What a SELECT answers, by column, with timestamps in milliseconds."""
+    return [row._asdict() for row in _rows(session, statement, _WithMilliseconds)]
+
+
+def bytes_of(session: Session, statement: str) -> list[tuple[bytes | None, ...]]:
+    """What a SELECT answers, as the bytes of the protocol."""
+    return [tuple(row) for row in _rows(session, statement, _WithBytes)]
+
+
+def _rows(session: Session, statement: str, handler: type[ProtocolHandler]) -> list[Any]:
     usual = session.client_protocol_handler
-    session.client_protocol_handler = _WithMilliseconds
+    session.client_protocol_handler = handler
     try:
-        return [row._asdict() for row in session.execute(statement)]
+        return list(session.execute(statement))
     finally:
         session.client_protocol_handler = usual

@@ -18,7 +18,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.concurrent import execute_concurrent, execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
 from cassandra.util import uuid_from_time
-from support.standin.far_rows import far_rows
+from support.standin.far_rows import bytes_of, far_rows
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.cql.names import quoted
@@ -211,6 +211,10 @@ class World:
     def far_rows(self, statement: str) -> list[dict[str, Any]]:
         """As `rows`, by column, with timestamps in milliseconds."""
         return far_rows(self._session, statement)
+
+    def bytes_of(self, statement: str) -> list[tuple[bytes | None, ...]]:
+        """As `rows`, as the bytes of the protocol."""
+        return bytes_of(self._session, statement)
 
     def run(self, statement: str) -> None:
         """Any statement, as the superuser."""
