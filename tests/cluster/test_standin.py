@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cassandra import InvalidRequest
@@ -11,7 +16,9 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, S
 from cassandra.policies import RoundRobinPolicy
 from cassandra.query import BatchStatement
 from support.standin.cluster import StandIn
+from support.standin.server import java17
 from support.standin.versions import VERSIONS
+from support.waiting import await_true
 
 pytestmark = pytest.mark.cassandra
 
@@ -90,3 +97,46 @@ def test_cassandra_would_tell_them(standin: StandIn, session: Session) -> None:
         session.execute(f"SELECT writetime({column}) FROM shop.elements")
         if column != "l":
             session.execute(f"SELECT writetime({element}) FROM shop.elements")
+
+
+STARTS_ONE = """
+import time
+from pathlib import Path
+from support.standin.server import CassandraServer
+
+class Starting(CassandraServer):
+    def _wait(self):
+        Path(__file__).with_name("pid").write_text(str(self._process.pid))
+        time.sleep(600)
+
+def test_one(tmp_path):
+    Starting(tmp_path)
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only waits for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+def test_no_server_outlives_a_run_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+    """As `timeout` ends it: no fixture is torn down, and the server is gone."""
+    java17()
+    (tmp_path / "test_one.py").write_text(STARTS_ONE, encoding="utf-8")
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "test_one.py")], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL
+    ) as running:
+        there = tmp_path / "pid"
+        pid = int(await_true(lambda: there.exists() and there.read_text(), 60, "to start a server"))
+        assert is_running(pid)
+        running.send_signal(number)
+    assert running.returncode == -number
+    await_true(lambda: not is_running(pid), 20, "the end of the server")

@@ -18,6 +18,8 @@ import pytest
 from support.ports import free_ports
 from support.standin.jars import cassandra_jars
 
+from cdc_platform.supervisor import end_with_parent
+
 NEEDED = 17
 _START_SECONDS = 240
 # What Cassandra reaches into of the JDK; from Java 17 on each has to be opened by name.
@@ -102,7 +104,10 @@ def launchers() -> Iterator[str]:
 
 
 class CassandraServer:
-    """The process. `port` is where it speaks CQL; its superuser is cassandra, with the same password."""
+    """The process. `port` is where it speaks CQL; its superuser is cassandra, with the same password.
+
+    The system ends it when the process that started it ends in any way, on Linux.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,6 +120,7 @@ class CassandraServer:
             stdout=(folder / "output").open("w"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         self._wait()
 
