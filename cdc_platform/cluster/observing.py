@@ -217,9 +217,8 @@ def _note_table(
 
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:
     """The definition, if the platform's own CQL understands it."""
-    told = CdcTable(table.keyspace, table.name, True, 0, table.created_at_ms or Milliseconds(0), table.ddl)
     try:
-        known_tables(Catalog(), [told])
+        known_tables(Catalog(), [table.as_told()])
     except StateError as error:
         seen.warnings.append(f"{table.keyspace}.{table.name}: its definition is left out, {error}")
         return None

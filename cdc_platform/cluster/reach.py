@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from cdc_platform.clock import SECOND_MS, machine_us, ms_of
 from cdc_platform.cluster import known, tables
 from cdc_platform.cluster.connection import Connection, tls_context
+from cdc_platform.cluster.current.kept import is_kept
+from cdc_platform.cluster.current.scanning import base_name, token
 from cdc_platform.cluster.knock import knock
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.refusals import NotGranted
-from cdc_platform.cluster.schemas import created_ms, read_logged_tables
+from cdc_platform.cluster.schemas import LoggedTable, created_ms, read_logged_tables
 from cdc_platform.cluster.session import LiveCluster, Member, connected, one
 from cdc_platform.cluster.tables import Layout, layout_of
 from cdc_platform.cluster.topology import read_topology
+from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.names import quoted
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import PlatformError, StateError
+from cdc_platform.lake.lake import Lake
+from cdc_platform.log.ddl import known_tables
 from cdc_platform.ring import Node
 from cdc_platform.trial import Trial
 
@@ -73,7 +78,7 @@ def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Trial]:
         yield Trial("topology", True, f"{topology.cluster_name}, version {topology.version}, {counts}")
         yield _same(cluster, topology.identity)
     yield from _tables(layout)
-    yield from _logs(live, layout)
+    yield from _logs(cluster, live, layout)
 
 
 def _node(live: LiveCluster, member: Member) -> Iterator[Trial]:
@@ -121,12 +126,14 @@ def _tables(layout: Layout) -> Iterator[Trial]:
         yield Trial("generations", False, "this version has none", "ScyllaDB has them from 4.3 on: upgrade it")
 
 
-def _logs(live: LiveCluster, layout: Layout) -> Iterator[Trial]:
+def _logs(cluster: KnownCluster, live: LiveCluster, layout: Layout) -> Iterator[Trial]:
     """Whether each log may be read. A key that is no stream ID has no rows, and looking for it costs nothing."""
     logged = read_logged_tables(live, layout)
     if not logged:
         yield Trial("logs", True, "no table has one")
+    lake = Lake(cluster.open_home().lake)
     for table in logged:
+        yield from _base(lake, live, table)
         name = f"{quoted(table.keyspace)}.{quoted(table.name + '_scylla_cdc_log')}"
         state = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
         try:
@@ -136,6 +143,26 @@ def _logs(live: LiveCluster, layout: Layout) -> Iterator[Trial]:
             yield Trial(f"log of {table.keyspace}.{table.name}", False, "may not be read", f"{refusal.grant};")
         except PlatformError as error:
             yield _failed(f"log of {table.keyspace}.{table.name}", error)
+
+
+def _base(lake: Lake, live: LiveCluster, table: LoggedTable) -> Iterator[Trial]:
+    """Whether a table that is kept itself may be read; of another one only what `ingest --current` would lack."""
+    told = table.as_told()
+    try:
+        (schema,) = known_tables(Catalog(), [told])
+    except StateError:
+        return  # a definition that is not understood is told of as the cluster is observed
+    check, needed = f"table {told.full_name}", is_kept(lake, schema)
+    name = base_name(schema)
+    try:
+        live.select(name, quoted(schema.partition_key[0].name), f"WHERE {token(schema)} = 0")
+    except NotGranted as refusal:
+        found = "may not be read, and is kept" if needed else "may not be read: ingest --current needs that alone"
+        yield Trial(check, not needed, found, f"{refusal.grant};")
+    except PlatformError as error:
+        yield _failed(check, error)
+    else:
+        yield from [Trial(check, True, "may be read, and is kept")] if needed else []
 
 
 def _counted(nodes: tuple[Node, ...]) -> str:

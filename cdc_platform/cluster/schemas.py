@@ -14,6 +14,7 @@ from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.scalars import timeuuid_us
+from cdc_platform.records.cdc_tables import CdcTable
 
 _LOG = "_scylla_cdc_log"
 _DEFAULT_TTL = DAY_SECONDS
@@ -40,6 +41,11 @@ class LoggedTable:
         """How long log rows live; 0: for ever."""
         text = self.options.get("ttl", "")
         return int(text) if text.isdigit() else _DEFAULT_TTL
+
+    def as_told(self) -> CdcTable:
+        """The table as a home is told of it."""
+        created_ms = self.created_at_ms or Milliseconds(0)
+        return CdcTable(self.keyspace, self.name, self.enabled, self.ttl_seconds, created_ms, self.ddl)
 
 
 def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:

@@ -11,7 +11,7 @@ from support.standin.brought import with_secret_file
 from support.standin.cluster import FIRST_MS, NODES, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.live_table import LiveTable, by_key
-from support.standin.world import time_uuid
+from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
@@ -22,6 +22,7 @@ from cdc_platform.cluster.ingest.ingesting import ingest
 from cdc_platform.cluster.ingest.planning import LEAST_RANGES
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cql.schema import TableSchema
+from cdc_platform.errors import PlatformError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
@@ -126,6 +127,29 @@ def test_tasks_copy_a_table_as_one_process_does(
     # When what CQL does not tell was written is where each copy began: told as often as it is there.
     assert sorted(map(_told, found[1])) == sorted(map(_told, expected[1]))
     assert standin.proxy.refused == []
+
+
+def test_a_secret_that_tasks_lack_is_one_line_of_a_copy_too(
+    standin: StandIn, table: LiveTable, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log comes in by this process; what copies the table by tasks is refused, and nothing of it is there."""
+    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 10)
+    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 20)
+    monkeypatch.setattr(scanning, "MOST_SLICES", 4)
+    names = {"user_env": "CDC_TEST_OF_DRIVER", "password_env": "CDC_TEST_OF_DRIVER_TOO"}
+    for name, value in zip(names.values(), OBSERVER, strict=True):
+        monkeypatch.setenv(name, value)
+    alone = known.add(open_home(tmp_path / "home"), "prod", standin.connection(**names))
+    for p in range(60):
+        standin.world.run(f"INSERT INTO shop.t (p, k, v) VALUES ({p}, {p}, {p}) USING TIMESTAMP {p + 1}")
+    with pytest.raises(PlatformError) as failed:
+        ingest(alone, Clock(), "shop", "t", Workers(lambda: spark, in_process=0), current=True)
+    (line,) = str(failed.value).splitlines()
+    assert "environment variable CDC_TEST_OF_DRIVER is not set" in line
+    lake = Lake(alone.open_home().lake)
+    assert lake.exists(log_table(table.schema))
+    assert not lake.exists(current_table(table.schema))
+    assert lake.read(cells_table(table.schema)).num_rows == 0
 
 
 def _kept(cluster: KnownCluster, schema: TableSchema) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

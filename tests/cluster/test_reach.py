@@ -10,13 +10,17 @@ from support.command_line import Answer, run
 from support.ports import free_ports
 from support.standin.certificates import make_certificates
 from support.standin.cluster import NODES, PASSWORD, USER, StandIn
+from support.standin.kept_table import bring
+from support.standin.live_table import LiveTable
 from support.standin.proxy import Proxy, place_of
 from support.standin.versions import VERSIONS
 from support.standin.world import PLAIN
 
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.refusals import NotGranted
 from cdc_platform.home import open_home
+from cdc_platform.lake.volume import Workers
 
 pytestmark = pytest.mark.cassandra
 
@@ -75,6 +79,35 @@ def test_the_grants_that_it_names_are_the_ones_that_are_missing(
     finally:
         for statement in placed:
             standin.world.run(statement.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
+
+
+def test_the_grant_of_a_table_that_is_kept_is_named(
+    standin: StandIn, cluster: KnownCluster, table: LiveTable, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that is not kept it is told beside a tick; of one that is it is something to mend, and mends it."""
+    monkeypatch.setenv(USER, PLAIN[0])
+    monkeypatch.setenv(PASSWORD, PLAIN[1])
+    reads = ["scylla", "scylla_distributed", "scylla_distributed_everywhere", '"Shop"', "node0", "node1", "node2"]
+    logs = ["TABLE shop.t_scylla_cdc_log", "TABLE shop.orders_scylla_cdc_log"]
+    granted = [*(f"KEYSPACE {name}" for name in reads), *logs]
+    grant = "GRANT SELECT ON shop.t TO plain;"
+    try:
+        for each in granted:
+            standin.world.run(f"GRANT SELECT ON {each} TO {PLAIN[0]}")
+        code, found = tried(cluster)
+        assert (code, found["table shop.t"]["mend"]) == (0, grant)
+        with pytest.raises(NotGranted, match=re.escape(grant)):
+            bring(cluster, workers, current=True)
+        standin.world.run(grant.rstrip(";"))
+        bring(cluster, workers, current=True)
+        assert tried(cluster)[1]["table shop.t"]["found"] == "may be read, and is kept"
+        standin.world.run("REVOKE SELECT ON shop.t FROM plain")
+        code, found = tried(cluster)
+        assert code == 1
+        assert [(each["check"], each["mend"]) for each in found.values() if not each["ok"]] == [("table shop.t", grant)]
+    finally:
+        for each in granted:
+            standin.world.run(f"REVOKE SELECT ON {each} FROM {PLAIN[0]}")
 
 
 def test_a_clock_that_is_off_is_told_of_by_its_node(standin: StandIn, cluster: KnownCluster) -> None:

@@ -60,7 +60,7 @@ def bytes_of(session: Session, statement: str) -> list[tuple[bytes | None, ...]]
     return [tuple(row) for row in _rows(session, statement, _WithBytes)]
 
 
-def _rows(session: Session, statement: str, handler: type[ProtocolHandler]) -> list[Any]:
+def _rows(session: Session, statement: str, handler: Any) -> list[Any]:
     usual = session.client_protocol_handler
     session.client_protocol_handler = handler
     try:
