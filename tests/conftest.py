@@ -45,16 +45,8 @@ settings.load_profile("quick")
 
 
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
-# they begin, so that no worker is left with one of them at the end.
+# they begin, first those that take longest together, so that no worker is left with many of them at the end.
 LONG = {
-    "up": (
-        "test_browser.py",
-        "test_foreign_pages.py",
-        "test_intruders.py",
-        "test_deaths.py",
-        "test_up.py",
-        "test_sleeping.py",
-    ),
     "cassandra": (
         "test_observing.py",
         "test_reach.py",
@@ -83,6 +75,24 @@ LONG = {
         "test_connections.py",
         "test_demo_live.py",
     ),
+    "stores": (
+        "test_home_in_a_store.py",
+        "test_commits_in_a_store.py",
+        "test_clocks_of_stores.py",
+        "test_contract_of_stores.py",
+        "test_faults_of_stores.py",
+        "test_leases.py",
+        "test_mirrored_logs.py",
+        "test_requests.py",
+        "test_refused_writes.py",
+        "test_stored_places.py",
+        "test_homes_of_clusters.py",
+        "test_imports_that_mend.py",
+        "test_copies_of_homes.py",
+        "test_sensors_of_two_machines.py",
+        "test_upkeep_of_files.py",
+        "test_documented_stores.py",
+    ),
     "session": (
         "test_wheel.py",
         "test_demo.py",
@@ -106,40 +116,32 @@ LONG = {
         "test_log_volume.py",
         "test_kept_values.py",
     ),
-    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py"),
-    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
-    "stores": (
+    "cluster": (
         "test_cluster.py",
         "test_cluster_faults.py",
-        "test_home_in_a_store.py",
-        "test_commits_in_a_store.py",
-        "test_clocks_of_stores.py",
-        "test_contract_of_stores.py",
-        "test_faults_of_stores.py",
-        "test_leases.py",
-        "test_mirrored_logs.py",
-        "test_requests.py",
         "test_up_in_a_store.py",
         "test_profiles.py",
-        "test_refused_writes.py",
-        "test_stored_places.py",
-        "test_homes_of_clusters.py",
-        "test_imports_that_mend.py",
-        "test_copies_of_homes.py",
-        "test_sensors_of_two_machines.py",
-        "test_upkeep_of_files.py",
-        "test_documented_stores.py",
         "test_every_command_in_a_store.py",
     ),
+    "up": (
+        "test_browser.py",
+        "test_foreign_pages.py",
+        "test_intruders.py",
+        "test_deaths.py",
+        "test_up.py",
+        "test_sleeping.py",
+    ),
+    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py"),
+    "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
 SHARED = {
     "spark": {"session", "server", "cassandra"},
     "server": {"server"},
     "serving": {"up"},
-    "s3_process": {"stores"},
-    "cluster_process": {"stores"},
-    "standin_process": {"cassandra", "stores"},
+    "s3_process": {"stores", "cluster"},
+    "cluster_process": {"cluster"},
+    "standin_process": {"cassandra", "cluster"},
 }
 OF_MARK = {
     "spark": "spark",

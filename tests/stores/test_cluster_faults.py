@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.spark.driven import Cluster
     from support.store.s3 import S3
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 2)]
 _LATE_SECONDS = 25
 """So long that a second attempt of the task ends before: Spark begins one after some seconds."""
 
