@@ -90,8 +90,15 @@ class Stream:
         stream = self.spark.readStream.format("scylla_cdc").options(**self.where, **more).load()
         writer = stream.writeStream.format("delta").option("mergeSchema", "true")
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
-        running = query.start(str(self.sink))
-        running.awaitTermination(120)
+        try:
+            running = query.start(str(self.sink))
+            running.awaitTermination(120)
+        except StreamingQueryException as error:
+            # Spark waits ten seconds for a process of Python to start, whatever else the machine has to do.
+            if "failed to connect back" not in str(error):
+                raise
+            running = query.start(str(self.sink))
+            running.awaitTermination(120)
         return sum(json.loads(each.json)["numInputRows"] for each in running.recentProgress)
 
     def rows(self) -> DataFrame:
