@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc_platform.clock import MILLISECOND_NS, MILLISECOND_US
 from cdc_platform.lake.arrow import compute
 
 _BOUNDED = (
@@ -19,7 +20,7 @@ _BOUNDED = (
     pa.types.is_temporal,
 )
 """Which types the log has bounds of that say the same in every engine."""
-_MILLISECOND = {"us": 1_000, "ns": 1_000_000}
+_MILLISECOND = {"us": MILLISECOND_US, "ns": MILLISECOND_NS}
 """Spark cuts times off behind the millisecond, also of the greatest one, which its readers know."""
 
 
