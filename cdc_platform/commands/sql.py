@@ -69,7 +69,7 @@ def sql(
     Example:
       cdc-platform sql "SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '2026-01-31'"
       cdc-platform sql 'SELECT "cdc$operation", count(*) FROM shop.carts_scylla_cdc_log GROUP BY 1' --csv
-      cdc-platform sql "SUMMARIZE nodes" --at 3
+      cdc-platform sql "SUMMARIZE nodes" --at 1
     """
     if not query.strip():
         raise InputError("the query is empty; write one as in: SELECT time FROM cdc_generation_timestamps")
