@@ -16,7 +16,7 @@ from cdc_platform.generations.comparison import compare
 from cdc_platform.generations.description import RingLayout, TopologyDescription, generate, generate_streams
 from cdc_platform.ring.ring import Ring
 from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of, shard_starts
-from cdc_platform.ring.tokens import Int64s, UInt64s, distinct, unbias
+from cdc_platform.ring.tokens import Int64s, UInt64s, are_among, distinct, unbias
 
 # Position 0 is no key's token.
 _TOKENS = 2**64 - 1
@@ -118,7 +118,7 @@ def _whole(layout: RingLayout, streams: Streams) -> TopologyDescription:
 
 def _split(layout: RingLayout, ring: Ring) -> np.ndarray:
     """Which ranges (bool[n]) hold tokens of the ring before their end, and so belong to several vnodes."""
-    inner = ring.tokens[~np.isin(ring.tokens, layout.range_ends)]
+    inner = ring.tokens[~are_among(ring.tokens, layout.range_ends)]
     split = np.zeros(len(layout), dtype=bool)
     split[np.searchsorted(layout.range_ends, inner) % len(layout)] = True
     return split

@@ -15,7 +15,7 @@ from cdc_platform.generations.ids import GenerationId
 from cdc_platform.generations.stream_ids import VERSION, decode
 from cdc_platform.ring.ring import Ring
 from cdc_platform.ring.sharding import first_token_for_shard
-from cdc_platform.ring.tokens import Int64s
+from cdc_platform.ring.tokens import Int64s, are_among, distinct
 
 
 class Condition(StrEnum):
@@ -64,13 +64,13 @@ def range_damage(range_ends: Int64s, ring_tokens: Int64s) -> list[Damage]:
                 f"the ring has {len(ring_tokens)} tokens, the generation describes {len(range_ends)} ranges",
             )
         )
-    missing = np.setdiff1d(ring_tokens, range_ends)
+    missing = distinct(ring_tokens[~are_among(ring_tokens, range_ends)])
     if len(missing):
         text = (
             f"{_counted(missing, 'token')} of the ring ends no range of the generation: vnode colocation is lost there"
         )
         found.append(Damage(Condition.UNCOVERED_TOKENS, text))
-    excess = np.setdiff1d(range_ends, ring_tokens)
+    excess = distinct(range_ends[~are_among(range_ends, ring_tokens)])
     if len(excess):
         text = f"{_counted(excess, 'range end')} of the generation is no token of the ring any more"
         found.append(Damage(Condition.EXCESS_RANGES, text))
@@ -85,14 +85,14 @@ def sharding_damage(
     `expected` is the layout that a new generation of `ring` would have. A node all of whose rows have one other number
     of streams was resharded; a node whose rows differ from each other has rows that are damaged or limited.
     """
-    rows = np.flatnonzero(np.isin(range_ends, ring.tokens))
+    rows = np.flatnonzero(are_among(range_ends, ring.tokens))
     place = np.searchsorted(ring.tokens, range_ends[rows])
     owners, counts, due = ring.owner_index[place], stream_counts[rows], expected.shard_counts[place]
     resharded: list[str] = []
     uneven: list[str] = []
-    for owner in np.unique(owners[counts != due]).tolist():
+    for owner in distinct(owners[counts != due]).tolist():
         mine = owners == owner
-        several = np.unique(counts[mine])
+        several = distinct(counts[mine])
         host = ring.nodes[owner].host_id
         if len(several) == 1 and np.ptp(due[mine]) == 0:
             resharded.append(

@@ -19,7 +19,7 @@ from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, encode
 from cdc_platform.ring.lookup import RangeLookup
 from cdc_platform.ring.ring import MAX_RANGES, Ring
 from cdc_platform.ring.sharding import MAX_IGNORE_MSB, MAX_SHARD_COUNT, first_token_for_shard, shard_of
-from cdc_platform.ring.tokens import MINIMUM, Int64s, UInt8s, range_starts
+from cdc_platform.ring.tokens import MINIMUM, Int64s, UInt8s, are_among, distinct, range_starts
 
 V1_STREAM_LIMIT = 4 * 1024 * 1024 // STREAM_ID_BYTES
 """Streams that fit into the one cell that a V1 description is."""
@@ -258,7 +258,7 @@ def layout_of(ring: Ring, *, v1: bool) -> RingLayout:
 def refines(range_ends: ArrayLike, ring_tokens: ArrayLike) -> Int64s:
     """The ring tokens (int64[], in their order) that end no range; empty when the ranges refine every vnode."""
     tokens = np.asarray(ring_tokens, dtype=np.int64)
-    return tokens[~np.isin(tokens, np.asarray(range_ends, dtype=np.int64))]
+    return tokens[~are_among(tokens, distinct(range_ends))]
 
 
 def _alike(layout: RingLayout, lo: int, hi: int) -> Iterator[tuple[Int64s, int, int]]:

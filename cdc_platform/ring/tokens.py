@@ -73,6 +73,16 @@ def distinct(*tokens: ArrayLike) -> Int64s:
     return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
 
 
+def are_among(tokens: ArrayLike, known: Int64s) -> Bools:
+    """Which of some tokens (int64[n]) are there among others (int64[m], ascending). np.isin gives the same, but hashes,
+    and its first call of a process loads np.ma, which takes as long as to open ten tables.
+    """
+    asked = np.asarray(tokens, dtype=np.int64)
+    if not len(known):
+        return np.zeros(len(asked), dtype=bool)
+    return known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+
+
 def uniform_last_tokens(count: int) -> Int64s:
     """Last tokens (int64[count] ascending) of `count` tablets of equal size; the last one is LAST.
 

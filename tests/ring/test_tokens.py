@@ -14,6 +14,7 @@ from cdc_platform.ring import (
     FIRST,
     LAST,
     MINIMUM,
+    are_among,
     bias,
     distinct,
     legal_tokens,
@@ -36,6 +37,12 @@ def test_distinct_tokens_come_once_ascending(some: list[int], others: list[int])
     """Of one column or of several, empty ones too."""
     assert distinct(some).tolist() == sorted(set(some))
     assert distinct(some, others).tolist() == sorted({*some, *others})
+
+
+@given(st.lists(st.integers(-3, 3) | tokens), st.lists(st.integers(-3, 3) | tokens))
+def test_tokens_are_among_others_as_in_a_set(some: list[int], others: list[int]) -> None:
+    """In their order, repeated ones too; none is among none."""
+    assert are_among(some, distinct(others)).tolist() == [each in set(others) for each in some]
 
 
 def test_one_value_is_an_array_without_dimensions() -> None:
