@@ -17,6 +17,7 @@ from cdc_platform.clock import Microseconds
 from cdc_platform.cluster.current.kept import EXPIRES
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.encoding import one_array
 from cdc_platform.log.exact import may_be_far
 from cdc_platform.log.state.log_columns import LogColumns
 from cdc_platform.log.state.purging import spent
@@ -162,15 +163,11 @@ def _table(partitions: Any, clusterings: Any, wholes: Any) -> pa.Table:
 
 def _joined(partitions: Any, clusterings: Any) -> pa.Array:
     """Both as one; null where there is no clustering key."""
-    return composed([_one(partitions), _one(clusterings)], len(partitions))
+    return composed([one_array(partitions), one_array(clusterings)], len(partitions))
 
 
 def _distinct(values: Any) -> pa.Array:
-    return compute.unique(_one(values))
-
-
-def _one(values: Any) -> pa.Array:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    return compute.unique(one_array(values))
 
 
 def _in(values: Any, known: pa.Array) -> Any:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cdc_platform.cql.ranges import normal_form
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.encoding import one_array
 from cdc_platform.log.state.forms import in_one_form
 from cdc_platform.log.state.ranges import range_of, range_row
 from cdc_platform.log.state.shape import STATE, Kind
@@ -44,7 +45,7 @@ def merged(schema: TableSchema, states: Iterable[pa.Table]) -> pa.Table:
 
 def codes(column: Any) -> np.ndarray:
     """Integers (int64), equal where the values of a column are, from 1 on; 0 for null."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = one_array(column)
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     indices = encoded.indices
     if indices.null_count:

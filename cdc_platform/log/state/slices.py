@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.arrow import tokens_of_column
+from cdc_platform.lake.encoding import one_array
 from cdc_platform.lake.volume import TaskRows
 from cdc_platform.log.state.of_log import partition_keys
 
@@ -59,9 +60,7 @@ def _within(table: pa.Table, keys: Callable[[], pa.Array], first: int, last: int
     """The rows of the partitions whose tokens are from one of so many edges of the ring up to another."""
     if of == 1 or not table.num_rows:
         return table
-    found = keys()
-    whole = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-    tokens = tokens_of_column(whole)
+    tokens = tokens_of_column(one_array(keys()))
     chosen = np.ones(len(tokens), dtype=bool)
     if first:
         chosen &= tokens >= _edge(first, of)
