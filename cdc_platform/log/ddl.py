@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cdc_platform.clock import Microseconds, ms_of, parse_time_us, us_of
+from cdc_platform.clock import Microseconds, parse_time_us, us_of
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
@@ -64,15 +64,7 @@ def noted(schema: TableSchema, ddl: str) -> TableSchema:
 
 def schema_as_told(change: TableChange) -> TableSchema | None:
     """The table as it was told to be by a change; None where that was without its definition."""
-    told = CdcTable(
-        change.keyspace_name,
-        change.table_name,
-        change.enabled,
-        change.ttl_seconds,
-        ms_of(change.created_at_us),
-        change.ddl,
-    )
-    return next(iter(known_tables(Catalog(), [told])), None)
+    return next(iter(known_tables(Catalog(), [cdc_tables.as_it_stands(change)])), None)
 
 
 _NOTE = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)

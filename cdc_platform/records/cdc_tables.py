@@ -175,7 +175,7 @@ def add(
         at_us = max(created_us, after_us + ONE_US)
         return TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl)
 
-    return _as_it_stands(_said(lake, keyspace, table, addition))
+    return as_it_stands(_said(lake, keyspace, table, addition))
 
 
 @in_turn(TABLES)
@@ -212,7 +212,7 @@ def alter(
         unchanged = replace(wanted, what=last.what) == last
         return None if unchanged else replace(wanted, changed_at_us=_next_us(clock, last))
 
-    return _as_it_stands(_said(lake, keyspace, table, alteration))
+    return as_it_stands(_said(lake, keyspace, table, alteration))
 
 
 @in_turn(TABLES)
@@ -292,7 +292,8 @@ def _is_listed(lake: Lake, keyspace: str, table: str) -> bool:
     return any((each.keyspace_name, each.table_name) == (keyspace, table) for each in cdc_tables(lake))
 
 
-def _as_it_stands(change: TableChange) -> CdcTable:
+def as_it_stands(change: TableChange) -> CdcTable:
+    """The table as a change told it to be."""
     return CdcTable(
         change.keyspace_name,
         change.table_name,
