@@ -279,8 +279,8 @@ class FromCluster:
         """What is told of rows that nobody can read any more, and up to when (µs) some may have died unread."""
         if self._asked.begins_anew:
             return [], None
-        of = self.lake, self.schema, window.after_us, window.until_us, self.clock.now_us()
-        return paces.what_is_gone(*of), paces.died_us(*of)
+        lake, schema, when = self.lake, self.schema, (window.after_us, window.until_us, self.clock.now_us())
+        return paces.what_is_gone(lake, schema, *when), Lifetimes.of(lake, schema).died_us(*when)
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

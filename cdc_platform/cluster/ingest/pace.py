@@ -112,6 +112,11 @@ class Lifetimes:
         """Rows written at or before this time (µs) may be gone; None where they live for ever."""
         return Microseconds(now_us - self.least_us) if self.least_us else None
 
+    def died_us(self, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds) -> Microseconds | None:
+        """Up to when (µs) rows written later than `after_us` up to `until_us` may have died unread; None: none have."""
+        gone = self.gone_us(now_us)
+        return Microseconds(min(gone, until_us)) if gone is not None and after_us < gone else None
+
     def first_us(self, sets: Sets, now_us: Microseconds) -> Microseconds:
         """Before which time (µs) there is nothing to read: the generation begins there whose rows may still be there.
 
@@ -159,21 +164,13 @@ def what_is_gone(
                 f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
                 " no log tells what was written meanwhile"
             )
-    gone = died_us(lake, schema, after_us, until_us, now_us)
+    gone = lives.died_us(after_us, until_us, now_us)
     if gone is not None:
         told.append(
             f"rows of {name} written from {format_us(after_us)} to {format_us(gone)} may be gone: they live for"
             f" {lives.least_us // SECOND_US} s, and are read later than that"
         )
     return told
-
-
-def died_us(
-    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
-) -> Microseconds | None:
-    """Up to when (µs) rows written later than `after_us` up to `until_us` may have died unread; None: none have."""
-    gone = Lifetimes.of(lake, schema).gone_us(now_us)
-    return Microseconds(min(gone, until_us)) if gone is not None and after_us < gone else None
 
 
 def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
