@@ -18,13 +18,13 @@ from support.command_line import run
 from support.drawing import SEED
 from support.figures import tell
 from support.standin.cluster import FIRST_MS, StandIn, description, nodes
-from support.standin.kept_table import AT_ONCE, DAY_US, bring, in_lake, keep_id, now, old
+from support.standin.kept_table import AT_ONCE, DAY_US, bring, in_lake, keep_id, now, old, small_slices
 from support.standin.live_table import LiveTable, drawn
 from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
-from cdc_platform.cluster.current import keeping, scanning
+from cdc_platform.cluster.current import keeping
 from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
@@ -88,9 +88,7 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
 ) -> None:
     """Any table and history, of before the log, the copy and after it, over joins or splits and merges, with TTLs."""
     dice, tablets = random.Random(f"{SEED} {history}"), history % 2 == 1
-    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 3)
-    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 2)
-    monkeypatch.setattr(scanning, "MOST_SLICES", 5)
+    small_slices(monkeypatch, rows=3, sample=2, most=5)
     monkeypatch.setattr(keeping, "ROWS_AT_ONCE", dice.choice((20, 10**6)))
     schema = drawn(dice)
     first: Any = description(time_uuid(FIRST_MS))
@@ -181,9 +179,7 @@ def test_a_change_costs_the_slices_that_it_falls_into(
     standin: StandIn, cluster: KnownCluster, workers: Workers, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row of two hundred: one slice is written, and the base table is asked for nothing."""
-    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 20)
-    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 50)
-    monkeypatch.setattr(scanning, "MOST_SLICES", 8)
+    small_slices(monkeypatch, rows=20, sample=50, most=8)
     for p in range(200):
         old(table, f"INSERT INTO shop.t (p, k, v) VALUES ({p}, 0, 0) USING")
     first = bring(cluster, workers, current=True).current

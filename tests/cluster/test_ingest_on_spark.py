@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.standin.brought import with_secret_file
 from support.standin.cluster import FIRST_MS, NODES, StandIn, description
+from support.standin.kept_table import small_slices
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.live_table import LiveTable, by_key
 from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.clock import Clock, Milliseconds, us_of
 from cdc_platform.cluster import known
-from cdc_platform.cluster.current import scanning
 from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest import asking, ingesting
 from cdc_platform.cluster.ingest.ingesting import ingest
@@ -104,9 +104,7 @@ def test_tasks_copy_a_table_as_one_process_does(
     standin: StandIn, cluster: KnownCluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the ring a task: the cluster's rows, and the same state by the same slices as without Spark."""
-    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 10)
-    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 20)
-    monkeypatch.setattr(scanning, "MOST_SLICES", 4)
+    small_slices(monkeypatch, rows=10, sample=20, most=4)
     schema = defined(DDL.replace("v int,", "v int, m map<int, int>,"))
     table = LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(3)).make()
     standin.proxy.collections = {"m"}
@@ -133,9 +131,7 @@ def test_a_secret_that_tasks_lack_is_one_line_of_a_copy_too(
     standin: StandIn, table: LiveTable, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log comes in by this process; what copies the table by tasks is refused, and nothing of it is there."""
-    monkeypatch.setattr(scanning, "ROWS_A_SLICE", 10)
-    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", 20)
-    monkeypatch.setattr(scanning, "MOST_SLICES", 4)
+    small_slices(monkeypatch, rows=10, sample=20, most=4)
     names = {"user_env": "CDC_TEST_OF_DRIVER", "password_env": "CDC_TEST_OF_DRIVER_TOO"}
     for name, value in zip(names.values(), OBSERVER, strict=True):
         monkeypatch.setenv(name, value)

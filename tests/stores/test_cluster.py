@@ -10,13 +10,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import run
-from support.spark.twins import CLIENT, NODE, Twins, assert_appended, log_in_a_store
+from support.spark.twins import CLIENT, NODE, Twins, assert_appended
 from support.standin.cluster import FIRST_MS, description
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import time_uuid
@@ -41,19 +40,6 @@ AT = "2026-01-31T14:00:00Z"
 LIVE = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
 A_DEATH = pytest.mark.grid("deaths of workers", 1)
 _DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "executors.md"
-
-
-@pytest.fixture(scope="module")
-def cluster(cluster_process: Cluster) -> Iterator[Cluster]:
-    """Two workers that see neither this project nor its environment nor the driver's folder."""
-    with cluster_process.entered():
-        yield cluster_process
-
-
-@pytest.fixture(scope="module")
-def logged(cluster: Cluster, s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A home in the store with two generations and a table whose log is empty."""
-    return log_in_a_store(f"{s3_process.bucket()}/logs", tmp_path_factory.mktemp("logs"))
 
 
 def test_workers_see_nothing_of_the_driver(cluster: Cluster) -> None:

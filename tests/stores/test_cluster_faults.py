@@ -9,7 +9,6 @@ import importlib.util
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +30,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 2)]
 _LATE_SECONDS = 25
 """So long that a second attempt of the task ends before: Spark begins one after some seconds."""
-
-
-@pytest.fixture(scope="module")
-def cluster(cluster_process: Cluster) -> Iterator[Cluster]:
-    """Two workers that see neither this project nor its environment nor the driver's folder."""
-    with cluster_process.entered():
-        yield cluster_process
-
-
-@pytest.fixture(scope="module")
-def logged(s3_process: S3, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A home in the store that doctor looks at."""
-    return log_in_a_store(f"{s3_process.bucket()}/logs", tmp_path_factory.mktemp("logs"))
 
 
 def test_two_attempts_of_a_task_of_a_join(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:

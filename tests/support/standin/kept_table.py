@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.standin.cluster import FIRST_MS
 from support.standin.live_table import LiveTable, by_key
 from support.standin.world import World, time_uuid
 
 from cdc_platform.clock import DAY_SECONDS, Clock, Microseconds, us_of_seconds
 from cdc_platform.cluster import known
+from cdc_platform.cluster.current import scanning
 from cdc_platform.cluster.current.kept import current_table
 from cdc_platform.cluster.ingest.ingesting import Ingested, ingest
 from cdc_platform.cluster.ingest.pace import Pace
@@ -21,6 +23,13 @@ from cdc_platform.log.stored_names import INEXACT
 
 DAY_US = us_of_seconds(DAY_SECONDS)
 AT_ONCE = Pace(Microseconds(0))
+
+
+def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, most: int) -> None:
+    """Let a copy have `most` slices where there are `rows` for each, by the rows of a `sample`."""
+    monkeypatch.setattr(scanning, "ROWS_A_SLICE", rows)
+    monkeypatch.setattr(scanning, "_SAMPLE_ROWS", sample)
+    monkeypatch.setattr(scanning, "MOST_SLICES", most)
 
 
 def bring(cluster: KnownCluster, workers: Workers, pace: Pace = AT_ONCE, **options: Any) -> Ingested:
