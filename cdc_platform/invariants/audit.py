@@ -134,12 +134,14 @@ def audit_across(
     lake: Lake,
     generation_id: str,
     in_order: Callable[[Sequence[HeldGeneration]], Collection[HeldGeneration]] = lambda _: (),
+    described: bool = False,
 ) -> list[Finding]:
     """Look for streams of a generation that any other generation of the lake has.
 
     `in_order` tells of which generations it was found already, of the files that stand for them, that each stream lies
-    in its range: of those only the ranges are read that could have a stream in common with this one. Nothing is read
-    of those whose fingerprints are kept, unless one of them could have a stream of this one.
+    in its range: of those only the ranges are read that could have a stream in common with this one. `described`: it
+    was found of the topology description of this one, as it is. Nothing is read of those whose fingerprints are kept,
+    unless one of them could have a stream of this one.
 
     One Spark job, at most four more where streams are shared or outside their ranges.
 
@@ -155,7 +157,10 @@ def audit_across(
         held = inventory.standing(lake)
         mine = inventory.find(held, generation_id)
     others = [each for each in held if each is not mine]
-    shared = sharing.across(workers, [mine], others, in_order(others))
+    proven = list(in_order(held))
+    if described and mine.rows is not None and mine.rows.table is TOPOLOGY_DESCRIPTIONS:
+        proven.append(mine)
+    shared = sharing.across(workers, [mine], others, proven)
     return _lines(ACROSS_INVARIANTS, [("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared})])
 
 

@@ -49,6 +49,9 @@ class Fingerprints:
         for numbers, ranges in parts:
             self._bits.put(self._places(numbers, ranges))
 
+    def __len__(self) -> int:
+        return len(self._numbers)
+
     def perhaps(self, streams: UInt8s) -> UInt64s:
         """The fingerprints of those of some streams that may be here: of those that are, and of few others."""
         numbers, ranges = part_of(streams)

@@ -62,9 +62,12 @@ class _Side:
     def only(self) -> Int64s | None:
         """The range ends (ascending) of the rows that are looked for in files; None where all are read.
 
-        That is so as well where most are contested, as on a ring that has not changed: to choose would take longer.
+        That is so as well where all are counted, and where most are contested, as on a ring that has not changed: to
+        choose would take longer.
         """
-        if not self.in_order or self.contested is None or 2 * self.contested.sum() > len(self.contested):
+        if self.counted or not self.in_order or self.contested is None:
+            return None
+        if 2 * self.contested.sum() > len(self.contested):
             return None
         return self.ranges.ends[self.contested]
 
@@ -98,8 +101,8 @@ def across(
     """streams_unique_across_generations: the streams of `mine` that another generation, of `mine` or `others`, has.
 
     Each such stream is one violation. The population is the streams of `mine`, also where there is nothing to compare
-    them with. `in_order`: those of `others` of which it is known that each stream lies in its range. One Spark job for
-    one generation, two for several; at most four more where streams are shared or outside their ranges.
+    them with. `in_order`: those of which it is known that each stream lies in its range. One Spark job for one
+    generation, two for several; at most four more where streams are shared or outside their ranges.
     """
     held = [each for each in [*mine, *others] if each.rows is not None]
     limit = sum(each.rows is not None for each in mine)
@@ -108,7 +111,7 @@ def across(
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, 0, 0)
     if len(holdings) == 1:
         return Tally(STREAMS_UNIQUE_ACROSS_GENERATIONS, _count(workers, holdings[0]), 0)
-    known = {each.rows for each in in_order if each in others and each.rows is not None}
+    known = {each.rows for each in in_order if each.rows is not None}
     sides = _sides(holdings, limit, known)
     if limit == 1:
         passed = _pass(workers, sides)
@@ -207,13 +210,19 @@ def _parts(sides: Mapping[Holding, _Side]) -> int:
 
 
 def _pass(workers: Workers, sides: Mapping[Holding, _Side]) -> _Found:
-    """Hold all others against the first of them, by fingerprints: no violation found is none there."""
-    (first, _), *_ = sides.items()
-    workers = workers.of_arrays()
-    shares, files = _shares(workers, sides), tuple(first.paths)
+    """Hold all others against the first of them, by fingerprints: no violation found is none there.
+
+    The first is read for them alone where it is known that each of its streams lies in its range: they count it.
+    """
+    (first, one), *_ = sides.items()
+    workers, files = workers.of_arrays(), tuple(first.paths)
+    read = {holding: side for holding, side in sides.items() if side is not one or not one.in_order}
+    shares = _shares(workers, read) or [[]]
 
     def held(share: int) -> Iterator[pa.RecordBatch]:
         found, perhaps = np.zeros(2, dtype=np.int64), []
+        if one.in_order and share == 0:
+            found[0] = len(fingerprints_of(files))
         for side, path in shares[share]:
             for batch in _read(side, path):
                 streams, strays, chosen = _looked_at(side, batch)

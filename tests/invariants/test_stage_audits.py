@@ -410,11 +410,15 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
     assert violations(audit_across(workers, seeded.lake, OTHER)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: 1}
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["the others", "all"])
 @pytest.mark.parametrize(("ends", "shared"), [(sorted(OWNERS), 2), (range(100, 106), 0)])
 def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
-    workers: Workers, seeded: SeededLake, monkeypatch: pytest.MonkeyPatch, ends: Sequence[int], shared: int
+    workers: Workers, seeded: SeededLake, monkeypatch: pytest.MonkeyPatch, ends: Sequence[int], shared: int, own: bool
 ) -> None:
-    """Of a ring with two ranges of the same numbers these two rows are read; what is shared is read twice."""
+    """Of a ring with two ranges of the same numbers these two rows are read; what is shared is read twice.
+
+    Of the generation itself nothing is read beside its fingerprints where its description was found to hold.
+    """
     read: list[int] = []
 
     def counted(path: str, columns: Sequence[str], only: tuple[str, Any] | None = None) -> Batches:
@@ -429,9 +433,15 @@ def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
     if shared:
         others[1]["streams"][2:] = rows[1]["streams"][2:]
     seeded.described(others, OTHER)
-    found = audit_across(workers, seeded.lake, ONE, list)
+
+    def of_others(held: Sequence[HeldGeneration]) -> list[HeldGeneration]:
+        return [each for each in held if each.name != ONE]
+
+    found = audit_across(workers, seeded.lake, ONE, of_others, described=own)
     assert sum(violations(found).values()) == shared
-    assert sum(read) == (2 * (len(rows) + len(others)) if shared else len(rows) + 2)
+    assert populations(found) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
+    counted_itself = 0 if own else len(rows)
+    assert sum(read) == counted_itself + (len(rows) + 2 * len(others) if shared else 2)
 
 
 def test_a_generation_that_nobody_knows_is_not_found(workers: Workers, seeded: SeededLake) -> None:

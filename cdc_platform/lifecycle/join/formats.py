@@ -74,13 +74,13 @@ def _insert_v1(joining: Joining) -> Inserted:
 
 def _description(joining: Joining) -> list[Finding]:
     before, after = bootstrap.rings(joining.lake, joining.generation_id)
-    findings = [
-        *audit_description(joining.workers, joining.lake, joining.generation_id, before, after),
-        *audit_across(joining.workers, joining.lake, joining.generation_id, partial(verdicts.in_order, joining.lake)),
-    ]
+    lake, generation_id = joining.lake, joining.generation_id
+    described = audit_description(joining.workers, lake, generation_id, before, after)
+    holds = not any(finding.violations for finding in described)
+    across = audit_across(joining.workers, lake, generation_id, partial(verdicts.in_order, lake), described=holds)
     # Where many others were read, the next to join is held against what is kept of them.
-    known_streams.keep(joining.lake, besides=joining.generation_id)
-    return findings
+    known_streams.keep(lake, besides=generation_id)
+    return [*described, *across]
 
 
 def _described(joining: Joining) -> Slices:
