@@ -115,6 +115,7 @@ LONG = {
         "test_reading.py",
         "test_log_volume.py",
         "test_kept_values.py",
+        "test_committed.py",
     ),
     "cluster": (
         "test_cluster.py",

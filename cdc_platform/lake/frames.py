@@ -10,17 +10,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-
 from cdc_platform.clock import from_datetime, to_datetime
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, digests, slices, snapshots
+from cdc_platform.lake import slices, snapshots
+from cdc_platform.lake.committed import Committed, committed
 from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import quoted, spark_schema
 from cdc_platform.lake.stored_frames import frame_of
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.translate import is_of_content, translated
+from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, rows_of_files
 
 if TYPE_CHECKING:
@@ -67,42 +66,35 @@ def slice_rows(lake: Lake, table: Table, where: Mapping[str, Any], columns: Sequ
     return rows_of_files(lake.files(table, [(name, "=", value) for name, value in where.items()]), columns)
 
 
-def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mapping[str, Any]) -> None:
-    """Hold that the rows of a slice are those that commits put there, before something is made of them.
+def committed_rows(lake: Lake, table: Table, where: Mapping[str, Any]) -> Committed:
+    """The rows of a slice, to make others of them: whoever puts those into a table holds these against their commits.
 
     A table without partitions is one slice, which nothing names. One of which commits say nothing is taken as it is.
 
     Raises:
-        StateError: they are others, or a file of it is damaged.
+        InputError: the slice is not named by all partition columns and no others.
     """
     if table.partition_by:
         _check_partition(table, where)
+    with translated(f"reading {table.full_name}"):
+        return committed(lake, table, where)
+
+
+def assert_as_committed(workers: Workers, lake: Lake, table: Table, where: Mapping[str, Any]) -> None:
+    """Hold that the rows of a slice, see `committed_rows`, are those that commits put there.
+
+    Raises:
+        StateError: they are others, or a file of it is damaged.
+    """
     with lake.open_tables.looked_at_once(), translated(f"reading {table.full_name}"):
-        version = lake.version(table)
-        name = digests.slice_of(table.partition_by, where)
-        due = None if version is None else commits.digests_at(lake.open_tables.newest(lake.path(table)), [name])
-        if due is None:
-            return
-        columns = [column for column in table.schema.names if column not in table.partition_by]
-        rows = rows_of_files(lake.files(table, [(key, "=", value) for key, value in where.items()]), columns)
-        try:
-            if (slices.held(workers.of_arrays(), rows, lake.digest_rule(table)) if rows.tasks else 0) == due[name]:
-                return
-        except (OSError, pa.ArrowException) as error:
-            if not is_of_content(error):
-                raise
-    of = f" where {name}" if name else ""
-    raise StateError(
-        f"{table.full_name}{of} holds other rows than its commits put there, in version {version}: nothing is made of"
-        " it; cdc-platform check --deep names the file, repair --from-description makes anew what can be"
-    )
+        committed_rows(lake, table, where).hold(workers.of_arrays())
 
 
 def replace_slice(
     workers: Workers,
     lake: Lake,
     table: Table,
-    rows: DataFrame | TaskRows,
+    rows: DataFrame | slices.Rows,
     where: Mapping[str, Any],
     due: Mapping[str, int] | None = None,
 ) -> int:
@@ -115,18 +107,23 @@ def replace_slice(
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         ConflictError: other writers kept winning.
         EnvironmentProblem: Spark's workers do not see the table's folder.
-        StateError: the rows are not those that are due.
+        StateError: the rows are not those that are due, or are made of others than commits put there.
     """
     _check_partition(table, where)
     lake.ensure(table)
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translated(what):
         rows = _of_table(table, rows)
-        few = slices.few(workers, table, rows) if due is None else None
-        if few is not None:
-            fit = slices.checked(table, few, where, what)
-            return until_first(what, lambda: slices.commit_few(lake, table, fit, where))
-        draft = slices.write_draft(workers.of_arrays(), lake, table, rows, where, what)
+        try:
+            few = slices.few(workers, table, rows) if due is None else None
+            if few is not None:
+                fit = slices.checked(table, few, where, what)
+                return until_first(what, lambda: slices.commit_few(lake, table, fit, where))
+            draft = slices.write_draft(workers.of_arrays(), lake, table, rows, where, what)
+        except InputError:
+            if isinstance(rows, Committed):  # damaged ones may not fit, either
+                rows.hold(workers.of_arrays())
+            raise
     try:
         if due is not None and draft.digests != due:
             raise StateError(f"{what}: the rows made anew are not those that its commits put there; it stays as it was")
@@ -191,8 +188,7 @@ def _put(
     if transaction is not None and seen is not None and seen >= transaction[1]:
         return False
     with translated(what):
-        rows = _of_table(table, rows)
-        draft = slices.write_draft(workers, lake, table, rows, {}, what)
+        draft = slices.write_draft(workers, lake, table, _of_table(table, rows), {}, what)
     try:
         return _committed(
             what, lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside)
@@ -201,9 +197,9 @@ def _put(
         slices.discard(draft)
 
 
-def _of_table(table: Table, rows: DataFrame | TaskRows) -> DataFrame | TaskRows:
+def _of_table(table: Table, rows: DataFrame | slices.Rows) -> DataFrame | slices.Rows:
     """The rows with the table's columns in order; of which types they are, the tasks see that write them."""
-    return rows if isinstance(rows, TaskRows) else rows.select(*map(quoted, table.schema.names))
+    return rows if isinstance(rows, TaskRows | Committed) else rows.select(*map(quoted, table.schema.names))
 
 
 def _check_partition(table: Table, where: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from cdc_platform import drafts, errors
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.committed import Committed
 from cdc_platform.lake.creation import Log, blank
 from cdc_platform.lake.files import DataFile, data_files, draft_folder, own_or_temporary, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
@@ -42,9 +43,10 @@ from cdc_platform.places import place_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string()})
-"""What a task answers: a line a file, with the action that adds it; or one that says why it refuses its rows."""
-_DIGESTS = pa.schema({"digest": pa.string()})
+_ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string(), "read": pa.string()})
+"""What a task answers: a line a file, with the action that adds it, and one with the digest of those that it has made
+others of; or one that says why it refuses its rows.
+"""
 # As every write, but no dictionary for stream IDs, of which no two are the same: building one takes a fifth of a write.
 _WRITER_PROPERTIES = merging.writer_properties({"streams.list.element": ColumnProperties(dictionary_enabled=False)})
 _FEW_BYTES = 1 << 20
@@ -68,14 +70,19 @@ class Draft:
         )
 
 
+Rows = TaskRows | Committed
+"""Rows that tasks make, or make of rows of another slice while they hold these against what commits say of them."""
+
+
 def write_draft(
-    workers: Workers, lake: Lake, table: Table, rows: DataFrame | TaskRows, where: Mapping[str, Any], what: str
+    workers: Workers, lake: Lake, table: Table, rows: DataFrame | Rows, where: Mapping[str, Any], what: str
 ) -> Draft:
     """Write the rows of a slice beside the table; one Spark job at most. `what` names the write in errors.
 
     Raises:
         InputError: the rows don't fit the table's columns, types or constraints, or lie outside the slice.
         EnvironmentProblem: Spark's workers do not see the folder that the driver made.
+        StateError: what they are made of is not what commits put there.
         PlatformError: as `assert_writable`.
     """
     assert_writable(lake, what, table)
@@ -85,34 +92,48 @@ def write_draft(
     if folder is not None:
         drafts.sweep_unheld(beside)
     rule = lake.digest_rule(table)
-    part = _Part(table, str(folder or ""), blank(table), dict(where), what, rule, str(target), here=str(beside))
+    source = rows if isinstance(rows, Committed) else None
+    part = _Part(table, str(folder or ""), blank(table), dict(where), what, rule, str(target), str(beside), source)
     try:
-        if isinstance(rows, TaskRows):
-            answers = workers.table(rows.through(part.write), _ANSWER)
+        if isinstance(rows, TaskRows | Committed):
+            made = rows if isinstance(rows, TaskRows) else rows.rows
+            answers = workers.table(made.through(part.write), _ANSWER)
         else:
             answers = rows.mapInArrow(part.write, ", ".join(f"{name} string" for name in _ANSWER.names)).toArrow()
         found = answers.to_pylist()
         for line in found:
             if line["refused"]:
                 raise getattr(errors, line["refused"])(line["said"])
+        if source is not None:
+            source.accept(int(line["read"], 16) for line in found if line["read"])
     except BaseException:
         if folder is not None:
             drafts.discard(folder)
         raise
-    return Draft(folder, tuple(json.loads(line["file"]) for line in found))
+    return Draft(folder, tuple(json.loads(line["file"]) for line in found if line["file"]))
 
 
-def few(workers: Workers, table: Table, rows: DataFrame | TaskRows) -> pa.Table | None:
-    """The rows of one task that this process makes, where they are few and their partition is named by no time."""
-    if not isinstance(rows, TaskRows) or rows.tasks != 1 or not workers.work_here(1) or placing.has_times(table):
+def few(workers: Workers, table: Table, rows: DataFrame | Rows) -> pa.Table | None:
+    """The rows of one task that this process makes, where they are few and their partition is named by no time.
+
+    Raises:
+        StateError: what they are made of is not what commits put there.
+    """
+    if not isinstance(rows, TaskRows | Committed):
+        return None
+    tasks = rows if isinstance(rows, TaskRows) else rows.rows
+    if tasks.tasks != 1 or not workers.work_here(1) or placing.has_times(table):
         return None
     made: list[pa.RecordBatch] = []
-    size = 0
-    for batch in rows.batches(0):
+    read: list[int] = []
+    size, batches = 0, tasks.batches(0)
+    for batch in rows.read(batches, read) if isinstance(rows, Committed) else batches:
         size += batch.nbytes
         if size > _FEW_BYTES:
             return None
         made += [batch] if batch.num_rows else []
+    if isinstance(rows, Committed):
+        rows.accept(read)
     return pa.Table.from_batches(made) if made else None
 
 
@@ -266,18 +287,6 @@ def _commit_once(
     return True
 
 
-def held(workers: Workers, rows: TaskRows, rule: digests.Rule) -> int:
-    """The digest of the rows of a slice, without the columns that name it, as tasks read them."""
-    answers = workers.table(rows.through(partial(_digested, rule)), _DIGESTS)["digest"].to_pylist()
-    return sum(int(digest, 16) for digest in answers) % digests.MODULUS
-
-
-def _digested(rule: digests.Rule, batches: Batches) -> Batches:
-    """Rows in; a line with their digest out."""
-    found = digests.summed(digests.of_rows(pa.Table.from_batches([batch]), (), rule) for batch in batches)
-    yield pa.RecordBatch.from_pydict({"digest": [f"{found.get('', 0):032x}"]}, schema=_DIGESTS)
-
-
 def discard(draft: Draft) -> None:
     """Remove a draft, or what is left of it. Files of a store that no commit names go with the table's upkeep."""
     if draft.folder is not None:
@@ -290,7 +299,8 @@ class _Part:
 
     `folder`: the draft that it writes into, beside `target`; empty where that lies in a store: what is written there is
     not seen before a commit names it. On its way there it lies in `here`, the driver's own part of the home, or, where
-    the executor does not see that, with its temporary files.
+    the executor does not see that, with its temporary files. `source`: what the rows that it gets are to be held
+    against before others are made of them, see there.
     """
 
     table: Table
@@ -301,11 +311,15 @@ class _Part:
     rule: digests.Rule
     target: str = ""
     here: str = ""
+    source: Committed | None = None
 
     def write(self, batches: Batches) -> Batches:
         """Rows in; the actions that add their files out."""
+        read: list[int] = []
         try:
-            lines = [{"file": json.dumps(file)} for file in self._written(batches)]
+            made = batches if self.source is None else self.source.read(batches, read)
+            lines = [{"file": json.dumps(file)} for file in self._written(made)]
+            lines += [{"read": f"{sum(read):x}"}] if read else []
         except (PlatformError, DeltaError) as error:
             # As an error of Python in a task of Spark it would lose its class, and be run again for nothing.
             told = error if isinstance(error, PlatformError) else translate(error, self.what)

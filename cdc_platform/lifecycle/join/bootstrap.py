@@ -28,7 +28,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.lake.volume import Workers
-from cdc_platform.lifecycle.join.description_rows import description_rows, v2_rows
+from cdc_platform.lifecycle.join.description_rows import as_v2, description_rows
 from cdc_platform.lifecycle.switch import register
 from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger
 from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
@@ -139,11 +139,8 @@ def insert_descriptions(workers: Workers, lake: Lake, generation_id: str) -> int
     inbox.assert_next(lake, generation_id)
     expected = rings(lake, generation_id)[1].tokens
     assert_described(lake, generation_id, expected)
-    frames.assert_as_committed(workers, lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
-    described = frames.slice_rows(
-        lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id}, ["range_end", "ignore_msb", "streams"]
-    )
-    rows = v2_rows(described, generation_id, int(expected.size))
+    described = frames.committed_rows(lake, TOPOLOGY_DESCRIPTIONS, {"generation_id": generation_id})
+    rows = described.changed(as_v2(generation_id, int(expected.size)))
     version = frames.replace_slice(workers, lake, GENERATION_DESCRIPTIONS_V2, rows, {"id": generation_id})
     failpoints.reached(failpoints.AFTER_V2_INSERT)
     return version

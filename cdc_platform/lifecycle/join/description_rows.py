@@ -40,8 +40,13 @@ def description_rows(ring: Ring, generation_id: str, layout: RingLayout | None =
 
 def v2_rows(rows: TaskRows, generation_id: str, num_ranges: int) -> TaskRows:
     """Rows of the V2 descriptions, out of rows that have at least range_end, ignore_msb and streams."""
+    return rows.map(as_v2(generation_id, num_ranges))
 
-    def as_v2(batch: pa.RecordBatch) -> pa.RecordBatch:
+
+def as_v2(generation_id: str, num_ranges: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """What makes rows of the V2 descriptions, a batch at a time, out of such rows."""
+
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {
             "id": pa.repeat(generation_id, batch.num_rows),
             "num_ranges": pa.repeat(pa.scalar(num_ranges, pa.int32()), batch.num_rows),
@@ -49,7 +54,7 @@ def v2_rows(rows: TaskRows, generation_id: str, num_ranges: int) -> TaskRows:
         }
         return pa.RecordBatch.from_pydict({name: columns[name] for name in GENERATION_DESCRIPTIONS_V2.schema.names})
 
-    return rows.map(as_v2)
+    return change
 
 
 def _cut(stream_counts: np.ndarray, size: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -45,18 +46,18 @@ def publish_streams(workers: Workers, lake: Lake, generation_id: str) -> int | N
     if publish_v1.is_listed(lake, time_ms) and np.array_equal(published, expected):
         log.info("Generation %s: streams description table already updated.", generation_id)
         return None
-    frames.assert_as_committed(workers, lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id})
-    rows, where = published_rows(lake, generation_id, time_ms), {"time": ms_to_datetime(time_ms)}
-    version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, where)
+    time = ms_to_datetime(time_ms)
+    inserted = frames.committed_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id})
+    rows = inserted.changed(partial(_published, time))
+    version = frames.replace_slice(workers, lake, STREAMS_DESCRIPTIONS_V2, rows, {"time": time})
     failpoints.reached(failpoints.AFTER_STREAMS)
     return version
 
 
 def published_rows(lake: Lake, generation_id: str, time_ms: Milliseconds) -> TaskRows:
     """The streams rows of a generation, out of its V2 descriptions."""
-    time = ms_to_datetime(time_ms)
     inserted = frames.slice_rows(lake, GENERATION_DESCRIPTIONS_V2, {"id": generation_id}, ["range_end", "streams"])
-    return inserted.map(lambda batch: _published(batch, time))
+    return inserted.map(partial(_published, ms_to_datetime(time_ms)))
 
 
 def publish_timestamp(lake: Lake, clock: Clock, generation_id: str) -> int:
@@ -122,6 +123,8 @@ def _mark_published(lake: Lake, clock: Clock, generation_id: str) -> None:
     lake.merge_judged(GENERATIONS, noted, update=True)
 
 
-def _published(batch: pa.RecordBatch, time: datetime) -> pa.RecordBatch:
-    times = pa.repeat(pa.scalar(time, STREAMS_DESCRIPTIONS_V2.schema.field("time").type), batch.num_rows)
-    return pa.RecordBatch.from_pydict({"time": times, **{name: batch.column(name) for name in batch.schema.names}})
+def _published(time: datetime, batch: pa.RecordBatch) -> pa.RecordBatch:
+    schema = STREAMS_DESCRIPTIONS_V2.schema
+    times = pa.repeat(pa.scalar(time, schema.field("time").type), batch.num_rows)
+    columns = {"time": times, **{name: batch.column(name) for name in ("range_end", "streams")}}
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in schema.names})
