@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 import numpy as np
@@ -51,7 +52,7 @@ class Node:
 class Ring:
     """The token ring: every token of every node, ascending, with its owner's sharding. Built by `Ring.of`.
 
-    All columns are int64[n], one entry a token; `owner_index` points into `nodes`.
+    All columns are int64[n], one entry a token, and not to be written to; `owner_index` points into `nodes`.
     """
 
     nodes: tuple[Node, ...]
@@ -67,19 +68,7 @@ class Ring:
         Raises:
             InputError: a host twice, a token with two owners, or more than 4,194,304 tokens.
         """
-        members = tuple(nodes)
-        _check_hosts(members)
-        counts = np.array([len(node.tokens) for node in members], dtype=np.int64)
-        if counts.sum() > MAX_RANGES:
-            raise InputError(f"{counts.sum()} tokens on the ring; a stream's index allows at most {MAX_RANGES} ranges")
-        tokens = np.array([token for node in members for token in node.tokens], dtype=np.int64)
-        owners = np.repeat(np.arange(len(members), dtype=np.int64), counts)
-        order = np.argsort(tokens, kind="stable")
-        tokens, owners = tokens[order], owners[order]
-        _check_owned_once(members, tokens, owners)
-        shard_counts = np.array([node.shard_count for node in members], dtype=np.int64)
-        ignore_msbs = np.array([node.ignore_msb for node in members], dtype=np.int64)
-        return cls(members, tokens, owners, shard_counts[owners], ignore_msbs[owners])
+        return _ring_of(tuple(nodes))
 
     def join(self, node: Node) -> Ring:
         """The ring once `node` has joined.
@@ -99,6 +88,26 @@ class Ring:
             raise InputError(f"token {token} has no owner: the ring is empty; let a node join first")
         row = int(np.searchsorted(self.tokens, token, side="left")) % len(self.tokens)
         return self.nodes[self.owner_index[row]]
+
+
+# The steps of a join ask for the same two rings a dozen times; to draw one takes ten times as long as to know it again.
+@lru_cache(maxsize=4)
+def _ring_of(members: tuple[Node, ...]) -> Ring:
+    _check_hosts(members)
+    counts = np.array([len(node.tokens) for node in members], dtype=np.int64)
+    if counts.sum() > MAX_RANGES:
+        raise InputError(f"{counts.sum()} tokens on the ring; a stream's index allows at most {MAX_RANGES} ranges")
+    tokens = np.array([token for node in members for token in node.tokens], dtype=np.int64)
+    owners = np.repeat(np.arange(len(members), dtype=np.int64), counts)
+    order = np.argsort(tokens, kind="stable")
+    tokens, owners = tokens[order], owners[order]
+    _check_owned_once(members, tokens, owners)
+    shard_counts = np.array([node.shard_count for node in members], dtype=np.int64)
+    ignore_msbs = np.array([node.ignore_msb for node in members], dtype=np.int64)
+    columns = tokens, owners, shard_counts[owners], ignore_msbs[owners]
+    for column in columns:
+        column.flags.writeable = False  # whoever asks gets the same ones
+    return Ring(members, *columns)
 
 
 def _check_number(what: str, value: object, low: int, high: int) -> None:
