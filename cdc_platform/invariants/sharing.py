@@ -129,9 +129,11 @@ def across(
 def contested(ends: Sequence[Int64s], limit: int) -> list[Bools]:
     """Of each generation, given by its range ends, the ranges that overlap the range of the same number in another.
 
-    One of the two has to be below the `limit`. By counting those that lie before and behind, not by pairs: thousands
-    of generations cost what sorting their ranges does.
+    One of the two has to be below the `limit`. One against the others goes by pairs, range by range; several by
+    counting those that lie before and behind: thousands of generations cost what sorting their ranges does.
     """
+    if limit == 1:
+        return _contested_by(ends[0], ends[1:])
     owners = np.repeat(np.arange(len(ends)), [len(each) for each in ends])
     numbers = np.concatenate([np.arange(len(each)) for each in ends])
     tokens = np.concatenate(ends)
@@ -150,6 +152,19 @@ def contested(ends: Sequence[Int64s], limit: int) -> list[Bools]:
         others = np.where(numbers[asking] == 0, alike, alike - before - behind)
         found[asking] = others > compared[asking]
     return np.split(found, np.cumsum([len(each) for each in ends])[:-1])
+
+
+def _contested_by(one: Int64s, others: Sequence[Int64s]) -> list[Bools]:
+    """The same of one generation against others, as `contested` gives them."""
+    mine, found = np.zeros(len(one), dtype=bool), []
+    for other in others:
+        both = min(len(one), len(other))
+        theirs = np.zeros(len(other), dtype=bool)
+        theirs[1:both] = (one[1:both] > other[: both - 1]) & (other[1:both] > one[: both - 1])
+        theirs[: both > 0] = True  # the first ranges wrap: the least token is in each of them
+        mine[:both] |= theirs[:both]
+        found.append(theirs)
+    return [mine, *found]
 
 
 def repeated(ids: UInt8s, generations: Int64s, limit: int | None) -> tuple[int, Int64s]:
