@@ -26,6 +26,7 @@ ROWS: dict[str, str] = {
     "sensor-tick": "bench.sensor_tick:sensor_tick",
     "generate-and-write": "bench.life:generate_and_write",
     "whole-life": "bench.life:whole_life",
+    "whole-life-growing": "bench.life:growing",
     "audit-alone": "bench.life:audit_alone",
     "newcomer": "bench.newcomer:newcomer",
     "small-join": "bench.small:small_join",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from statistics import median
 from typing import Protocol
 from unittest.mock import patch
 
-from bench.cluster import Size, lake_before_join, lake_before_next_join
+from bench.cluster import Size, lake_before_join, lake_before_next_join, nodes_of, queue
 from bench.measure import Pairs, Result, paired, seconds, watched_memory
 from bench.session import CLOCK, FLOOR, Bench, v2_rows
 from cdc_platform.clock import HOUR_US, Clock
@@ -25,10 +26,13 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
+from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 _ONCE = 10_000_000
 """Streams from which on a size is measured once: it takes long enough to be steady."""
+_GROWN = 5
+"""Nodes that joined, an hour apart, before the one whose join is measured: their generations are in the home."""
 
 
 def generate_and_write(bench: Bench) -> list[Result]:
@@ -59,6 +63,16 @@ def whole_life(bench: Bench) -> list[Result]:
             pairs = paired(joins.run, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=joins.prepare)
         results.append(Result(row, str(size), pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 3.0))
     return results
+
+
+def growing(bench: Bench) -> list[Result]:
+    """The same of a cluster that grows, in this process: each of the last nodes joined the ring of those before it."""
+    size = bench.sizes.cluster
+    with bench.scratch() as folder, bench.floor_write(size) as floor:
+        grown = _Grown(bench.default_workers, size, folder)
+        pairs = paired(grown.run, floor, repeats=bench.sizes.repeats, warm_ups=2, prepare=grown.prepare)
+    at = f"{size}, {_GROWN} joined before it"
+    return [Result("whole-life-growing", at, pairs.seconds, FLOOR, pairs.floor_seconds, pairs.ratio, 3.0)]
 
 
 def audit_alone(bench: Bench) -> list[Result]:
@@ -166,6 +180,33 @@ class Joins:
         """How long the next join takes."""
         self.prepare()
         return seconds(self.run)
+
+
+class _Grown:
+    """The join of a cluster's last node, again and again in copies of the home in which those before it have joined."""
+
+    def __init__(self, workers: Workers, size: Size, folder: Path) -> None:
+        self._workers, self._folder, self._turn = workers, folder, 0
+        *self._members, self._last = nodes_of(size)
+        lake = Lake(folder / "0")
+        put_nodes(lake, self._members[:-_GROWN])
+        for hour, node in enumerate(self._members[-_GROWN:]):
+            clock = Clock(CLOCK.now_us() + HOUR_US * hour)
+            run_join(workers, lake, clock, Settings(), queue(lake, clock, node))
+        self._clock = Clock(CLOCK.now_us() + HOUR_US * _GROWN)
+        self._generation_id = queue(lake, self._clock, self._last)
+
+    def prepare(self) -> None:
+        """Copy the home, in place of the last copy."""
+        if self._turn:
+            shutil.rmtree(self._folder / str(self._turn))
+        self._turn += 1
+        shutil.copytree(self._folder / "0", self._folder / str(self._turn))
+
+    def run(self) -> None:
+        """The join as the platform runs it, every step and every audit."""
+        lake = Lake(self._folder / str(self._turn))
+        run_join(self._workers, lake, self._clock, Settings(), self._generation_id)
 
 
 class Timed(Protocol):
