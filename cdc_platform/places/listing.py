@@ -5,6 +5,7 @@ who ask for folders that it holds. So the logs of a home's tables are looked at 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_platform.places import fetched
@@ -29,17 +30,24 @@ class _Page:
         """Whether all files between two paths are in it."""
         return self.within == within and self.first <= begin and (self.last is None or end <= self.last)
 
+    def is_within(self, folder: Stored) -> bool:
+        """Whether it is full, and with what lies below a folder in which it begins."""
+        return self.last is not None and self.last.startswith(f"{folder.path}/")
+
 
 class Listing:
     """The pages that were listed since it was told to look anew.
 
-    Where a page does not hold all of a place, it is remembered from which folders on the others begin.
+    Where a page does not hold all of a place, it is remembered from which folders on the others begin, and which of
+    those shared their page with no other folder that is asked for: such a one is listed alone from then on, however
+    many files lie behind it.
     """
 
     def __init__(self) -> None:
         self._pages: list[_Page] = []
         self._stale: set[Stored] = set()
         self._begins: dict[Stored, list[str]] = {}
+        self._alone: set[Stored] = set()
 
     def files(self, folder: Stored, within: Stored, after: str = "") -> list[tuple[str, Seen]]:
         """The files in a folder whose names come after one, by name, out of a page of all that is below `within`."""
@@ -74,13 +82,21 @@ class Listing:
         found = next((page for page in self._pages if page.holds(within, begin, end)), None)
         if found is not None or not within.lists_from_anywhere:
             return found
+        if folder in self._alone:
+            return self._kept(_page_of(within, begin, end, [(begin + name, seen) for name, seen in folder.files()]))
         first = begins[bisect_right(begins, begin) - 1]
         if all(page.first != first for page in self._pages):
             page = self._listed(within, first)
             if page is None or page.holds(within, begin, end):
-                return page
+                return self._shared(page, folder)
         page = self._listed(within, begin)
-        return page if page is not None and page.holds(within, begin, end) else None
+        return self._shared(page, folder) if page is not None and page.holds(within, begin, end) else None
+
+    def _shared(self, page: _Page | None, folder: Stored) -> _Page | None:
+        """A page, of which is remembered whether it is of use for this folder alone."""
+        if page is not None and page.first == f"{folder.path}/" and page.is_within(folder.folder):
+            self._alone.add(folder)
+        return page
 
     def _is_small(self, within: Stored) -> bool:
         """Whether one page holds all of a place, as far as it was listed."""
@@ -92,10 +108,17 @@ class Listing:
         paths = [path for path, _ in files]
         if paths != sorted(paths):
             return None
-        last = None if is_all else paths[-1]
-        page = _Page(within, first, last, paths, [seen for _, seen in files])
-        fetched.listed({f"{within.root}/{path}": seen.mark for path, seen in files})
-        self._pages.append(page)
-        left = [each for each in self._begins[within] if each < first or not (last is None or each <= last)]
+        page = self._kept(_page_of(within, first, None if is_all else paths[-1], files))
+        left = [each for each in self._begins[within] if each < first or not (page.last is None or each <= page.last)]
         self._begins[within] = sorted([*left, first])
         return page
+
+    def _kept(self, page: _Page) -> _Page:
+        marks = zip(page.paths, page.seen, strict=True)
+        fetched.listed({f"{page.within.root}/{path}": seen.mark for path, seen in marks})
+        self._pages.append(page)
+        return page
+
+
+def _page_of(within: Stored, first: str, last: str | None, files: Sequence[tuple[str, Seen]]) -> _Page:
+    return _Page(within, first, last, [path for path, _ in files], [seen for _, seen in files])

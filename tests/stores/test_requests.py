@@ -15,11 +15,13 @@ from cdc_platform.home import open_home
 from cdc_platform.invariants import inventory
 from cdc_platform.invariants.audit import audit_across, audit_lake
 from cdc_platform.invariants.findings import STREAMS_UNIQUE_ACROSS_GENERATIONS
+from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import NODES, TABLES
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
+from cdc_platform.lake.threads import side_by_side
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.places import fetching_once, place_of
+from cdc_platform.places import Stored, fetching_once, place_of
 from cdc_platform.records import inbox
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
@@ -30,6 +32,8 @@ STEPS, A_COMMIT, A_TABLE = 6, 6, 6
 """Of a join: its steps, and the requests that are due of each commit and each table."""
 LOOKS, A_STEP = "LIST GET", 3
 """Requests that look for what others have written: before a step, before its audit and behind that."""
+PAGE = 1000
+"""So many names a list of the store has at most."""
 PUTS, A_COMMIT_PUTS, TURNS = "PUT", 2, 1
 """What is put by a commit, which is a file and an entry, and for a turn."""
 
@@ -120,6 +124,36 @@ def test_what_is_not_there_is_asked_for_once(s3: S3, lake: Lake) -> None:
         assert (lake.version(missing[1]), lake.exists(missing[2])) == (0, False)
     Lake(str(lake.place)).ensure(missing[2])
     assert lake.exists(missing[2])
+
+
+def test_what_is_listed_does_not_grow_with_data_files(s3: S3, home: str) -> None:
+    """A page of names for what lies before the data files of one table; the log that comes behind them, alone."""
+    lake = Lake(open_home(home).lake)
+    assert max(TABLES.values(), key=lake.path) is GENERATION_DESCRIPTIONS_V2
+    own = len(stored(f"{lake.path(GENERATION_DESCRIPTIONS_V2)}/{LOG_FOLDER}").files())
+    found = []
+    for part in ("first", "second"):
+        for table in (STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS_V2):
+            put_data(lake.path(table), part)
+        for _ in range(3):
+            before = (more(s3.counts(), {}), s3.names())
+            with lake.open_tables.looked_at_once():
+                held(lake)
+            found.append((more(s3.counts(), {}) - before[0], s3.names() - before[1]))
+    assert found[1:3] + found[4:] == [(2, PAGE + own)] * 4
+
+
+def put_data(table: str, part: str) -> None:
+    """Put more files than a page names below a table, as data files lie there; no commit names them."""
+    for made in side_by_side(lambda number: stored(f"{table}/of={part}/{number}").create(b"x"), range(PAGE + 1), 8):
+        assert made
+
+
+def stored(address: str) -> Stored:
+    """A place in the store."""
+    place = place_of(address)
+    assert isinstance(place, Stored)
+    return place
 
 
 def test_a_small_file_is_fetched_once_in_a_block(s3: S3, lake: Lake) -> None:

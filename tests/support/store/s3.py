@@ -8,10 +8,12 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from support.drawing import SEED
 
 COUNTS = "/counts-of-requests"
+NAMES = "/names-in-lists"
 ROOM = "/room-for-writes"
 FAULTS = "faults"
 AGES = "/ages-of-objects"
@@ -67,8 +69,11 @@ class S3:
 
     def counts(self) -> dict[str, int]:
         """How many requests of each verb the store has had; those that list are told apart, and so are FAULTS."""
-        with urllib.request.urlopen(f"{self._url('plain')}{COUNTS}", timeout=30) as answer:
-            return json.loads(answer.read())
+        return self._asked(COUNTS)
+
+    def names(self) -> int:
+        """How many names the lists had that the store has answered with."""
+        return self._asked(NAMES)
 
     def has_room(self, writes: int | None) -> None:
         """Let the store be full after so many writes more, behind every door; None lets it take all again."""
@@ -82,6 +87,10 @@ class S3:
     def is_slow(self, address: str, seconds: float) -> None:
         """Let the next data file below an address be put, and that be answered so much later, behind every door."""
         self._tell(SLOW, {"below": address.removeprefix("s3:/"), "seconds": seconds})
+
+    def _asked(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self._url('plain')}{path}", timeout=30) as answer:
+            return json.loads(answer.read())
 
     def _tell(self, path: str, what: object) -> None:
         asked = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")

@@ -33,7 +33,7 @@ from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from moto.s3.responses import S3Response
-from support.store.s3 import AGES, COUNTS, FAULTS, KEY, ROOM, SLOW
+from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -57,6 +57,9 @@ class Store:
         if environ["PATH_INFO"] == COUNTS:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.counts).encode()]
+        if environ["PATH_INFO"] == NAMES:
+            start("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(_listed["names"]).encode()]
         method = environ["REQUEST_METHOD"]
         if environ["PATH_INFO"] in (ROOM, AGES, SLOW):
             self._hear(environ["PATH_INFO"], json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
@@ -112,12 +115,14 @@ def _serialized(self: S3Response, action_result: ActionResult) -> Any:
     told = action_result.result
     if not isinstance(told, dict) or "KeyCount" not in told:
         return _by_model(self, action_result)
+    _listed["names"] += told["KeyCount"]
     body = (
         f"<?xml version='1.0' encoding='utf-8'?><ListBucketResult xmlns='{_NAMESPACE}'>{_xml(told)}</ListBucketResult>"
     )
     return 200, {**self.response_headers, "Content-Type": "application/xml"}, body
 
 
+_listed = Counter[str]()
 _by_model = S3Response.serialized
 S3Response.serialized = _serialized
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
