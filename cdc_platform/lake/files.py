@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
 from cdc_platform.places import Place, options, place_of
 
+_Told = TypeVar("_Told")
 LOG_FOLDER = "_delta_log"
 """The folder of a table's commits, beside its data files."""
 _OF_FILE, _OF_PARTITION = ("path", "num_records", "size_bytes"), "partition."
@@ -160,28 +161,21 @@ def _of_partition(
 
     Of those only what is asked of a file is taken along, without its statistics; and a version is asked once.
     """
-    of = (partition_by, folder, *((name, values[name]) for name in partition_by))
-    version, known = vars(opened).get("_files_of_partitions", (None, {}))
-    if version != opened.version():
-        version, known = vars(opened)["_files_of_partitions"] = opened.version(), {}
-    if of not in known:
+
+    def tell() -> list[DataFile]:
         added = _added(opened)
         for name in partition_by if added.num_rows else ():
             told = [each for each in added.schema.names if each in _OF_FILE or each.startswith(_OF_PARTITION)]
             column = added[f"{_OF_PARTITION}{name}"]
             added = added.select(told).filter(compute.equal(column, pa.scalar(values[name], column.type)))
-        known[of] = _files_of(added, partition_by, folder)
-    return list(known[of])
+        return _files_of(added, partition_by, folder)
+
+    return list(_once(opened, (partition_by, folder, *((name, values[name]) for name in partition_by)), tell))
 
 
 def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
     """All files of an opened version, told from the log once."""
-    of = (opened.version(), partition_by, folder)
-    known, files = vars(opened).get("_data_files", (None, []))
-    if known != of:
-        files = _files_of(_added(opened), partition_by, folder)
-        vars(opened)["_data_files"] = (of, files)
-    return files
+    return _once(opened, (partition_by, folder), lambda: _files_of(_added(opened), partition_by, folder))
 
 
 def _files_of(added: pa.Table, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
@@ -231,11 +225,17 @@ def said_of_files(opened: DeltaTable, folder: str) -> dict[str, pa.Table]:
 
 def _added(opened: DeltaTable) -> pa.Table:
     """What Delta's log says of each file, which is asked once a version."""
-    version, added = vars(opened).get("_files_at", (None, None))
-    if version != opened.version() or added is None:
-        version, added = opened.version(), pa.table(opened.get_add_actions(flatten=True))
-        vars(opened)["_files_at"] = (version, added)
-    return added
+    return _once(opened, (), lambda: pa.table(opened.get_add_actions(flatten=True)))
+
+
+def _once(opened: DeltaTable, of: object, tell: Callable[[], _Told]) -> _Told:
+    """What an opened version tells of something, which is asked of it once."""
+    version, known = vars(opened).get("_told", (None, {}))
+    if version != opened.version():
+        version, known = vars(opened)["_told"] = opened.version(), {}
+    if of not in known:
+        known[of] = tell()
+    return known[of]
 
 
 def _paths(added: pa.Table, folder: str) -> list[str]:
