@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 
 import numpy as np
@@ -281,7 +282,8 @@ def _plan_ledger(plan: ImportPlan, lake: Lake, clock: Clock, exports: Exports) -
             "they are taken in and do not operate"
         )
     if plan.ids:
-        rows = [_ledger_row(lake, clock, time, id_, plan) for time, id_ in plan.ids.items()]
+        now = to_datetime(clock.now_us())  # of all rows one, by which a mend finds it again
+        rows = [_ledger_row(lake, now, time, id_, plan) for time, id_ in plan.ids.items()]
         plan.rows.append((GENERATIONS, pa.Table.from_pylist(rows, schema=GENERATIONS.schema)))
 
 
@@ -309,9 +311,8 @@ def _plan_committed(plan: ImportPlan, lake: Lake, exports: Exports, ledger: Mapp
         plan.rows.append((COMMITTED_GENERATIONS, pa.Table.from_pylist(rows, schema=COMMITTED_GENERATIONS.schema)))
 
 
-def _ledger_row(lake: Lake, clock: Clock, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
+def _ledger_row(lake: Lake, now: datetime, time_ms: Milliseconds, id_: str, plan: ImportPlan) -> dict[str, object]:
     """By the rows that clients are shown, else by those that nodes have, of a generation that is not published."""
-    now = to_datetime(clock.now_us())
     shown = plan.streams.get(time_ms)
     brought = shown or plan.descriptions.get(id_)
     if brought is None:

@@ -19,11 +19,12 @@ from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import looking_on
 from cdc_platform.lake.rows import conform
-from cdc_platform.lake.tables import UNORDERED_RANGES, Table
+from cdc_platform.lake.tables import GENERATIONS, UNORDERED_RANGES, Table
 from cdc_platform.lake.verification import Verified, verify
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.records.ring import members, replace_ring
 from cdc_platform.sources.importing import ORDER, ImportSources, import_sources
+from cdc_platform.sources.moments import at_their_moments
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,35 @@ def _mended(lake: Lake, alone: Lake, table: Table, name: str, due: int | None) -
         return "the files have no rows of it"
     key = made[0].partition
     brought = _rows(table, made, key)
-    kept = _rows(table, [file for file in there if _is_readable(file)], key)
+    lost = [file for file in there if not _is_readable(file)]
+    kept = _rows(table, [file for file in there if file not in lost], key)
     rule = lake.digest_rule(table)
     # A row that is readable may be the changed one, also in its key, or have what only the moment of its import said.
     any_of = (brought, _beside(table, brought, kept), _beside(table, kept, brought))
     rows = next((some for some in any_of if digests.of_rows(some, table.partition_by, rule).get(name) == due), None)
+    if rows is None and table is GENERATIONS:
+        rows = _at_their_moments(lake, brought, there, lost, due)
     if rows is None:
-        return "the files do not give the rows that were there"
+        is_all = table is GENERATIONS and brought.num_rows >= sum(file.rows for file in there)
+        at = ", and the log does not tell the moment at which an import entered them" if is_all else ""
+        return f"the files do not give the rows that were there{at}"
     where, what = dict(zip(table.partition_by, key, strict=True)), f"making rows of {table.full_name} anew"
     with looking_on():
         version = until_first(what, lambda: slices.commit_few(lake, table, rows, where, in_place_of=there))
     return Mended(table.full_name, name, version)
+
+
+def _at_their_moments(
+    lake: Lake, brought: pa.Table, there: list[DataFile], lost: list[DataFile], due: int
+) -> pa.Table | None:
+    """The rows of the ledger, those of lost files as entered when they were; of a file that reads, which may be any."""
+    for some in [lost] if lost else [[file] for file in there]:
+        kept = _rows(GENERATIONS, [file for file in there if file not in some], ())
+        missing = _but(GENERATIONS, brought, kept)
+        rows = at_their_moments(lake, missing, kept, [file.path for file in some], due)
+        if rows is not None:
+            return rows
+    return None
 
 
 def _files(lake: Lake, table: Table, name: str) -> list[DataFile]:
@@ -117,9 +136,13 @@ def _is_readable(file: DataFile) -> bool:
 
 def _beside(table: Table, rows: pa.Table, others: pa.Table) -> pa.Table:
     """Rows, and those of others that have another key."""
-    known = set(_keys(table, rows))
-    is_other = pa.array([key not in known for key in _keys(table, others)], pa.bool_())
-    return pa.concat_tables([rows, others.filter(is_other)])
+    return pa.concat_tables([rows, _but(table, others, rows)])
+
+
+def _but(table: Table, rows: pa.Table, others: pa.Table) -> pa.Table:
+    """The rows that have another key than each of the others."""
+    known = set(_keys(table, others))
+    return rows.filter(pa.array([key not in known for key in _keys(table, rows)], pa.bool_()))
 
 
 def _keys(table: Table, rows: pa.Table) -> Iterator[tuple[object, ...]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from support.command_line import Answer, run
 from support.files.export_files import ID, OTHER_ID
@@ -23,6 +25,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.places import Stored, place_of
 
+DAMAGED = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES, GENERATIONS)
 TIMES_MS = {
     ID: ms_of(parse_time_us("2026-01-31T12:10:00Z")),
     OTHER_ID: ms_of(parse_time_us("2026-01-31T13:30:00Z")),
@@ -61,9 +64,8 @@ class Imported:
 
     def rows(self) -> dict[str, list[str]]:
         """All rows, of the tables that are damaged here."""
-        tables = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES)
         lake = Lake(f"{self.address}/lake")
-        return {each.full_name: sorted(map(repr, lake.read(each).to_pylist())) for each in tables}
+        return {each.full_name: sorted(map(repr, lake.read(each).to_pylist())) for each in DAMAGED}
 
 
 def passed(home: Imported) -> dict[str, bool]:
@@ -105,6 +107,53 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     assert (newest.envelope.speaker.door, newest.envelope.speaker.command) == ("command line", "import")
     again = imported.run("import", "--mend", *imported.files, "--json")
     assert (again.exit_code, again.json["made"]) == (0, [])
+
+
+@pytest.mark.parametrize("harm", [remove, flip])
+def test_rows_of_the_ledger_come_back_with_the_moment_of_their_import(
+    imported: Imported, harm: Callable[[Stored], None]
+) -> None:
+    """No file has it: the log tells its millisecond, and the digest of the rows which microsecond it was."""
+    before, clean = imported.rows(), passed(imported)
+    harm(imported.file(GENERATIONS))
+    assert passed(imported) != clean
+    mended = imported.run("import", "--mend", *imported.files, "--json")
+    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert [each["table"] for each in mended.json["made"]] == [GENERATIONS.full_name]
+    assert imported.rows() == before
+    assert passed(imported) == clean
+
+
+def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> None:
+    """Each lost file has the rows of one, at a moment of its own."""
+    (tmp_path / "first").mkdir()
+    first = export_of_generations(tmp_path / "first", {ID: TIMES_MS[ID]})
+    address = f"{s3.bucket()}/home"
+    assert run("--home", address, "import", *first).exit_code == 0
+    home = Imported(address, tmp_path)
+    before = home.rows()
+    for path in Lake(f"{address}/lake").files(GENERATIONS, []):
+        place_of(path).remove()
+    mended = home.run("import", "--mend", *home.files, "--json")
+    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert home.rows() == before
+
+
+def test_rows_of_several_moments_stay_damaged(imported: Imported) -> None:
+    """As imports of before entered them, each row for itself: one line says what is missing, and nothing is put in."""
+    lake = Lake(f"{imported.address}/lake")
+    rows = lake.read(GENERATIONS)
+    moments = [row["created_at"] + timedelta(seconds=place) for place, row in enumerate(rows.to_pylist())]
+    kind = GENERATIONS.schema.field("created_at")
+    place = rows.schema.get_field_index(kind.name)
+    lake.merge(GENERATIONS, rows.set_column(place, kind, pa.array(moments, kind.type)), update=True)
+    remove(imported.file(GENERATIONS))
+    version = lake.version(GENERATIONS)
+    mended = imported.run("import", "--mend", *imported.files, "--json")
+    assert (mended.exit_code, mended.json["made"]) == (1, [])
+    (line,) = mended.json["left"]
+    assert line.endswith("the log does not tell the moment at which an import entered them")
+    assert lake.version(GENERATIONS) == version
 
 
 def test_other_files_put_nothing_in(imported: Imported, tmp_path: Path) -> None:
