@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cdc_platform.errors import EnvironmentProblem, InputError
-from cdc_platform.lake import worker_archive
+from cdc_platform.lake import elsewhere, worker_archive
 from cdc_platform.lake.jars import jars
 from cdc_platform.trial import Trial
 
@@ -59,6 +59,7 @@ def cluster_conf(master: str, folder: Path) -> dict[str, str]:
         # Tasks are safe to run twice at once: a commit names the files of one of them.
         "spark.speculation": "true",
         "spark.dynamicAllocation.enabled": "false",
+        **elsewhere.SETTINGS,
     }
     if not workers_own_python():
         archive = worker_archive.worker_archive()

@@ -24,11 +24,12 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import drafts, errors
-from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError
+from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError, Unavailable
 from cdc_platform.lake import commits, digests, merging, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.committed import Committed
 from cdc_platform.lake.creation import Log, blank
+from cdc_platform.lake.elsewhere import is_tried_elsewhere
 from cdc_platform.lake.files import DataFile, data_files, draft_folder, own_or_temporary, plain_path
 from cdc_platform.lake.filters import filters_sql, normal_filters
 from cdc_platform.lake.lake import Lake
@@ -323,7 +324,7 @@ class _Part:
         except (PlatformError, DeltaError) as error:
             # As an error of Python in a task of Spark it would lose its class, and be run again for nothing.
             told = error if isinstance(error, PlatformError) else translate(error, self.what)
-            if told is None:
+            if told is None or (isinstance(told, Unavailable) and is_tried_elsewhere()):
                 raise
             # By the class of the platform's own that it is: rooms above have some that only they know.
             known = next(each.__name__ for each in type(told).__mro__ if getattr(errors, each.__name__, None) is each)

@@ -114,6 +114,16 @@ def translate(error: Exception, what: str) -> PlatformError | None:
     return None
 
 
+def raised_by_task(error: Exception) -> PlatformError | None:
+    """The platform's error that a task of Spark raised: it comes as the text of a stack, with the error at its end."""
+    raised = re.findall(r"^cdc_platform\.errors\.(\w+): ([^\n]*)$", str(error), flags=re.MULTILINE)
+    if not raised:
+        return None
+    name, said = raised[-1]
+    kind = getattr(errors, name, PlatformError)
+    return (StateError if kind is errors.WriteRefused else kind)(said)
+
+
 def spark_conflicts() -> tuple[type[Exception], ...]:
     """What Delta on Spark raises when another writer came first: by running again, the later one wins or finds it done.
 
@@ -181,12 +191,9 @@ def _of_spark(error: Exception, what: str) -> PlatformError | None:
         return _conflict(text, what)
     if "CHECK constraint EXPRESSION(" in text:
         return InputError(f"{what}: {OUTSIDE_SLICE}{_offending_values(text)}")
-    # What a task raised comes as the text of its stack, with the error at its end.
-    raised = re.findall(r"^cdc_platform\.errors\.(\w+): ([^\n]*)$", text, flags=re.MULTILINE)
-    if raised:
-        name, said = raised[-1]
-        kind = getattr(errors, name, PlatformError)
-        return (StateError if kind is errors.WriteRefused else kind)(f"{what}: {said}")
+    raised = raised_by_task(error)
+    if raised is not None:
+        return type(raised)(f"{what}: {raised}")
     for name, message in reversed(names):
         if name.startswith(_OF_THE_REQUEST):
             return InputError(f"{what}: {_without_state(message) or name}{_offending_values(text)}")

@@ -27,7 +27,7 @@ from cdc_platform.lake import small_files
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.files import parquet
 from cdc_platform.lake.threads import side_by_side
-from cdc_platform.lake.translate import translated
+from cdc_platform.lake.translate import raised_by_task, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +133,13 @@ class Workers:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with translated("Spark's tasks"):
-            return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
+            try:
+                return rows.frame(self.session(), from_arrow_schema(schema)).toArrow()
+            except Exception as error:
+                told = raised_by_task(error)
+                if told is None:
+                    raise
+                raise told from error
 
     def _made_here(self, rows: TaskRows) -> Batches:
         """What all parts give, in their order."""

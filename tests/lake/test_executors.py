@@ -52,6 +52,7 @@ def test_settings_of_one_machine_stay_on_it(tmp_path: Path, monkeypatch: pytest.
         assert [name for name in alone if part in name]
         assert not [name for name in many if part in name]
     assert (many["spark.speculation"], many["spark.dynamicAllocation.enabled"]) == ("true", "false")
+    assert many["spark.excludeOnFailure.taskAndStage.enabled"] == "true"
     assert many["spark.driver.host"] == "127.0.0.1"
     assert "spark.archives" not in many
     assert worker_environment(MASTER)["PYSPARK_PYTHON"] == "/opt/python"

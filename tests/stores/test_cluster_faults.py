@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from support.store.s3 import S3
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 2)]
+AT_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
 _LATE_SECONDS = 25
 """So long that a second attempt of the task ends before: Spark begins one after some seconds."""
 
@@ -87,6 +88,23 @@ def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process
     check = ("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check")
     said = cluster.refused(cluster.start(*check))
     assert f"{twins.address.rpartition('/')[0]} does not answer as a store does (403 " in said
+
+
+def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
+    """Credentials of one have run out: a join, an append and an audit end as if it had none to do; doctor names it."""
+    twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
+    address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
+    cluster.standalone.give(s3_process.environment("expired"), {})
+    bad = cluster.standalone.workers[0]
+    for command in (twins.join, (CLIENT, "append", address, "60"), (*AT_HOME, twins.address, "check", "--deep")):
+        before = bad.count(" Running task ")
+        cluster.ends(cluster.start(*command, at=tmp_path / "join"))
+        assert bad.count(" Running task ") > before
+    twins.assert_same()
+    assert_appended(address)
+    (told,) = wrong_of_doctor(cluster, twins.address)
+    assert told["check"].startswith("lake on ")
+    assert "403" in told["found"]
 
 
 def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged: str) -> None:
