@@ -13,6 +13,9 @@ _STATUS = re.compile(r"status code:? (\d{3} [A-Z][A-Za-z ]*)")
 # What a store may say another time: of a file that is not there, or shorter than it was, it tells no such thing.
 _PASSING = re.compile(r"40[1378]|429|5\d\d")
 _SKEWED = "RequestTimeTooSkewed"
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
+# What obstore says of an address without TLS that it has not been told to use.
+_WITHOUT_TLS = re.compile(r" http://\S+ in \S+ - HTTP error: builder error")
 # Who has no credentials asks the machine's own service for some, at this address.
 _NOT_LET_IN = re.compile(
     r"status code:? 40[13]\b|credential|ExpiredToken|InvalidAccessKeyId|//169\.254\.169\.254/", flags=re.IGNORECASE
@@ -29,6 +32,8 @@ def unavailable(text: str, place: str = "the store") -> Unavailable | None:
         return no_space(place)
     if _SKEWED in text:
         return NotLetIn(f"{place} says that this machine's clock is wrong ({_SKEWED}); set it by NTP, and run it again")
+    if _NO_BUCKET.search(text):
+        return Unavailable(f"{place} does not exist (404 Not Found); make the bucket, or name another one")
     status = _STATUS.search(text)
     if (status is not None and _PASSING.match(status[1])) or _NOT_LET_IN.search(text):
         return unanswered(text, place)
@@ -38,6 +43,11 @@ def unavailable(text: str, place: str = "the store") -> Unavailable | None:
 def unanswered(text: str, place: str) -> Unavailable:
     """What is told of an answer that says nothing else: its status, or its first words."""
     text = in_one_line(text)
+    if _WITHOUT_TLS.search(text):
+        return Unavailable(
+            f"{place} is not asked without TLS; name an endpoint of https://, or, where nobody listens in, as on "
+            "loopback, set AWS_ALLOW_HTTP=true"
+        )
     status = _STATUS.search(text)
     said = status[1].strip() if status else text[:200]
     kind = NotLetIn if _NOT_LET_IN.search(text) else Unavailable

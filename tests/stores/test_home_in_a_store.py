@@ -149,6 +149,7 @@ def put(home: Home, name: str, text: str, tmp_path: Path) -> None:
         ("skewed", "s3://b-skewed/h", "this machine's clock is wrong (RequestTimeTooSkewed); set it by NTP"),
         ("readonly", None, "does not answer as a store does (403 Forbidden)"),
         ("plain", "s3://no-such-bucket/h", "404"),
+        ("plain", "s3://no-such-bucket/h", "s3://no-such-bucket does not exist (404 Not Found); make the bucket"),
         ("plain", "ftp://host/h", "ftp:// is no store that is known"),
         ("plain", "s3://user:word@b/h", "names a place as s3://bucket/prefix"),
     ],

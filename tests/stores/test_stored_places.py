@@ -253,6 +253,16 @@ def test_an_endpoint_that_is_no_address_is_told_as_that(s3: S3, monkeypatch: pyt
     assert f"AWS_ENDPOINT_URL is {value!r}; it is an address, as https://host:port, or not set" in done.stderr
 
 
+def test_an_endpoint_without_tls_is_told_as_that(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line names the variable by which it may be asked."""
+    bucket = s3.bucket()
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    done = run("--home", f"{bucket}/h", "generations")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
+    assert f"{bucket} is not asked without TLS; name an endpoint of https://" in done.stderr
+    assert "AWS_ALLOW_HTTP=true" in done.stderr
+
+
 def test_passwords_of_addresses_are_in_no_message() -> None:
     """Of foreign messages, as of a proxy; a container of Azure's is no user."""
     told = answers.unanswered("proxy http://me:sekret@proxy:3128/ for abfss://box@account/x: refused", "s3://b")
