@@ -182,12 +182,12 @@ def _await_parts(home: Home, parts: TextIO) -> None:
         by_hand = [str(pid) for pid in sorted(map(int, parts.read().split())) if _runs(pid)]
         if by_hand:
             raise StateError(
-                f"a Dagster of its own works in home {home.path} (processes {' '.join(by_hand)}), and two would start "
+                f"a Dagster of its own works in home {home.name} (processes {' '.join(by_hand)}), and two would start "
                 "every join twice; end that one, or choose another home"
             )
         if time.monotonic() > deadline:
             raise StateError(
-                f"what an earlier cdc-platform up has left in home {home.path} does not end; see which processes have "
+                f"what an earlier cdc-platform up has left in home {home.name} does not end; see which processes have "
                 f"{home.path / 'up' / _PARTS} open and end them"
             )
         time.sleep(_LOOK_SECONDS)
@@ -196,7 +196,7 @@ def _await_parts(home: Home, parts: TextIO) -> None:
 def _is_up(home: Home, lock: TextIO) -> StateError:
     lock.seek(0)
     return StateError(
-        f"home {home.path} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "
+        f"home {home.name} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "
         "or choose another home"
     )
 

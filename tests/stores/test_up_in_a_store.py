@@ -35,6 +35,8 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     try:
         assert Path(here.start()["token_file"]).is_relative_to(tmp_path / "state")
+        _, said = here.command("up", "--port", "0").communicate(timeout=120)
+        assert said.startswith(f"error: home {address} is up already (processes "), said
         monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
         refused = there.command("up", "--port", "0")
         _, said = refused.communicate(timeout=120)
