@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from cdc_platform.clock import Clock, Microseconds, format_ms, parse_time_ms, us_of
+from cdc_platform.clock import Clock, Microseconds, format_ms, format_us, parse_time_ms, us_of
 from cdc_platform.cluster.generations import LeftOut
+from cdc_platform.cql.written import without_notes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CLUSTER_CHANGES
 from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
+from cdc_platform.records.alterations import altered
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Change, Key, Noted, State
 from cdc_platform.ring import Node
@@ -28,6 +30,7 @@ _GONE = {
     (CLUSTER, LOOK): "can be looked at again",
 }
 _MOST_LINES = 6
+_ALTERED = "altered last at "
 _OPTIONS = re.compile(r"\) WITH cdc = \{(?P<options>.*?)\}")
 _SHOWN_APART = ("'enabled'", "'ttl'")
 
@@ -135,14 +138,24 @@ def _starts(time: str, now_us: Microseconds) -> str:
 
 def _altered(old: str, new: str) -> str:
     said = [f"is now: {_first(new)}"] if _first(old) != _first(new) else []
-    before, after = old.splitlines()[1:], new.splitlines()[1:]
+    before, after = _shown(old), _shown(new)
     lines = [f"- {line}" for line in before if line not in after] + [
         f"+ {line}" for line in after if line not in before
     ]
     if lines:
         more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
         said.append(f"its definition is another: {', '.join(lines[:_MOST_LINES])}{more}")
-    return "; ".join(said) or "its definition is in another order"
+    return "; ".join(said) or _as_before(new)
+
+
+def _shown(text: str) -> list[str]:
+    return [line for line in text.splitlines()[1:] if not line.startswith(_ALTERED)]
+
+
+def _as_before(text: str) -> str:
+    """What is said of a table of which nothing is other that is shown."""
+    last = [line for line in text.splitlines() if line.startswith(_ALTERED)]
+    return f"was {last[0]}, and looks as before" if last else "its definition is in another order"
 
 
 def _first(text: str) -> str:
@@ -155,9 +168,9 @@ def _node(node: Node) -> str:
 
 
 def _table(table: CdcTable) -> str:
-    """TTL and state in the first line, then the definition, a line a column and option."""
+    """TTL and state in the first line, then the definition, a line a column and option, then when it was altered."""
     first = f"TTL {table.ttl_seconds} s, CDC {'on' if table.enabled else 'off'}"
-    lines = [line.strip().rstrip(",") for line in (table.ddl or "").splitlines()]
+    lines = [line.strip().rstrip(",") for line in without_notes(table.ddl or "").splitlines()]
     found = []
     for line in lines:
         options = _OPTIONS.match(line)
@@ -168,4 +181,6 @@ def _table(table: CdcTable) -> str:
         found += [f"cdc {each}" for each in listed if each and not each.startswith(_SHOWN_APART)]
         rest = line[options.end() :].strip(" ;")
         found += [rest] if rest else []
+    noted = altered(table.ddl)
+    found += [] if noted is None else [f"{_ALTERED}{format_us(noted.at_us)}"]
     return "\n".join([first, *filter(None, found)])

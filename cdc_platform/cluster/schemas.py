@@ -10,6 +10,7 @@ from uuid import UUID
 
 from cdc_platform.clock import DAY_SECONDS, Milliseconds, ms_of
 from cdc_platform.cluster import tables
+from cdc_platform.cluster.alterations import Alterations, Name, name_of
 from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.cql.names import quoted
@@ -54,16 +55,19 @@ def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:
     Raises:
         NotGranted, Unreachable, Refused: the schema could not be read.
     """
-    rows = live.select("system_schema.tables", "keyspace_name, table_name, id, extensions")
-    by_name = {(row["keyspace_name"], row["table_name"]): row for row in rows}
-    options = _options(live, layout)
+    by_name = {name_of(row): row for row in live.select("system_schema.tables", "*")}
+    more = _more(live, layout)
+    times = Alterations.read(live, by_name, more)
     found = []
     for keyspace, name in sorted(by_name):
         log = by_name.get((keyspace, name + _LOG))
         if log is None:
             continue
-        said = options.get((keyspace, name)) or _of_extension(by_name[keyspace, name]["extensions"])
-        ddl = _ddl(live, keyspace, name, said)
+        said = dict(more.get((keyspace, name), {}).get("cdc") or ())
+        said = said or _of_extension(by_name[keyspace, name]["extensions"])
+        columns = _columns(live, keyspace, name)
+        note = times.note((keyspace, name), columns)
+        ddl = _ddl(live, keyspace, name, columns, said) + (f"\n{note}" if note else "")
         found.append(LoggedTable(keyspace, name, said, created_ms(log["id"]), ddl))
     return found
 
@@ -75,11 +79,11 @@ def created_ms(id_: UUID | None) -> Milliseconds | None:
     return ms_of(timeuuid_us(id_))
 
 
-def _options(live: LiveCluster, layout: Layout) -> dict[tuple[str, str], dict[str, str]]:
+def _more(live: LiveCluster, layout: Layout) -> dict[Name, Row]:
+    """What ScyllaDB has of tables beside what Cassandra has, by name."""
     if tables.SCYLLA_TABLES not in layout:
         return {}
-    rows = live.select(tables.SCYLLA_TABLES, "*", at=live.contact)
-    return {(row["keyspace_name"], row["table_name"]): dict(row["cdc"]) for row in rows if row.get("cdc")}
+    return {name_of(row): row for row in live.select(tables.SCYLLA_TABLES, "*", at=live.contact)}
 
 
 def _of_extension(extensions: Mapping[str, bytes] | None) -> dict[str, str]:
@@ -101,11 +105,15 @@ def _texts(blob: bytes) -> Iterator[str]:
         yield blob[at - length : at].decode()
 
 
-def _ddl(live: LiveCluster, keyspace: str, name: str, options: Mapping[str, str]) -> str:
+def _columns(live: LiveCluster, keyspace: str, name: str) -> list[Row]:
+    """A table's columns in their order, with when each became what it is."""
     where = "WHERE keyspace_name = %s AND table_name = %s"
-    names = "column_name, kind, position, type, clustering_order"
+    names = "column_name, kind, position, type, clustering_order, writetime(type) AS written"
     columns = live.select("system_schema.columns", names, where, [keyspace, name])
-    columns.sort(key=lambda column: (_ORDER.get(column["kind"], 3), column["position"], column["column_name"]))
+    return sorted(columns, key=lambda each: (_ORDER.get(each["kind"], 3), each["position"], each["column_name"]))
+
+
+def _ddl(live: LiveCluster, keyspace: str, name: str, columns: Sequence[Row], options: Mapping[str, str]) -> str:
     fields = "type_name, field_names, field_types"
     types = live.select("system_schema.types", fields, "WHERE keyspace_name = %s", [keyspace])
     made = [_type(keyspace, row) for row in _needed(types, columns)]

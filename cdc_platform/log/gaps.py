@@ -105,8 +105,17 @@ def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
     return [
         f"the log of {schema.full_name} lacks {gap}"
         for schema in known_tables(Catalog(), known)
-        for gap in gaps(schema, history_of(changes, schema))
+        for gap in [*gaps(schema, history_of(changes, schema)), *_unseen(changes, schema.full_name)]
     ]
+
+
+def _unseen(changes: Iterable[TableChange], name: str) -> Iterator[Gap]:
+    """What the log of a live cluster's table may lack, since it was altered, and altered back, while nobody looked."""
+    from cdc_platform.records.alterations import unseen
+
+    for before, until_us in unseen(each for each in changes if each.full_name == name):
+        if before.enabled:
+            yield Gap("what CDC may not have logged before it was altered back", before.changed_at_us, until_us)
 
 
 def _changed(said: Iterable[TableChange]) -> set[str]:
@@ -115,10 +124,13 @@ def _changed(said: Iterable[TableChange]) -> set[str]:
     for change in said:
         options = tuple(_OPTIONS.findall(change.ddl or ""))
         found.setdefault(change.full_name, set()).add((change.enabled, " ".join(options)))
-    return {name for name, several in found.items() if len(several) > 1 or any("--" in text for _, text in several)}
+    return {
+        name for name, several in found.items() if len(several) > 1 or any(_NOTED.search(text) for _, text in several)
+    }
 
 
-_OPTIONS = re.compile(r"cdc = \{[^}]*\}|^--", re.MULTILINE)
+_OPTIONS = re.compile(r"cdc = \{[^}]*\}|^-- [^:]+: \S+", re.MULTILINE)
+_NOTED = re.compile(r"-- (?!altered)")
 
 
 def _on(standing: Standing) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from support.standin.world import time_uuid
 from cdc_platform.clock import Clock, Milliseconds, format_us
 from cdc_platform.cluster.ingest.ingesting import Ingested
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
+from cdc_platform.log import gaps
 
 pytestmark = pytest.mark.cassandra
 
@@ -139,6 +142,120 @@ def test_a_table_whose_log_tells_no_values_stays_as_it_was(
     assert_right(cluster, table, bring(cluster, workers), copied=True)
     insert(table, 4, 4)
     assert_right(cluster, table, bring(cluster, workers), copied=False)
+
+
+def _off_and_on(table: LiveTable) -> None:
+    options(table, enabled="false")
+    old(table, UNLOGGED)
+    options(table)
+
+
+def _keys_and_values(table: LiveTable) -> None:
+    options(table, delta="keys")
+    old(table, UNLOGGED)
+    table.log({"p": 1}, Clock().now_us(), [{"cdc$operation": 2, "k": 2}])
+    options(table)
+
+
+def _column_goes_and_comes(table: LiveTable) -> None:
+    for name in ("shop.t", "shop.t_scylla_cdc_log"):
+        table.world.run(f"ALTER TABLE {name} DROP v")
+        table.world.run(f"ALTER TABLE {name} ADD v int")
+    keep_id(table.world)
+
+
+def _off_while_a_column_comes(table: LiveTable) -> None:
+    options(table, enabled="false")
+    table.world.run("ALTER TABLE shop.t ADD w int")
+    table.world.run('ALTER TABLE shop.t_scylla_cdc_log ADD (w int, "cdc$deleted_w" boolean)')
+    old(table, UNLOGGED)
+    keep_id(table.world)
+    options(table)
+    columns = "p int, k int, v int, w int, l list<int>, m map<int, int>, PRIMARY KEY (p, k)"
+    table.schema = defined(f"CREATE TABLE shop.t ({columns}) WITH cdc = {{'enabled': 'true', 'ttl': '0'}};")
+
+
+UNLOGGED = "INSERT INTO shop.t (p, k, v) VALUES (1, 2, 2) USING"
+CAME_AND_WENT = {
+    "CDC off and on": _off_and_on,
+    "keys alone and values again": _keys_and_values,
+    "a column dropped and added": _column_goes_and_comes,
+    "CDC off and on around a new column": _off_while_a_column_comes,
+}
+
+
+@pytest.mark.parametrize("happens", CAME_AND_WENT.values(), ids=CAME_AND_WENT)
+def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
+    cluster: KnownCluster, workers: Workers, table: LiveTable, happens: Callable[[LiveTable], None]
+) -> None:
+    """Once, by the time at which the table was altered last; whoever asks what its log lacks hears of it too."""
+    old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    bring(cluster, workers, current=True)
+    happens(table)
+    told: list[str] = []
+    insert(table, 3, 3)
+    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=True)
+    insert(table, 4, 4)
+    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    (line,) = [each for each in told if "looks as before" in each]
+    assert line.startswith("shop.t was altered at 20")
+    (gap,) = gaps.told(Lake(cluster.open_home().lake))
+    assert "lacks what CDC may not have logged before it was altered back from" in gap
+
+
+def test_a_table_that_was_altered_and_looks_as_before_is_history(
+    cluster: KnownCluster, workers: Workers, table: LiveTable
+) -> None:
+    """With the time of the cluster; `observe` tells of it as of any change."""
+    bring(cluster, workers)
+    _off_and_on(table)
+    assert run("--home", cluster.home.parent.parent, "observe", "prod").exit_code == 0
+    *_, last = run("--home", cluster.home, "history", "--cluster", "--json").json
+    assert last["who"] == "table shop.t"
+    assert last["what"].startswith("was altered last at 20")
+    assert last["what"].endswith(", and looks as before")
+
+
+SEEN = {
+    "a comment": "ALTER TABLE shop.t WITH comment = 'said'",
+    "an index": "CREATE INDEX IF NOT EXISTS by_value ON shop.t (v)",
+    "a TTL of writes": "ALTER TABLE shop.t WITH default_time_to_live = 86400",
+}
+
+
+@pytest.mark.parametrize("statement", SEEN.values(), ids=SEEN)
+def test_what_the_second_look_shows_is_no_gap(
+    cluster: KnownCluster, workers: Workers, table: LiveTable, statement: str
+) -> None:
+    """Other properties and indexes are written with the table's row: nothing is copied for them, nor told."""
+    old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    bring(cluster, workers, current=True)
+    table.world.run(statement)
+    table.world.altered("shop", "t")
+    table.world.schema_changed()
+    told: list[str] = []
+    bring(cluster, workers, tell=told.append)
+    insert(table, 3, 3)
+    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    assert told == []
+
+
+def test_a_view_that_comes_and_goes_is_no_gap(cluster: KnownCluster, workers: Workers, table: LiveTable) -> None:
+    """ScyllaDB writes the row of its base table with both, which Cassandra does not."""
+    bring(cluster, workers, current=True)
+    keys = "p IS NOT NULL AND k IS NOT NULL PRIMARY KEY (k, p)"
+    told: list[str] = []
+    for statement in (
+        f"CREATE MATERIALIZED VIEW shop.by_k AS SELECT p, k FROM shop.t WHERE {keys}",
+        "DROP MATERIALIZED VIEW shop.by_k",
+    ):
+        table.world.run(statement)
+        table.world.altered("shop", "t")
+        table.world.schema_changed()
+        bring(cluster, workers, tell=told.append)
+    insert(table, 3, 3)
+    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    assert told == []
 
 
 @pytest.mark.parametrize("asked", ["--current", "--copy-again"])

@@ -31,6 +31,7 @@ from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.records import cdc_tables
+from cdc_platform.records.alterations import unseen
 from cdc_platform.records.cdc_tables import TableChange
 
 GAP = "ingest:gap"
@@ -134,6 +135,7 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP, ASIDE)]
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
     since += [each.changed_at_us for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
+    since += [until_us for _, until_us in unseen(said)]
     return Microseconds(max(since))
 
 
@@ -163,6 +165,12 @@ def what_is_gone(
             told.append(
                 f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
                 " no log tells what was written meanwhile"
+            )
+    for before, over_us in unseen(said):
+        if before.enabled and after_us < over_us <= until_us:
+            told.append(
+                f"{name} was altered at {format_us(over_us)}, and looks as before: if its CDC was off or logged less"
+                " until then, no log tells what was written meanwhile"
             )
     gone = lives.died_us(after_us, until_us, now_us)
     if gone is not None:

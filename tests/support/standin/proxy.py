@@ -33,7 +33,9 @@ OVERLOADED, READ_TIMEOUT, UNAVAILABLE = 0x1001, 0x1200, 0x1000
 _TABLE = re.compile(r"\b(system(?:_schema|_distributed_everywhere|_distributed)?)\.(\w+)")
 _CLAUSES = re.compile(r"\s+(?:BYPASS\s+CACHE|USING\s+TIMEOUT\s+\d+\w+)", re.IGNORECASE)
 OF_A_NODE = frozenset({"local", "peers", "cdc_local"})
-_ALSO_CASSANDRAS = frozenset({"keyspaces", "tables", "columns", "types", "views", "indexes", "functions", "aggregates"})
+_ALSO_CASSANDRAS = frozenset(
+    {"keyspaces", "tables", "columns", "dropped_columns", "types", "views", "indexes", "functions", "aggregates"}
+)
 _LOG = "_scylla_cdc_log"
 _TIMES = re.compile(r'\b(?:max)?(?:writetime|ttl)\(\s*("[^"]+"|\w+)\s*([\[.]?)', re.IGNORECASE)
 _GREGORIAN = 0x01B21DD213814000

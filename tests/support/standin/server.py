@@ -65,6 +65,7 @@ permissions_validity: 0ms
 roles_validity: 1h
 credentials_validity: 1h
 auto_snapshot: false
+materialized_views_enabled: true
 read_request_timeout: 60s
 range_request_timeout: 60s
 write_request_timeout: 60s

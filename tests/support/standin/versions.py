@@ -15,6 +15,7 @@ _ALWAYS = frozenset(
         "system_schema.columns",
         "system_schema.types",
         *(f"system_schema.{name}" for name in ("aggregates", "functions", "indexes", "triggers", "views")),
+        "system_schema.dropped_columns",
         "system_schema.scylla_tables",
     }
 )

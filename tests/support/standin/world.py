@@ -316,6 +316,7 @@ class World:
         merged = {"enabled": "true", "preimage": "false", "postimage": "false", "delta": "full", "ttl": "86400"}
         values = merged | options
         self.put("scylla_schema.scylla_tables", keyspace_name=keyspace, table_name=table, cdc=values)
+        self.altered(keyspace, table)
 
     def cdc_extension(self, keyspace: str, table: str, **options: str) -> None:
         """The CDC options of a table, as the blob that clients read."""
@@ -325,6 +326,13 @@ class World:
             "INSERT INTO system_schema.tables (keyspace_name, table_name, extensions) VALUES (%s, %s, %s)",
             (keyspace, table, {"cdc": blob}),
         )
+        self.altered(keyspace, table)
+
+    def altered(self, keyspace: str, table: str) -> None:
+        """Write a table's row of the schema again, as ScyllaDB does with each ALTER; Cassandra has no such options."""
+        where = "keyspace_name = %s AND table_name = %s"
+        for row in self._session.execute(f"SELECT id FROM system_schema.tables WHERE {where}", (keyspace, table)):
+            self._change(f"UPDATE system_schema.tables SET id = %s WHERE {where}", (row.id, keyspace, table))
 
     def _local(self, place: int, name: str, node: Node) -> None:
         self.put(

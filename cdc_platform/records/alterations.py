@@ -1,0 +1,71 @@
+"""When a table of a live cluster was altered last, as its rows of the schema tell, and what nobody saw of that.
+
+ScyllaDB writes a table's row of `system_schema.tables` whole with each ALTER, and of its columns those that became
+other (db/schema_tables.cc, make_update_table_mutations). So a later time, at which the table is what it was, tells of
+something that came and went between two looks: CDC that was off may be that, or a log of keys alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cdc_platform.clock import Microseconds, format_us, parse_time_us
+from cdc_platform.cql.written import without_notes
+from cdc_platform.records.cdc_tables import DROPPED, TableChange
+
+_NOTE = re.compile(
+    r"^-- altered: (?P<at>\S+), its columns: (?P<columns>\S+), all else: (?P<beside>[0-9a-f]+)$", re.MULTILINE
+)
+_OPTIONS = re.compile(r"cdc = \{[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Altered:
+    """When the table was altered last, and when a column of it came, went or became other (µs).
+
+    `beside` is a digest of what it is beside its columns and CDC options.
+    """
+
+    at_us: Microseconds
+    columns_us: Microseconds
+    beside: str
+
+    def note(self) -> str:
+        """As it stands behind the table's definition, in a comment of CQL."""
+        at, columns = format_us(self.at_us), format_us(self.columns_us)
+        return f"-- altered: {at}, its columns: {columns}, all else: {self.beside}"
+
+
+def altered(ddl: str | None) -> Altered | None:
+    """What a definition notes; None where nobody looked for it."""
+    found = _NOTE.search(ddl or "")
+    if found is None:
+        return None
+    return Altered(parse_time_us(found["at"]), parse_time_us(found["columns"]), found["beside"])
+
+
+def unseen_us(before: TableChange, after: TableChange) -> Microseconds | None:
+    """When (µs) what nobody saw of a table was over, of two changes of it that were noted one after the other.
+
+    None where what the second one shows is what the table was altered to. More may have come and gone with that.
+    """
+    was, now = altered(before.ddl), altered(after.ddl)
+    if was is None or now is None or before.what == DROPPED or before.created_at_us != after.created_at_us:
+        return None
+    if now.at_us <= was.at_us or now.beside != was.beside or _options(before) != _options(after):
+        return None
+    same = without_notes(before.ddl or "") == without_notes(after.ddl or "")
+    return now.at_us if same or now.columns_us < now.at_us else None
+
+
+def unseen(changes: Iterable[TableChange]) -> list[tuple[TableChange, Microseconds]]:
+    """What nobody saw of one table, by its changes, oldest first: what was known last before, and when it was over."""
+    found = [(before, unseen_us(before, after)) for before, after in pairwise(changes)]
+    return [(before, until_us) for before, until_us in found if until_us is not None]
+
+
+def _options(change: TableChange) -> tuple[object, ...]:
+    return change.enabled, change.ttl_seconds, *_OPTIONS.findall(change.ddl or "")
