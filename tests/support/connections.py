@@ -6,15 +6,20 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from support.processes.below import below
+
 _ESTABLISHED = "01"
 
 
-def own_connections(port: int, nodes: int = 3) -> Counter[int]:
-    """How many this process has to a port of each node: of 127.0.0.1, which is node 0, of 127.0.0.2, ..."""
+def own_connections(port: int, nodes: int = 3, *, of_descendants: bool = False) -> Counter[int]:
+    """How many this process has to a port of each node: of 127.0.0.1, which is node 0, of 127.0.0.2, ...
+
+    With `of_descendants` those of all processes below it count as well, as of the workers of its Spark.
+    """
     mine: set[str] = set()
-    for opened in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the list itself is closed by now
-            mine.add(str(opened.readlink()))
+    for process in ("self", *(below() if of_descendants else ())):
+        with suppress(OSError):  # it has ended
+            mine |= _opened(Path(f"/proc/{process}/fd"))
     # An address is as the machine has it in memory, its last byte first.
     places = {f"{0x7F000001 + node:08X}": node for node in range(nodes)}
     found: Counter[int] = Counter()
@@ -24,4 +29,13 @@ def own_connections(port: int, nodes: int = 3) -> Counter[int]:
         node = places.get(bytes.fromhex(address)[::-1].hex().upper())
         if node is not None and int(of, 16) == port and fields[3] == _ESTABLISHED and f"socket:[{fields[9]}]" in mine:
             found[node] += 1
+    return found
+
+
+def _opened(folder: Path) -> set[str]:
+    """What the file descriptors of a process are of."""
+    found: set[str] = set()
+    for opened in folder.iterdir():
+        with suppress(OSError):  # that of the list itself is closed by now
+            found.add(str(opened.readlink()))
     return found

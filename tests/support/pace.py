@@ -9,10 +9,10 @@ import os
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes.below import below
 
 LONG_S = 5.0
 """From here on a test says why it takes as long, by its marks or `@pytest.mark.long(reason)`, or is named for it."""
@@ -109,18 +109,8 @@ class Pace:
 
 def _of_descendants() -> float:
     """Seconds of CPU of the processes below this one that have not ended, and of their own that have."""
-    parents, spent = {}, {}
-    for process in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = process.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        pid = int(process.parent.name)
-        parents[pid], spent[pid] = int(fields[1]), sum(map(int, fields[11:15]))
-    below = {os.getpid()}
-    while more := {pid for pid, above in parents.items() if above in below} - below:
-        below |= more
-    return sum(spent.get(pid, 0) for pid in below - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
+    spent = sum(int(ticks) for fields in below().values() for ticks in fields[11:15])
+    return spent / os.sysconf("SC_CLK_TCK")
 
 
 def _reason(item: pytest.Item) -> str:
