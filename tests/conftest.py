@@ -55,6 +55,7 @@ LONG = {
         "test_ingest.py",
         "test_copied_by_cqlsh.py",
         "test_removed_there.py",
+        "test_late_rows_of_current.py",
         "test_looking_ahead.py",
         "test_datacenters.py",
         "test_every_kill_of_mirrors.py",

@@ -39,7 +39,7 @@ def touched(
     `expired` are the times (µs) between which TTLs have passed since this was asked last.
     """
     doubtful = pa.array(found.doubtful)
-    places = set(_places(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
+    places = set(places_of(found.partitions.filter(doubtful), found.clusterings.filter(doubtful)))
     expires = np.asarray(state["expires"])
     gone, lists = (expires > expired[0]) & (expires <= expired[1]), _lists(schema)
     if not (gone.any() or (lists and changes.num_rows)):
@@ -51,8 +51,8 @@ def touched(
     if passed.num_rows:
         near = _of(unsure, passed["partition"])
         near = near.filter(compute.invert(near["dead"]))
-        places |= set(_places(passed["partition"], passed["clustering"])) & set(
-            _places(near["partition"], near["clustering"])
+        places |= set(places_of(passed["partition"], passed["clustering"])) & set(
+            places_of(near["partition"], near["clustering"])
         )
     return places
 
@@ -74,7 +74,8 @@ def read_again(
     return pa.Table.from_pylist(rows, schema=STATE)
 
 
-def _places(partitions: Any, clusterings: Any) -> Iterator[Place]:
+def places_of(partitions: Any, clusterings: Any) -> Iterator[Place]:
+    """The rows that columns of a state are of."""
     return zip(partitions.to_pylist(), clusterings.to_pylist(), strict=True)
 
 
@@ -120,6 +121,12 @@ def _answers(
 
 
 def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Pages:
+    columns = _columns(schema, static=place[1] is None)
+    return asked_by_key(live, schema, place, ", ".join(quoted(column.name) for column in columns))
+
+
+def asked_by_key(live: LiveCluster, schema: TableSchema, place: Place, selected: str) -> Pages:
+    """What is selected of a row; of a static one with one row of its partition."""
     partition, clustering = place
     keys, values = list(schema.partition_key), _key_parts(partition, len(schema.partition_key))
     if clustering is not None and schema.clustering_key:
@@ -127,7 +134,6 @@ def _ask(live: LiveCluster, schema: TableSchema, place: Place) -> Pages:
         values += [
             each[0].as_py() for each in components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
         ]
-    selected = ", ".join(quoted(column.name) for column in _columns(schema, static=clustering is None))
     where = " AND ".join(f"{quoted(key.name)} = ?" for key in keys)
     limit = " LIMIT 1" if clustering is None else ""
     end = " BYPASS CACHE" if live.is_scylla else ""

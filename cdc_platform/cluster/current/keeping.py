@@ -19,6 +19,7 @@ from cdc_platform.clock import DAY_SECONDS, SECOND_US, Clock, Microseconds, form
 from cdc_platform.cluster.current import kept as tables
 from cdc_platform.cluster.current.again import read_again, touched
 from cdc_platform.cluster.current.kept import Kept, cells_table, current_table, for_readers, kept, with_slices
+from cdc_platform.cluster.current.late import Late
 from cdc_platform.cluster.current.reached import reached
 from cdc_platform.cluster.current.scanning import Scanning, of_slices
 from cdc_platform.cluster.current.seen import Orders
@@ -83,7 +84,7 @@ class Keeper:
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
         self._workers, self._tell = workers, tell
         self._cells, self._current = cells_table(schema), current_table(schema)
-        self._again = 0
+        self._again, self._late = 0, Late.none()
 
     def bring_up(
         self, as_of_us: Microseconds, whole_since_us: Microseconds, ttl_us: Microseconds, *, anew: bool
@@ -146,8 +147,10 @@ class Keeper:
         )
         number = (lake.transaction(self._cells, _COMMITS) or 0) + 1
         copied = max(began, (lake.transaction(self._cells, tables.COPIED) or 0) + 1)
-        of = tables.identity(schema)
-        marks = {tables.COPIED: copied, tables.SINCE: since, tables.SLICES: slices, tables.OF: of}
+        of, behind = tables.identity(schema), lake.version(log_table(schema)) or 0
+        marks = {
+            tables.COPIED: copied, tables.SINCE: since, tables.SLICES: slices, tables.OF: of, tables.BEHIND: behind,
+        }  # fmt: skip
         if not lake.exists(self._cells):
             lake.ensure(self._cells)
         rows = scan.cells(slices, one_by_one=self._workers.work_here(slices))
@@ -161,7 +164,9 @@ class Keeper:
         """Merge what the log has more; answers with its rows, and with how many slices were written."""
         version = self._lake.version(log_table(self._schema))
         logs = self._lacking(now, version)
-        changes = with_slices(self._of_log(logs, now.since_us), now.slices)
+        self._late = self._came_late(now, version)
+        changes = [self._of_log(logs, now.since_us), self._late.changes]
+        changes = with_slices(merged(self._schema, changes) if self._late.rows else changes[0], now.slices)
         as_of = max(as_of_us, now.as_of_us or as_of_us)
         marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF: as_of}
         marks[tables.SURE] = self._lake.transaction(log_table(self._schema), AGAIN) or 0
@@ -198,6 +203,26 @@ class Keeper:
                 return found
         rows = self._lake.read_version(log, version)
         return [rows] if rows.num_rows else []
+
+    def _came_late(self, now: Kept, version: int | None) -> Late:
+        """What is older than the log counts, and came into it when the table was copied, or brought up, already."""
+        lake, schema, after = self._lake, self._schema, now.behind if now.log is None else now.log
+        if version is None or after is None or after >= version:
+            return Late.none()
+        since = pa.scalar(to_datetime(now.since_us), TIMESTAMP)
+        logs = appended(lake, log_table(schema), after, version) or []
+        older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in logs]
+        older = [each for each in older if each.num_rows]
+        if not older:
+            return Late.none()
+        # A list that is read again is one of the time of reading, see `again`.
+        orders = Orders(Microseconds(now.since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
+        late = Late.read(self._live, schema, older, orders)
+        self._tell(
+            f"{late.rows} rows of the log of {schema.full_name} came behind its copy, and are older than"
+            f" {format_us(now.since_us)}: the {len(late.places)} rows that they wrote to are read again"
+        )
+        return late
 
     def _of_log(self, logs: Sequence[pa.Table], since_us: Microseconds) -> pa.Table:
         since = pa.scalar(to_datetime(since_us), TIMESTAMP)
@@ -286,11 +311,11 @@ class Keeper:
         as_of: Microseconds,
     ) -> Shown:
         """Merge changes into cells that go, of a version, with what is read again; answers with what they show."""
-        schema, held = self._schema, cells.gone.drop_columns([tables.SLICE])
+        schema, held = self._schema, self._late.forgotten(cells.gone.drop_columns([tables.SLICE]))
         state = merged(schema, [held, changes]) if changes.num_rows else held.combine_chunks()
         found = shown(schema, state, as_of)
         fresh = changes if now.log is not None else _since(changes, now.copied_us)
-        places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of))
+        places = touched(schema, state, fresh, found, (now.as_of_us or _FIRST, as_of)) | self._late.touched(state)
         if places:
             seen_us = Microseconds(self._clock.now_us() + _LEAD_US)
             state = merged(schema, [state, read_again(self._live, schema, state, places, seen_us)])

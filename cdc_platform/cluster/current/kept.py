@@ -27,8 +27,10 @@ from cdc_platform.log.stored_names import AS_OF, EXACT, INEXACT, MARKED, stored
 from cdc_platform.records import cdc_tables
 
 SLICE, EXPIRES = "cdc$slice", "cdc$expires"
-COPIED, SINCE, SLICES, OF = "current:copied", "current:since", "current:slices", "current:of"
-"""Of the state: when the copy began (µs), from when on the log counts (µs), slices of the ring, and of which table."""
+COPIED, SINCE, SLICES, OF, BEHIND = (f"current:{name}" for name in ("copied", "since", "slices", "of", "behind"))
+"""Of the state: when the copy began (µs), from when on the log counts (µs), slices of the ring, of which table it is,
+and which version of the log was there before.
+"""
 COPY, COVERED, SURE = "current:copy", "current:log", "current:sure"
 """Of the readers' table: of which copy it is, up to which version of the log, and up to when (µs) that is whole."""
 
@@ -76,6 +78,7 @@ class Kept:
     """How a kept table stands. Times in µs; `log` and `as_of_us` are None until it was brought up once.
 
     Of what was written up to `sure_us` no row comes any more: all that the log got of it by a second reading is merged.
+    What came into the log later than its version `behind` was not there yet when the table was copied.
     """
 
     copied_us: Microseconds
@@ -85,6 +88,7 @@ class Kept:
     as_of_us: Microseconds | None
     inexact: int
     sure_us: Microseconds
+    behind: int | None
 
 
 def kept(lake: Lake, schema: TableSchema) -> Kept | None:
@@ -100,7 +104,8 @@ def kept(lake: Lake, schema: TableSchema) -> Kept | None:
     log, as_of = (lake.transaction(current, name) if ours else None for name in (COVERED, AS_OF))
     marked, sure = ((lake.transaction(current, name) or 0) if ours else 0 for name in (MARKED, SURE))
     as_of_us = None if as_of is None else Microseconds(as_of)
-    return Kept(Microseconds(copied), Microseconds(since), slices, log, as_of_us, marked, Microseconds(sure))
+    behind = lake.transaction(cells, BEHIND)
+    return Kept(Microseconds(copied), Microseconds(since), slices, log, as_of_us, marked, Microseconds(sure), behind)
 
 
 def is_kept(lake: Lake, schema: TableSchema) -> bool:

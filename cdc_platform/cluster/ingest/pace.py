@@ -31,7 +31,7 @@ from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.alterations import unseen
+from cdc_platform.records.alterations import altered, unseen
 from cdc_platform.records.cdc_tables import TableChange
 
 GAP = "ingest:gap"
@@ -134,7 +134,7 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0]
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP, ASIDE)]
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
-    since += [each.changed_at_us for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
+    since += [_tells_all_since(each) for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
     since += [until_us for _, until_us in unseen(said)]
     return Microseconds(max(since))
 
@@ -143,6 +143,12 @@ def _tells_all(change: TableChange) -> bool:
     """Whether the log of a table as it was told to be then has all writes, with what was written."""
     told = schema_as_told(change)
     return change.enabled and (told is None or told.cdc.delta == "full")
+
+
+def _tells_all_since(change: TableChange) -> Microseconds:
+    """From when on (µs) a log has what it lacked: since its table was altered, at the latest since that was seen."""
+    noted = altered(change.ddl)
+    return change.changed_at_us if noted is None else min(change.changed_at_us, noted.at_us)
 
 
 def what_is_gone(
