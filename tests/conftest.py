@@ -56,6 +56,7 @@ LONG = {
         "test_copied_by_cqlsh.py",
         "test_removed_there.py",
         "test_late_rows_of_current.py",
+        "test_columns_that_stand_aside.py",
         "test_looking_ahead.py",
         "test_datacenters.py",
         "test_every_kill_of_mirrors.py",

@@ -163,14 +163,19 @@ def replace_all(
     rows: DataFrame | TaskRows,
     transaction: tuple[str, int] | None = None,
     beside: Mapping[str, int] | None = None,
+    *,
+    of: int | None = None,
 ) -> bool:
     """Put `rows` in place of all that the table has, and its declared columns in place of those that it has.
 
+    Where they were made of rows of the table itself, `of` is the version that has those.
+
     Raises:
         As `append`, with whose transactions, and those `beside`, those of this share their meaning.
+        ConflictError: the table is of another version by now than `of`.
     """
     what = f"rewriting {table.full_name}"
-    return _put(workers, lake, table, rows, transaction, what, append=False, beside=beside)
+    return _put(workers, lake, table, rows, transaction, what, append=False, beside=beside, of=of)
 
 
 def _put(
@@ -183,6 +188,7 @@ def _put(
     *,
     append: bool,
     beside: Mapping[str, int] | None = None,
+    of: int | None = None,
 ) -> bool:
     seen = None if transaction is None else lake.transaction(table, transaction[0])
     if transaction is not None and seen is not None and seen >= transaction[1]:
@@ -191,7 +197,7 @@ def _put(
         draft = slices.write_draft(workers, lake, table, _of_table(table, rows), {}, what)
     try:
         return _committed(
-            what, lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside)
+            what, lambda: slices.commit_once(lake, table, draft, transaction, append=append, beside=beside, of=of)
         )
     finally:
         slices.discard(draft)

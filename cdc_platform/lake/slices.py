@@ -237,16 +237,21 @@ def commit_once(
     *,
     append: bool,
     beside: Mapping[str, int] | None = None,
+    of: int | None = None,
 ) -> bool:
     """Put the files behind the table's rows, or in place of all of them in the declared columns; whether it was now.
 
     With a `transaction` (application and its number) not if the table has seen that number or a higher one. `beside`
-    are numbers of other applications that are kept with it, also where there is no file.
+    are numbers of other applications that are kept with it, also where there is no file. `of` is the version of the
+    table that the rows were made of.
 
     Raises:
         EnvironmentProblem: as `commit`.
+        ConflictError: it is of another version by now.
     """
     with lake.taken(table) as opened:
+        if of is not None and opened.version() != of:
+            raise ConflictError(f"{table.full_name} was written to meanwhile; run it again")
         numbers = {} if transaction is None else dict([transaction]) | dict(beside or {})
         return _commit_once(opened, lake, table, draft, transaction, numbers, append=append)
 

@@ -6,7 +6,7 @@ Windows are cut by `windows`, positions kept by `consumers`; here rows are read 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,12 +18,14 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
 from cdc_platform.lake.added import assert_as_added_between
+from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading import left_out
+from cdc_platform.log.reading.aside import aside, put_aside
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
@@ -104,27 +106,30 @@ def whole_windows(
 
 
 def read_window(lake: Lake, schema: TableSchema, window: Window) -> pa.Table:
-    """The rows of a window, as `read_between` has them; without a JVM.
+    """The rows of a window, as `read_between` has them, with the columns that stand aside; without a JVM.
 
     Raises:
         StoreFailure: the log has other rows there than were written, so nobody reads on from them.
     """
     low, high = to_datetime(window.after_us), to_datetime(window.until_us)
     assert_as_added_between(lake, log_of(lake, schema), WRITTEN_AT, low, high)
-    return read_between(lake, schema, window.after_us, window.until_us)
+    return read_between(lake, schema, window.after_us, window.until_us, with_aside=True)
 
 
-def read_between(lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> pa.Table:
+def read_between(
+    lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, *, with_aside: bool = False
+) -> pa.Table:
     """The rows of the log later than `after_us` up to `until_us` (µs), sorted by time, stream and place in the batch.
 
     Where the log has it, the column for values that no native one holds comes too.
     """
     low, high = to_datetime(after_us), to_datetime(until_us)
-    log = log_of(lake, schema)
     # A column that ALTER TABLE added is in the log from the first rows on that have it.
-    stored = set(lake.columns(log))
-    log = log_table(schema, exact=EXACT in stored)
-    names = [name for name in log.schema.names if name in stored]
+    stored = stored_schema(lake, log_of(lake, schema))
+    log = log_table(schema, exact=EXACT in stored.names)
+    if with_aside:
+        log = _with_aside(log, stored)
+    names = [name for name in log.schema.names if name in stored.names]
     rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
     return in_order(rows)
 
@@ -163,8 +168,16 @@ def sink_table(schema: TableSchema, name: str, *, exact: bool = False) -> Table:
 
 def sink_now(lake: Lake, schema: TableSchema, name: str) -> Table:
     """The table of a consumer, with all columns that the log has by now; what it lacks of them is put in."""
-    exact = EXACT in lake.columns(log_table(schema))
-    return lake.widen(sink_table(schema, name, exact=exact))
+    log = stored_schema(lake, log_of(lake, schema))
+    sink = sink_table(schema, name, exact=EXACT in log.names)
+    if lake.exists(sink):
+        put_aside(lake, sink, log)
+    return lake.widen(_with_aside(sink, log))
+
+
+def _with_aside(table: Table, log: pa.Schema) -> Table:
+    """A log, or a copy of it, with the columns of the stored log whose values are of a type that they had before."""
+    return replace(table, schema=pa.schema([*table.schema, *(field for _, field in aside(log))]))
 
 
 def with_generation(rows: pa.Table, window: Window) -> pa.Table:

@@ -166,7 +166,7 @@ class World:
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
         self._change(f"CREATE TABLE {log_name} ({log}, PRIMARY KEY ({key}))")
         self.made(schema, created_ms)
-        self.cdc_options(schema.keyspace, schema.name, ttl=str(schema.cdc.ttl))
+        self._cdc_options(schema.keyspace, schema.name, {"ttl": str(schema.cdc.ttl)})
         self.schema_changed()
 
     def made(self, schema: TableSchema, created_ms: Milliseconds) -> None:
@@ -312,11 +312,13 @@ class World:
                     self.put("scylla.cdc_streams", **key, stream_state=state, stream_id=stream)
 
     def cdc_options(self, keyspace: str, table: str, **options: str) -> None:
-        """The CDC options of a table, as newer versions list them."""
-        merged = {"enabled": "true", "preimage": "false", "postimage": "false", "delta": "full", "ttl": "86400"}
-        values = merged | options
-        self.put("scylla_schema.scylla_tables", keyspace_name=keyspace, table_name=table, cdc=values)
+        """The CDC options of a table that is altered, as newer versions list them."""
+        self._cdc_options(keyspace, table, options)
         self.altered(keyspace, table)
+
+    def _cdc_options(self, keyspace: str, table: str, options: Mapping[str, str]) -> None:
+        merged = {"enabled": "true", "preimage": "false", "postimage": "false", "delta": "full", "ttl": "86400"}
+        self.put("scylla_schema.scylla_tables", keyspace_name=keyspace, table_name=table, cdc={**merged, **options})
 
     def cdc_extension(self, keyspace: str, table: str, **options: str) -> None:
         """The CDC options of a table, as the blob that clients read."""

@@ -1,0 +1,98 @@
+"""Columns of a log that got another type: what was there before stands aside, under a name that says until when it was.
+
+Copies of a log have the same columns as it has, whenever they were made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_platform.clock import Microseconds, format_us
+from cdc_platform.errors import StateError
+from cdc_platform.lake import frames
+from cdc_platform.lake.appended import stored_schema
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
+from cdc_platform.log.stored_names import EXACT
+from cdc_platform.places import place_of
+
+_UNTIL = re.compile(r"(?P<name>.+)\$until_(?P<stamp>\d+T\d+Z)")
+
+
+def until_now(name: str, now_us: Microseconds) -> str:
+    """The name of a column whose values stand aside from now on (µs)."""
+    return f"{name}$until_{format_us(now_us).translate(str.maketrans('', '', ':-.'))}"
+
+
+def aside(log: pa.Schema) -> list[tuple[str, pa.Field]]:
+    """The columns of a log as it is stored that stand aside, each behind the name that it had, oldest first."""
+    found = [(match, field) for field in log if (match := _UNTIL.fullmatch(field.name)) is not None]
+    return [(match["name"], field) for match, field in sorted(found, key=lambda each: each[0]["stamp"])]
+
+
+def clashing(lake: Lake, wanted: Table) -> list[str]:
+    """The columns that are there with another type than is wanted."""
+    there = lake.columns(wanted)
+    return [field.name for field in wanted.schema if field.name in there and not _fits(lake, wanted, field)]
+
+
+def _fits(lake: Lake, wanted: Table, field: pa.Field) -> bool:
+    try:
+        lake.widen(replace(wanted, schema=pa.schema([field]), keys=()))
+    except StateError:
+        return False
+    return True
+
+
+def put_aside(lake: Lake, sink: Table, log: pa.Schema) -> None:
+    """Give columns of a copy that is there the names that they have in its log by now.
+
+    Raises:
+        ConflictError: another process writes to it.
+    """
+    there, names = stored_schema(lake, sink), dict[str, str]()
+    for name, field in aside(log):
+        known = there.field(name) if name in there.names else None
+        if field.name not in there.names and name not in names and known is not None and known.type == field.type:
+            names[name] = field.name
+    if names:
+        rename(lake, sink, names)
+
+
+def rename(lake: Lake, table: Table, names: Mapping[str, str], beside: Mapping[str, int] | None = None) -> None:
+    """Put every row of a log, or of a copy of it, where it is under these new names of columns, by one commit.
+
+    Raises:
+        ConflictError: another process wrote to it meanwhile.
+    """
+    version, files = lake.version(table) or 0, lake.files(table, [])
+    stands = stored_schema(lake, table)
+    fields = [field.with_name(names.get(field.name, field.name)) for field in stands]
+
+    def renamed(number: int) -> Batches:
+        # A file from before a column was added has none of it.
+        there = [name for name in stands.names if name in pq.read_schema(place_of(files[number]).source()).names]
+        for batch in file_batches(files[number], there):
+            yield _exact_renamed(batch.rename_columns([names.get(name, name) for name in there]), names)
+
+    rows = TaskRows(len(files), renamed)
+    wanted = replace(table, schema=pa.schema(fields))
+    frames.replace_all(Workers.alone(), lake, wanted, rows, ("ingest:shape", version + 1), beside, of=version)
+
+
+def _exact_renamed(batch: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    """Rows in which the values that no native column holds stand under the columns' new names as well."""
+    if EXACT not in batch.schema.names or batch.column(EXACT).null_count == batch.num_rows:
+        return batch
+    place = batch.schema.names.index(EXACT)
+    pairs = [
+        None if beside is None else [(names.get(name, name), text) for name, text in beside]
+        for beside in batch.column(place).to_pylist()
+    ]
+    return batch.set_column(place, batch.schema.field(place), pa.array(pairs, batch.schema.field(place).type))

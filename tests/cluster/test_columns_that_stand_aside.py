@@ -1,0 +1,158 @@
+"""A column of a log that got another type, or name: who reads the log has the old values where they stand by now."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.command_line import run
+from support.standin.brought import DDL, FIRST_US, LOG, SWITCH_US, bring, lake_of
+from support.standin.cluster import StandIn
+from support.standin.kept_table import keep_id
+from support.standin.live_log import LiveLog, defined
+from support.standin.live_table import LiveTable
+
+from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.lake.appended import stored_schema
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Workers
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.log_values import table_rows
+from cdc_platform.log.reading import hourly
+from cdc_platform.log.reading.reader import BY_HOUR, sink_table
+
+pytestmark = pytest.mark.cassandra
+
+FAR = 2**62
+"""A timestamp that no native column holds (ms)."""
+
+
+def another_type(log: LiveLog, kind: str) -> None:
+    """Let `v` be of another type: Cassandra does not take a column back that it had with another one."""
+    for table in ("shop.t", LOG):
+        log.world.run(f"DROP TABLE {table}")
+    log.schema = defined(DDL.replace("v int", f"v {kind}"))
+    log.make()
+
+
+def rows_of(lake: Lake, table: Table) -> list[dict[str, Any]]:
+    """All rows of a table by its columns, oldest first."""
+    rows = lake.read_version(table, lake.version(table) or 0)
+    return rows.sort_by([("cdc$timestamp", "ascending")]).to_pylist()
+
+
+def consume(cluster: KnownCluster, name: str) -> None:
+    """Read on, as any consumer does."""
+    answer = run("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z", "consume", "shop.t", "--name", name)
+    assert answer.exit_code == 0, answer.stderr
+
+
+def copy_hours(lake: Lake, log: LiveLog, *times: int) -> None:
+    """Copy the hours of these times (µs)."""
+    for at in times:
+        hour = Microseconds(at // HOUR_US * HOUR_US)
+        hourly.copy_hour(lake, Clock(Microseconds(SWITCH_US + 24 * HOUR_US)), [log.schema], hour)
+
+
+def write(log: LiveLog, at_us: int, row: dict[str, Any]) -> None:
+    """Log an insert with values as the driver takes them."""
+    table = LiveTable(log.world, log.schema, log.generations, random.Random(7))
+    table.log({"p": 1}, at_us, [{"cdc$operation": 2, **row}])
+
+
+@pytest.mark.parametrize("several", [1, 2], ids=["once", "and back"])
+def test_copies_have_the_columns_of_their_log(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, several: int
+) -> None:
+    """A consumer that was there before, one that comes later, and the copies by the hour: every value, each once."""
+    log.write([FIRST_US + 1, FIRST_US + 2], v=[7, 8])
+    bring(cluster, workers, FIRST_US + 3_000 * SECOND_US)
+    lake = lake_of(cluster)
+    consume(cluster, "before")
+    copy_hours(lake, log, FIRST_US)
+    another_type(log, "blob")
+    log.write([SWITCH_US + 1], v=pa.array([b"\x01"], pa.binary()))
+    bring(cluster, workers, SWITCH_US + 60 * SECOND_US)
+    if several == 2:
+        another_type(log, "int")
+        log.write([SWITCH_US + 61 * SECOND_US], v=[9])
+    bring(cluster, workers)
+    for name in ("before", "later"):
+        consume(cluster, name)
+    copy_hours(lake, log, FIRST_US, SWITCH_US)
+    table = log_table(log.schema)
+    old = sorted(name for name in lake.columns(table) if name.startswith("v$until_"))
+    assert len(old) == several
+    expected = [7, 8, b"\x01", 9][: 2 + several]
+    for copy in (table, *(sink_table(log.schema, name) for name in ("before", "later", BY_HOUR))):
+        found = rows_of(lake, copy)
+        values = [[row[name] for name in (*old, "v") if row[name] is not None] for row in found]
+        assert values == [[value] for value in expected], copy.full_name
+        assert {field.name: field.type for field in stored_schema(lake, copy) if field.name in old} == {
+            field.name: field.type for field in stored_schema(lake, table) if field.name in old
+        }
+    checked = run("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z", "check", "--json")
+    assert checked.exit_code == 0, checked.stdout
+
+
+def test_a_table_that_is_rebuilt_has_the_values_of_the_new_type_alone(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, tmp_path: Path
+) -> None:
+    """As the cluster, where a column that was dropped takes its values with it; `sql` shows both columns."""
+    log.write([FIRST_US + 1], v=[7])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    another_type(log, "blob")
+    log.write([SWITCH_US + 1, SWITCH_US + 2], v=pa.array([b"\x01", b"\x02"], pa.binary()))
+    bring(cluster, workers)
+    statements = tmp_path / "statements.cql"
+    statements.write_text("UPDATE shop.t SET v = 0x03 WHERE p = 1 AND k = 0;")
+    at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
+    answer = run(*at, "log", statements, "--json")
+    assert answer.exit_code == 0, answer.stderr
+    shown = answer.json["tables"]["shop.t"]
+    assert sorted((row["p"], row["v"]) for row in shown["base"]) == [(0, "0x01"), (1, "0x03")]
+    assert shown["replayed"] == shown["base"]
+    (old,) = [name for name in lake_of(cluster).columns(log_table(log.schema)) if name.startswith("v$until_")]
+    asked = run(*at, "sql", f'SELECT "{old}", v FROM {LOG} ORDER BY "cdc$time"', "--json").json
+    assert [tuple(row.values()) for row in asked] == [(7, None), (None, "0x01"), (None, "0x02")]
+
+
+@pytest.mark.parametrize("what", ["a key that is renamed", "a value of another type"])
+def test_what_no_native_column_holds_goes_with_its_column(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers, what: str
+) -> None:
+    """The value beside a row stands under the column's new name too."""
+    world, of_key = standin.world, what == "a key that is renamed"
+    name = "k" if of_key else "v"
+    for table in ("shop.t", LOG):
+        world.run(f"DROP TABLE {table}")
+    ddl = DDL.replace(f"{name} int", f"{name} timestamp")
+    log.schema = defined(ddl)
+    log.make()
+    write(log, FIRST_US + 1, {name: FAR})
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    if of_key:
+        world.run("ALTER TABLE shop.t RENAME k TO key")
+        # The stand-in's log is a table like others, whose regular columns have fixed names.
+        world.run(f"ALTER TABLE {LOG} DROP k")
+        world.run(f"ALTER TABLE {LOG} ADD key timestamp")
+        keep_id(world)
+        log.schema = defined(ddl.replace("k timestamp", "key timestamp").replace("(p, k)", "(p, key)"))
+    else:
+        another_type(log, "int")
+    write(log, SWITCH_US + 1, {"key" if of_key else "v": 5})
+    bring(cluster, workers)
+    first, last = rows_of(lake_of(cluster), log_table(log.schema, exact=True))
+    ((place, text),) = first["cdc$exact"]
+    assert json.loads(text) == FAR
+    assert place == "key" if of_key else place.startswith("v$until_")
+    assert last["cdc$exact"] is None
+    stored = lake_of(cluster).read(log_table(log.schema, exact=True))
+    values = [row["key" if of_key else "v"] for row in table_rows(log.schema, stored)]
+    assert sorted(values, key=str) == ([FAR, 5] if of_key else [5, None])
