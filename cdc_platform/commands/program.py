@@ -94,6 +94,11 @@ _TELL = frozenset({"import", "tables add", "tables none", "tables alter", "table
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
+def _is_there(name: str) -> bool:
+    """Whether the module of a command is there, looked up without loading it."""
+    return find_spec(f"{__package__}.{COMMANDS[name][0]}") is not None
+
+
 class Failure(click.ClickException):
     """A failure as it is shown: one line on standard error, its `kind` (a code of docs/codes.md), and the exit code."""
 
@@ -113,10 +118,10 @@ class Program(click.Group):
     """The group of commands: loads them by name, and is the one edge at which errors become lines and codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, (module, _) in COMMANDS.items() if find_spec(f"{__package__}.{module}")]
+        return [name for name in COMMANDS if _is_there(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS or not _is_there(cmd_name):
             return None
         module = COMMANDS[cmd_name][0]
         return getattr(import_module(f"{__package__}.{module}"), module)

@@ -63,7 +63,8 @@ def parse_json(text: str, source: str) -> object:
         raise InputError(f"{source} is empty; it has to hold JSON")
     if len(text) > MOST_JSON:
         raise too_large(source, MOST_JSON)
-    if text.count("[") + text.count("{") > _MOST_CONTAINERS:
+    containers = text.count("[") + text.count("{")
+    if containers > _MOST_CONTAINERS:
         raise InputError(
             f"{source} holds more than {_MOST_CONTAINERS} lists and objects; nothing that is read here does"
         )
@@ -75,7 +76,8 @@ def parse_json(text: str, source: str) -> object:
         raise _too_deep(source) from None
     except ValueError as error:
         raise InputError(f"{source} is not JSON: {error}") from None
-    _assert_shallow(value, source)
+    if containers > _DEEPEST:  # fewer of them cannot be nested deeper, however long a list is
+        _assert_shallow(value, source)
     return value
 
 
