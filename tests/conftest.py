@@ -82,6 +82,7 @@ LONG = {
         "test_commits_in_a_store.py",
         "test_clocks_of_stores.py",
         "test_contract_of_stores.py",
+        "test_looks_at_a_store.py",
         "test_faults_of_stores.py",
         "test_leases.py",
         "test_mirrored_logs.py",

@@ -63,7 +63,7 @@ class S3:
         """The address of a new bucket."""
         self._buckets += 1
         name = f"bucket-{self._buckets}"
-        asked = urllib.request.Request(f"{self._url('plain')}/{name}", method="PUT", headers=_AUTHORIZED)
+        asked = urllib.request.Request(f"{self._url('plain')}/{name}", method="PUT", headers=AUTHORIZED)
         with urllib.request.urlopen(asked, timeout=30):
             return f"s3://{name}"
 
@@ -102,4 +102,4 @@ class S3:
 
 
 # By its look moto tells which service is meant; it checks no signature.
-_AUTHORIZED = {"Authorization": "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request"}
+AUTHORIZED = {"Authorization": "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request"}
