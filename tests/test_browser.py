@@ -140,7 +140,8 @@ def wait_for_two(page: Page, serving: Serving) -> list[inbox.WaitingJoin]:
 
 
 def wait_for_join(page: Page, generation_id: str) -> str:
-    """How the newest run of this generation ended."""
+    """How the newest run of this generation ended; looked for from a page that shows nothing of it meanwhile."""
+    page.goto("/server_info")
     return page.evaluate(_RUN_ENDED, [_RUNS, generation_id, 150 * SECOND])
 
 

@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_process: Cluster) -> Iterator[Cluster]:
-    """Two workers that see neither this project nor its environment nor the driver's folder."""
+def entered(cluster_process: Cluster) -> Iterator[Cluster]:
+    """This process as a driver of the cluster."""
     with cluster_process.entered():
         yield cluster_process
 
 
+@pytest.fixture
+def cluster(entered: Cluster) -> Cluster:
+    """Two workers that see neither this project nor its environment nor the driver's folder; they find the store."""
+    entered.finds("plain", "plain")
+    return entered
+
+
 @pytest.fixture(scope="module")
-def logged(cluster: Cluster, s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
+def logged(entered: Cluster, s3_process: S3, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A home in the store with two generations and a table whose log is empty."""
     return log_in_a_store(f"{s3_process.bucket()}/logs", tmp_path_factory.mktemp("logs"))

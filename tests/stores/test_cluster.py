@@ -147,7 +147,8 @@ def test_a_worker_dies_in_an_ingest(cluster: Cluster, standin: StandIn, s3_proce
 
 def test_doctor_names_the_worker_that_lacks_something(cluster: Cluster, logged: str, s3_process: S3) -> None:
     """The one whose credentials ran out does not read the lake; the other one does."""
-    cluster.standalone.give(s3_process.environment("expired"), {})
+    cluster.gives({}, {})
+    cluster.finds("expired", "plain")
     client = cluster.start("-m", "cdc_platform", "--home", logged, *_DOCTOR, "--json")
     told = cluster.ends(client, 1)
     reached = [each for each in json.loads(told) if each["check"].startswith("lake")]

@@ -38,7 +38,7 @@ def test_two_attempts_of_a_task_of_a_join(cluster: Cluster, s3_process: S3, tmp_
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
     folder = Lake(f"{twins.address}/lake").path(GENERATION_DESCRIPTIONS_V2)
     before = len(cluster.standalone.second_attempts())
-    cluster.standalone.give({}, {})
+    cluster.gives({}, {})
     s3_process.is_slow(folder, _LATE_SECONDS)
     cluster.ends(cluster.start(*twins.join, at=tmp_path))
     assert len(cluster.standalone.second_attempts()) > before
@@ -51,7 +51,7 @@ def test_two_attempts_of_a_task_of_an_append(cluster: Cluster, s3_process: S3, t
     address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
     table = log_table(schema(Lake(f"{address}/lake")))
     before = len(cluster.standalone.second_attempts())
-    cluster.standalone.give({}, {})
+    cluster.gives({}, {})
     s3_process.is_slow(Lake(f"{address}/lake").path(table), _LATE_SECONDS)
     cluster.ends(cluster.start(CLIENT, "append", address, "2"))
     assert len(cluster.standalone.second_attempts()) > before
@@ -64,7 +64,8 @@ def test_a_tenth_of_what_workers_ask_fails(cluster: Cluster, s3_process: S3, tmp
     """A join, an append of sixty files and an audit, through refusals, cuts and delays: all is there, once."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
     address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
-    cluster.standalone.give(*[s3_process.environment("faulty")] * 2)
+    cluster.gives({}, {})
+    cluster.finds("faulty", "faulty")
     before = s3_process.counts().get(FAULTS, 0)
     cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
     cluster.ends(cluster.start(CLIENT, "append", address, "60"))
@@ -78,13 +79,14 @@ def test_a_tenth_of_what_workers_ask_fails(cluster: Cluster, s3_process: S3, tmp
 def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
     """Down for who writes, closed to who reads: one line says which store and what it answers; later all goes on."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
-    cluster.standalone.give(*[s3_process.environment("down")] * 2)
+    cluster.gives({}, {})
+    cluster.finds("down", "down")
     said = cluster.refused(cluster.start(*twins.join, at=tmp_path))
     assert said.startswith(f"error: {twins.address.rpartition('/')[0]} does not answer as a store does (503 "), said
-    cluster.standalone.give({}, {})
+    cluster.finds("plain", "plain")
     cluster.ends(cluster.start(*twins.join, at=tmp_path))
     twins.assert_same()
-    cluster.standalone.give(*[s3_process.environment("expired")] * 2)
+    cluster.finds("expired", "expired")
     check = ("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check")
     said = cluster.refused(cluster.start(*check))
     assert f"{twins.address.rpartition('/')[0]} does not answer as a store does (403 " in said
@@ -109,7 +111,7 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
 
 def test_doctor_names_what_a_worker_s_interpreter_lacks(cluster: Cluster, logged: str) -> None:
     """Of what it was sent one package is gone, and another one is of another version: a line, with the mend."""
-    cluster.standalone.give({}, {})
+    cluster.gives({}, {})
     worker = cluster.standalone.replace(cluster.standalone.workers[0])
     worker.await_executor()
     for packages in (worker.folder / "work").glob("app-*/*/environment/packages"):
@@ -132,7 +134,7 @@ def test_doctor_names_a_worker_whose_clock_is_off(
     cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
 ) -> None:
     """By an hour, so that S3 takes none of its requests either: a line each."""
-    cluster.standalone.give(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
+    cluster.gives(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
     found = wrong_of_doctor(cluster, logged)
     assert [each["check"].partition(" on ")[0] for each in found] == ["lake", "clock"]
     assert "RequestTimeTooSkewed" in found[0]["found"]
@@ -147,15 +149,15 @@ def test_a_profile_is_looked_up_where_a_task_runs(
 ) -> None:
     """By a worker that has boto3 and the files; one that lacks either says which in a line, and a join says it too."""
     team = profile_of_worker(s3_process, tmp_path)
-    cluster.standalone.give(team, team | {"PYTHONPATH": ""})
+    cluster.gives(team, team | {"PYTHONPATH": ""})
     (bad,) = wrong_of_doctor(cluster, logged)
     assert "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed" in bad["found"]
-    cluster.standalone.give(team, team)
+    cluster.gives(team, team)
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
     cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
     twins.assert_same()
     nobody, due = team | {"AWS_PROFILE": "nobody"}, "AWS_PROFILE is nobody, which cannot be used: "
-    cluster.standalone.give(nobody, nobody)
+    cluster.gives(nobody, nobody)
     for bad in wrong_of_doctor(cluster, logged, 2):
         assert f"{due}The config profile (nobody) could not be found" in bad["found"]
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "nobody")

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from cdc_platform.lake.session import LOG_VARIABLE
 from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 
 _SECONDS = 120
+_DOORS = ("first", "second")
+"""Of the store, one for each worker."""
 _TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +34,8 @@ class Cluster:
         self.secret = folder / "secret"
         self.secret.write_text("of the driver", encoding="utf-8")
         login = dict(zip((USER, PASSWORD), OBSERVER, strict=True))
-        self.standalone = Standalone(folder, [folder], store.environment() | login)
+        self._store = store
+        self.standalone = Standalone(folder, [folder], [store.environment(door) | login for door in _DOORS])
         self._environment = store.environment() | self.standalone.environment
         self._environment |= {STATE_VARIABLE: str(folder / "state"), LOG_VARIABLE: str(folder / "connect.log")}
         with self.entered():
@@ -55,6 +58,16 @@ class Cluster:
             for name, value in self._environment.items():
                 patched.setenv(name, value)
             yield
+
+    def gives(self, *given: Mapping[str, str]) -> None:
+        """Let each worker, in their order, have these variables besides its own; all find the store as it is."""
+        self.finds(*["plain"] * len(given))
+        self.standalone.give(*given)
+
+    def finds(self, *doors: str) -> None:
+        """Let each worker, in their order, find the store behind one of its doors, without another start of its."""
+        for own, door in zip(_DOORS, doors, strict=True):
+            self._store.leads(own, door)
 
     def start(self, *command: str | Path, at: Path | None = None) -> subprocess.Popen[str]:
         """A client, as a process of its own; all of its work is done by the workers."""

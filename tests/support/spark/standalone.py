@@ -137,14 +137,14 @@ class Worker:
 
 
 class Standalone:
-    """A master, and workers that do not see the folders in `hidden` and have these variables.
+    """A master, and workers that do not see the folders in `hidden` and have each the variables of one environment.
 
     `folder` is the master's and the driver's: in it lies the file of settings with the cluster's secret.
     """
 
-    def __init__(self, folder: Path, hidden: Sequence[Path], environment: Mapping[str, str], workers: int = 2) -> None:
+    def __init__(self, folder: Path, hidden: Sequence[Path], environments: Sequence[Mapping[str, str]]) -> None:
         self._hidden = [path for path in (Path.home(), CHECKOUT, *hidden) if path.is_dir()]
-        self._given = dict(environment)
+        self._given = [dict(environment) for environment in environments]
         (self._port,) = free_ports(1)
         self._shared = f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(16)}\n"
         self.conf = folder / "spark.conf"
@@ -166,7 +166,7 @@ class Standalone:
             preexec_fn=die_with_parent(),
         )
         self._wait(folder / "master.log")
-        self.workers = [self._worker(_HOSTS_OF_WORKERS.format(number + 1), {}) for number in range(workers)]
+        self.workers = [self._worker(place, {}) for place in range(len(self._given))]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -177,17 +177,17 @@ class Standalone:
         """End a worker at once, and start another one in its place, with `other` variables."""
         worker.kill()
         place = self.workers.index(worker)
-        self.workers[place] = self._worker(worker.host, other)
+        self.workers[place] = self._worker(place, other)
         return self.workers[place]
 
     def give(self, *given: Mapping[str, str]) -> None:
         """Let each worker, in their order, have these variables besides; one that has others is replaced, and awaited.
 
-        An empty value takes away one that all of them are given.
+        An empty value takes away one of its environment.
         """
-        for worker, other in zip(list(self.workers), given, strict=True):
-            if worker.given != self._of_worker(other):
-                self.replace(worker, **other)
+        for place, other in enumerate(given):
+            if self.workers[place].given != self._of_worker(place, other):
+                self.replace(self.workers[place], **other)
         for worker in self.workers:
             worker.await_executor()
 
@@ -199,12 +199,12 @@ class Standalone:
         started = [line for line in lines if line["Event"] == "SparkListenerTaskStart"]
         return [line for line in started if line["Task Info"]["Speculative"]]
 
-    def _worker(self, host: str, other: Mapping[str, str]) -> Worker:
-        master = f"spark://{HOST}:{self._port}"
-        return Worker(master, self._shared, self._hidden, self._of_worker(other), host)
+    def _worker(self, place: int, other: Mapping[str, str]) -> Worker:
+        master, host = f"spark://{HOST}:{self._port}", _HOSTS_OF_WORKERS.format(place + 1)
+        return Worker(master, self._shared, self._hidden, self._of_worker(place, other), host)
 
-    def _of_worker(self, other: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in {**self._given, **other}.items() if value}
+    def _of_worker(self, place: int, other: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in {**self._given[place], **other}.items() if value}
 
     def stop(self) -> None:
         """End all of it."""

@@ -18,6 +18,7 @@ ROOM = "/room-for-writes"
 FAULTS = "faults"
 AGES = "/ages-of-objects"
 SLOW = "/slow-data-file"
+WAYS = "/ways-of-doors"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 
@@ -87,6 +88,10 @@ class S3:
     def is_slow(self, address: str, seconds: float) -> None:
         """Let the next data file below an address be put, and that be answered so much later, behind every door."""
         self._tell(SLOW, {"below": address.removeprefix("s3:/"), "seconds": seconds})
+
+    def leads(self, door: str, like: str) -> None:
+        """Let one of the doors `first` and `second` do what another door does, from now on."""
+        self._tell(WAYS, {door: like})
 
     def _asked(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self._url('plain')}{path}", timeout=30) as answer:

@@ -6,7 +6,8 @@ says 503 or cuts the connection, before the store has seen the request or after 
 `careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
 it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
 others look at none. `readonly` refuses what would change anything, `down` everything, by 503; so do `expired`, as with
-credentials that ran out, and `skewed`, as of requests whose time is not the store's.
+credentials that ran out, and `skewed`, as of requests whose time is not the store's. `first` and `second` do what any
+of them does, as they are told: `plain` until then.
 Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, its objects
 are as old as it is told, and it is late with one answer if it is told so. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,7 +34,7 @@ from moto.core.responses import ActionResult
 from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from moto.s3.responses import S3Response
-from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW
+from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -51,6 +52,7 @@ class Store:
         # moto looks whether an object is there, and puts it, in two steps.
         self._writing = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.ways = {"first": "plain", "second": "plain"}
         self._room: int | None = None
         self._slow: dict[str, Any] | None = None
 
@@ -62,7 +64,7 @@ class Store:
             start("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(_listed["names"]).encode()]
         method = environ["REQUEST_METHOD"]
-        if environ["PATH_INFO"] in (ROOM, AGES, SLOW):
+        if environ["PATH_INFO"] in (ROOM, AGES, SLOW, WAYS):
             self._hear(environ["PATH_INFO"], json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
             start("200 OK", [("Content-Length", "0")])
             return []
@@ -89,6 +91,8 @@ class Store:
             self._room = told
         elif path == SLOW:
             self._slow = told
+        elif path == WAYS:
+            self.ways |= told
         else:
             _age(**told)
 
@@ -252,6 +256,10 @@ def keyed(store: Store) -> _Application:
     return answer
 
 
+def _led(store: Store, door: str, doors: Mapping[str, _Application]) -> _Application:
+    return lambda environ, start: doors[store.ways[door]](environ, start)
+
+
 def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What a store says to credentials that ran out."""
     return _no(environ, start, "ExpiredToken")
@@ -318,6 +326,7 @@ def main() -> None:
         "expired": expired,
         "skewed": skewed,
     }
+    doors |= {name: _led(store, name, dict(doors)) for name in store.ways}
     ports = {}
     for name, door in doors.items():
         serving = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Quiet)
