@@ -275,14 +275,6 @@ def test_a_home_is_not_copied_into_a_store_that_lets_two_writers_win(
         )
 
 
-@pytest.mark.spark
-def test_tasks_of_spark_write_into_a_store(s3: S3, inputs: Path) -> None:
-    """A join whose rows are all made, written and audited by Spark's workers; nothing of hadoop-aws is needed."""
-    address = f"{s3.bucket()}/home"
-    _in_a_process(address, "bootstrap", str(inputs / "node1.json"), "--run")
-    assert run("--home", address, "check", "--deep").exit_code == 0
-
-
 _ON_BOTH = (
     "SELECT time, count(*) AS n, min(range_end) AS e, sum(cardinality(streams)) AS s"
     " FROM cdc_streams_descriptions_v2 GROUP BY time ORDER BY time",
@@ -294,37 +286,48 @@ _ON_BOTH = (
 )
 
 
-@pytest.mark.spark
-def test_queries_on_spark_read_a_store(s3: S3, inputs: Path) -> None:
-    """Of all tables by one session: the answers of the embedded engine, by the names that a query has for columns."""
-    address = f"{s3.bucket()}/home"
-    for number in (1, 2):
-        joined = run("--home", address, "bootstrap", inputs / f"node{number}.json", "--run")
-        assert joined.exit_code == 0, joined
+@pytest.fixture(scope="module")
+def made_on_spark(s3_process: S3, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
+    """A home that one process made on a session of its own, and what queries were answered there."""
+    address = f"{s3_process.bucket()}/home"
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    environment |= s3_process.environment() | {"CDC_PLATFORM_STATE": str(tmp_path_factory.mktemp("state"))}
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-    code += "from stores.test_home_in_a_store import answers_on_spark\nanswers_on_spark(sys.argv[1])"
-    told = json.loads(_run([sys.executable, "-c", code, address]))
-    assert told == [run("--home", address, "sql", query, "--json").json for query in _ON_BOTH]
-    assert [len(rows) for rows in told[:4]] == [2, 2, 1, told[2][0]["n"]]
-    assert all(told)
+    code += "from stores.test_home_in_a_store import print_what_spark_does\nprint_what_spark_does(*sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, address, inputs],
+        env=environment | {IN_PROCESS_VARIABLE: "0"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return address, json.loads(done.stdout)
 
 
-def answers_on_spark(address: str) -> None:
-    """Print what all queries answer with on Spark, as the command says it: runs in a process of its own."""
+def print_what_spark_does(address: str, inputs: str) -> None:
+    """Let two nodes join, and print what all queries answer with, as the command says it: in a process of its own."""
+    for number in (1, 2):
+        joined = run("--home", address, "bootstrap", f"{inputs}/node{number}.json", "--run")
+        assert (joined.exit_code, joined.stderr) == (0, ""), joined
     print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").json for query in _ON_BOTH]))
 
 
-def _in_a_process(address: str, *command: str) -> str:
-    return _run([sys.executable, "-m", "cdc_platform", "--home", address, *command])
+@pytest.mark.spark
+@pytest.mark.long("a JVM, by which two nodes join and all is asked")
+def test_tasks_of_spark_write_into_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
+    """A join whose rows are all made, written and audited by Spark's workers; nothing of hadoop-aws is needed."""
+    address, _ = made_on_spark
+    assert run("--home", address, "check", "--deep").exit_code == 0
 
 
-def _run(command: list[str]) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    done = subprocess.run(
-        command, env=environment | {IN_PROCESS_VARIABLE: "0"}, capture_output=True, text=True, timeout=280
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+@pytest.mark.spark
+def test_queries_on_spark_read_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
+    """Of all tables by one session: the answers of the embedded engine, by the names that a query has for columns."""
+    address, told = made_on_spark
+    assert told == [run("--home", address, "sql", query, "--json").json for query in _ON_BOTH]
+    assert [len(rows) for rows in told[:4]] == [2, 2, 1, told[2][0]["n"]]
+    assert all(told)
 
 
 def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
