@@ -172,7 +172,9 @@ def _no_passphrase() -> str:
 def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise EnvironmentProblem(f"environment variable {name} is not set, and the cluster's secret is to be in it")
+        raise EnvironmentProblem(
+            f"environment variable {name} is not set, and the cluster's secret is to be in it; export it"
+        )
     return value
 
 
@@ -184,11 +186,15 @@ def _from_file(path: Path) -> Credentials:
         with path.open("rb") as opened:
             values = tomllib.loads(read_at_most(opened, f"credentials file {path}", _MOST_CREDENTIALS).decode())
     except OSError as error:
-        raise EnvironmentProblem(f"credentials file {path}: {error.strerror}") from None
+        raise EnvironmentProblem(
+            f"credentials file {path}: {error.strerror}; it is to be there, with mode 0600"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         values = {}
     user, password = values.get("user"), values.get("password")
     # What is in the file is never repeated: a part of it may be the secret.
     if not (isinstance(user, str) and user and isinstance(password, str) and password):
-        raise EnvironmentProblem(f'credentials file {path} must hold two lines: user = "..." and password = "..."')
+        raise EnvironmentProblem(
+            f'credentials file {path} does not tell both; it holds two lines: user = "..." and password = "..."'
+        )
     return Credentials(user, password)

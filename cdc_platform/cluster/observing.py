@@ -19,7 +19,7 @@ from cdc_platform.cluster.tables import Layout, layout_of
 from cdc_platform.cluster.tablets import read_stream_sets
 from cdc_platform.cluster.topology import Topology, read_topology
 from cdc_platform.cql.catalog import Catalog
-from cdc_platform.errors import InputError, StateError
+from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import (
@@ -30,7 +30,9 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.log.ddl import known_tables
-from cdc_platform.records import cdc_tables, left_out, removals, ring, tablet_rows
+from cdc_platform.log.reading.reader import FROM_CLUSTER
+from cdc_platform.records import cdc_tables, consumers, left_out, removals, ring, tablet_rows
+from cdc_platform.records.alterations import as_before, as_looked_at
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import Noted
 from cdc_platform.sources.cqlsh import Exports
@@ -205,14 +207,24 @@ def _note_table(
         cdc_tables.drop(lake, clock, table.keyspace, table.name)
         seen.tables_changed.append(f"{name} dropped")
         there = None
-    ddl = _readable_ddl(table, seen)
+    ddl, told = _readable_ddl(table, seen), None if there is None else as_looked_at(there.ddl)
     options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
         cdc_tables.add(lake, clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
         seen.tables_changed.append(f"{name} added")
-    elif (there.ttl_seconds, there.enabled, there.ddl) != (table.ttl_seconds, table.enabled, ddl or there.ddl):
+    elif (there.ttl_seconds, there.enabled, told) != (table.ttl_seconds, table.enabled, ddl or told):
+        # Each ingest looks before it reads on: up to where it has read, nothing was altered.
+        options["ddl"] = _with_as_before(lake, table, ddl)
         cdc_tables.alter(lake, clock, table.keyspace, table.name, **options)
         seen.tables_changed.append(f"{name} altered")
+
+
+def _with_as_before(lake: Lake, table: LoggedTable, ddl: str | None) -> str | None:
+    try:
+        read_us = consumers.find(lake, FROM_CLUSTER, table.keyspace, table.name).position_us
+    except NotFound:
+        return ddl
+    return None if ddl is None else as_before(ddl, read_us)
 
 
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:

@@ -85,6 +85,8 @@ def _show(name: str, seen: Iterable[Seen]) -> None:
         for look, changes in seen:
             shown = [*shown, *changes][-_MOST_SHOWN:]
             screen.update(_picture(name, look, shown), refresh=True)
+    if not screen.console.is_terminal:
+        screen.console.line()  # what goes elsewhere ends with the table's last line, and has no end of it
 
 
 def _picture(name: str, look: Look, changes: list[Change]) -> Any:

@@ -17,6 +17,7 @@ from cdc_platform.lake.lake import Lake
 if TYPE_CHECKING:
     from cdc_platform.records.cdc_tables import TableChange
 
+MAYBE = "perhaps all writes, if CDC was off while nobody looked,"
 _PREIMAGES = ("false", "true", "full")
 
 
@@ -105,17 +106,22 @@ def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
     return [
         f"the log of {schema.full_name} lacks {gap}"
         for schema in known_tables(Catalog(), known)
-        for gap in [*gaps(schema, history_of(changes, schema)), *_unseen(changes, schema.full_name)]
+        for gap in lacking(schema, changes)
     ]
 
 
-def _unseen(changes: Iterable[TableChange], name: str) -> Iterator[Gap]:
-    """What the log of a live cluster's table may lack, since it was altered, and altered back, while nobody looked."""
+def lacking(schema: TableSchema, changes: Sequence[TableChange]) -> list[Gap]:
+    """What the log of a table lacks, by all changes that were told (`cdc_tables.changes`).
+
+    That of a live cluster's table may lack what was written while it was altered, and altered back, and nobody looked.
+    """
     from cdc_platform.records.alterations import unseen
 
-    for before, until_us in unseen(each for each in changes if each.full_name == name):
-        if before.enabled:
-            yield Gap("what CDC may not have logged before it was altered back", before.changed_at_us, until_us)
+    found = gaps(schema, history_of(changes, schema))
+    for each in unseen(change for change in changes if change.full_name == schema.full_name):
+        if each.before.enabled:
+            found.append(Gap(MAYBE, each.since_us, each.until_us))
+    return found
 
 
 def _changed(said: Iterable[TableChange]) -> set[str]:

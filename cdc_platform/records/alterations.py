@@ -19,6 +19,7 @@ from cdc_platform.records.cdc_tables import DROPPED, TableChange
 _NOTE = re.compile(
     r"^-- altered: (?P<at>\S+), its columns: (?P<columns>\S+), all else: (?P<beside>[0-9a-f]+)$", re.MULTILINE
 )
+_AS_BEFORE = re.compile(r"^-- as before up to: (\S+)$\n?", re.MULTILINE)
 _OPTIONS = re.compile(r"cdc = \{[^}]*\}")
 
 
@@ -61,10 +62,35 @@ def unseen_us(before: TableChange, after: TableChange) -> Microseconds | None:
     return now.at_us if same or now.columns_us < now.at_us else None
 
 
-def unseen(changes: Iterable[TableChange]) -> list[tuple[TableChange, Microseconds]]:
-    """What nobody saw of one table, by its changes, oldest first: what was known last before, and when it was over."""
-    found = [(before, unseen_us(before, after)) for before, after in pairwise(changes)]
-    return [(before, until_us) for before, until_us in found if until_us is not None]
+@dataclass(frozen=True)
+class Unseen:
+    """A time (µs) in which nobody saw what a table was; `before` is how it was known to stand at its begin."""
+
+    before: TableChange
+    since_us: Microseconds
+    until_us: Microseconds
+
+
+def unseen(changes: Iterable[TableChange]) -> list[Unseen]:
+    """What nobody saw of one table, by its changes, oldest first."""
+    found = list[Unseen]()
+    for before, after in pairwise(changes):
+        until_us, was = unseen_us(before, after), altered(before.ddl)
+        if until_us is not None and was is not None:
+            up_to = [parse_time_us(time) for time in _AS_BEFORE.findall(after.ddl or "")]
+            since = max([before.changed_at_us, was.at_us, *up_to])
+            found.append(Unseen(before, Microseconds(min(since, until_us)), until_us))
+    return found
+
+
+def as_before(ddl: str, up_to_us: Microseconds) -> str:
+    """A definition that is noted with up to when (µs) the one before is known to have stood."""
+    return f"{ddl}\n-- as before up to: {format_us(up_to_us)}"
+
+
+def as_looked_at(ddl: str | None) -> str | None:
+    """A definition without what a look at its table does not tell."""
+    return None if ddl is None else _AS_BEFORE.sub("", ddl).rstrip("\n")
 
 
 def _options(change: TableChange) -> tuple[object, ...]:

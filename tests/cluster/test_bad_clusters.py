@@ -99,6 +99,8 @@ def test_a_secret_that_cannot_be_had_is_one_line(case: Secret, tmp_path: Path, m
     answer = run("--home", tmp_path / "home", "observe", "prod")
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, case.says)
+    _, _, mend = answer.stderr.partition("; ")
+    assert mend, "what there is to do, which cluster test tells as the mend"
     assert "hunter2" not in answer.stderr
 
 

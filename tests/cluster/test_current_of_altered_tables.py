@@ -16,7 +16,7 @@ from support.standin.live_log import defined
 from support.standin.live_table import LiveTable
 from support.standin.world import time_uuid
 
-from cdc_platform.clock import Clock, Milliseconds, format_us
+from cdc_platform.clock import Clock, Milliseconds, format_us, us_of
 from cdc_platform.cluster.ingest.ingesting import Ingested
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.lake.lake import Lake
@@ -190,17 +190,22 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
 ) -> None:
     """Once, by the time at which the table was altered last; whoever asks what its log lacks hears of it too."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
-    bring(cluster, workers, current=True)
+    before = bring(cluster, workers, current=True)
     happens(table)
     told: list[str] = []
     insert(table, 3, 3)
     assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=True)
     insert(table, 4, 4)
-    assert_right(cluster, table, bring(cluster, workers, tell=told.append), copied=False)
+    done = bring(cluster, workers, tell=told.append)
+    assert_right(cluster, table, done, copied=False)
     (line,) = [each for each in told if "looks as before" in each]
-    assert line.startswith("shop.t was altered at 20")
+    assert line.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     (gap,) = gaps.told(Lake(cluster.open_home().lake))
-    assert "lacks what CDC may not have logged before it was altered back from" in gap
+    assert f"lacks perhaps all writes, if CDC was off while nobody looked, from {format_us(before.position_us)}" in gap
+    read = [format_us(each) for each in (us_of(FIRST_MS), before.position_us, done.position_us)]
+    for times, whole in ((read[:2], True), (read[1:], False)):
+        answer = run("--home", cluster.home, "complete", *times, "--consumer", "ingest")
+        assert ("✓ the log was told of all writes" in answer.stdout) == whole, answer.stdout + answer.stderr
 
 
 def test_a_table_that_was_altered_and_looks_as_before_is_history(

@@ -352,7 +352,11 @@ def test_requests_and_rows_are_what_was_estimated(
     [
         (["prod", "nodot"], "keyspace.table"),
         (["nobody", "shop.t"], "no cluster nobody is known"),
-        (["prod", "shop.none"], "no table shop.none with a CDC log"),
+        (
+            ["prod", "shop.none"],
+            "no table shop.none with a CDC log whose definition is understood; look at what there is"
+            " with: cdc-platform cluster test prod",
+        ),
         (["prod", "shop.t", "--until", "yesterday"], "yesterday"),
         (["prod", "shop.t", "--by", "magic"], "magic"),
         (["prod", "shop.t", "--confidence", "-1"], "-1"),

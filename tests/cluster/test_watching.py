@@ -176,4 +176,5 @@ def test_the_command_prints_a_line_a_change(standin: StandIn, cluster: KnownClus
     assert {"node 127.0.0.1", "node 127.0.0.2", "node 127.0.0.3"} <= {line["who"] for line in lines}
     shown = run("--home", home, "watch", "prod", "--looks", "1")
     assert nodes()[0].address in shown.stdout
+    assert shown.stdout.endswith("\n")
     assert run("--home", home, "watch", "nobody", "--looks", "1").exit_code == 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.records.alterations import Altered, altered, unseen, unseen_us
+from cdc_platform.records.alterations import Altered, Unseen, altered, as_before, as_looked_at, unseen, unseen_us
 from cdc_platform.records.cdc_tables import ADDED, ALTERED, DROPPED, TableChange
 
 DDL = """CREATE TABLE shop.t (
@@ -60,6 +60,10 @@ def test_what_nobody_saw_is_told_by_each_two_that_follow() -> None:
     """A table that was dropped in between is another one; what is noted is read back as it was."""
     last = change(replace(LATER, at_us=Microseconds(9_000_000)), at_us=9_000_001)
     told = [change(FIRST, what=ADDED), change(LATER), replace(change(LATER), what=DROPPED), last]
-    assert unseen(told) == [(told[0], LATER.at_us)]
+    assert unseen(told) == [Unseen(told[0], Microseconds(5_000), LATER.at_us)]
+    read = replace(told[1], ddl=as_before(told[1].ddl or "", Microseconds(7_003)))
+    assert unseen([told[0], read]) == [Unseen(told[0], Microseconds(7_003), LATER.at_us)]
+    assert as_looked_at(read.ddl) == told[1].ddl
+    assert (altered(read.ddl), as_looked_at(None)) == (LATER, None)
     assert altered(change(LATER).ddl) == LATER
     assert altered(None) is None

@@ -135,7 +135,7 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP, ASIDE)]
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
     since += [_tells_all_since(each) for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
-    since += [until_us for _, until_us in unseen(said)]
+    since += [each.until_us for each in unseen(said)]
     return Microseconds(max(since))
 
 
@@ -172,11 +172,11 @@ def what_is_gone(
                 f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
                 " no log tells what was written meanwhile"
             )
-    for before, over_us in unseen(said):
-        if before.enabled and after_us < over_us <= until_us:
+    for each in unseen(said):
+        if each.before.enabled and after_us < each.until_us <= until_us:
             told.append(
-                f"{name} was altered at {format_us(over_us)}, and looks as before: if its CDC was off or logged less"
-                " until then, no log tells what was written meanwhile"
+                f"{name} was altered between {format_us(each.since_us)} and {format_us(each.until_us)}, and looks as"
+                " before: if its CDC was off or logged less, no log tells what was written meanwhile"
             )
     gone = lives.died_us(after_us, until_us, now_us)
     if gone is not None:

@@ -25,6 +25,7 @@ from cdc_platform.cluster.session import LiveCluster
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import mend
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import WRITTEN_AT, log_table
 from cdc_platform.log.reading.following import TooManyRows
@@ -251,10 +252,11 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
     """
     try:
         return schema_of(lake, keyspace, table)
-    except NotFound as error:
+    except NotFound:
+        look = mend(lake, "cdc-platform cluster test", "cdc-platform cluster test {cluster}")
         raise NotFound(
-            f"the cluster has no table {keyspace}.{table} with a CDC log whose definition is understood ({error}); "
-            "look at what there is with: cdc-platform cluster test"
+            f"the cluster has no table {keyspace}.{table} with a CDC log whose definition is understood; look at what"
+            f" there is with: {look}"
         ) from None
 
 
