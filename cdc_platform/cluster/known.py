@@ -26,7 +26,7 @@ from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateE
 from cdc_platform.home import Home, open_home, state_folder
 from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK
+from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK, mirror_at
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
@@ -137,14 +137,25 @@ def find(home: Home, name: str) -> KnownCluster:
     folder = home.path / FOLDER / name
     connection = _read(place_of(folder / CONNECTION), Connection) if _NAME.fullmatch(name) else None
     if connection is None:
-        names = ", ".join(each.name for each in clusters(home)) or "none is"
-        raise NotFound(
-            f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
-            " --contact HOST:PORT"
-        )
+        raise _unknown(home, name)
     address = _address(home, name)
     place = place_of(address or folder)
     return KnownCluster(name, state_folder(place), connection, _read(place / IDENTITY, Identity), address)
+
+
+def _unknown(home: Home, name: str) -> NotFound:
+    place = place_of(home.name)
+    around = home_around(place)
+    if around is not None and mirror_at(place) == name:
+        return NotFound(
+            f"this is the home of {name} itself, and ways to clusters are known in the one that it lies in; run it with: "
+            f"--home {around}"
+        )
+    names = ", ".join(each.name for each in clusters(home)) or "none is"
+    return NotFound(
+        f"no cluster {name or repr(name)} is known ({names}); tell of it with: cdc-platform cluster add NAME"
+        " --contact HOST:PORT"
+    )
 
 
 def clusters(home: Home) -> list[KnownCluster]:

@@ -56,6 +56,18 @@ def test_a_credentials_file_is_read_when_it_is_used(tmp_path: Path) -> None:
     assert "s3cret" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    "command", [["observe", "prod"], ["ingest", "prod", "shop.t"], ["cluster", "test", "prod"], ["watch", "prod"]]
+)
+def test_the_home_of_a_cluster_is_not_the_one_that_knows_it(tmp_path: Path, command: list[str]) -> None:
+    """Most commands want the cluster's own home, those that reach the cluster the one around it, and say so."""
+    assert run("--home", tmp_path, "cluster", "add", "prod", "--contact", "127.0.0.1:1").exit_code == 0
+    answer = run("--home", tmp_path / "clusters" / "prod", *command)
+    assert answer.exit_code == 2
+    assert "this is the home of prod itself" in answer.stderr
+    assert answer.stderr.rstrip().endswith(f"run it with: --home {tmp_path} [not-found]")
+
+
 def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     """What was cut or edited is not guessed at."""
     home = open_home(tmp_path)
