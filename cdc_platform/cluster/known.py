@@ -148,8 +148,8 @@ def _unknown(home: Home, name: str) -> NotFound:
     around = home_around(place)
     if around is not None and mirror_at(place) == name:
         return NotFound(
-            f"this is the home of {name} itself, and ways to clusters are known in the one that it lies in; run it with: "
-            f"--home {around}"
+            f"this is the home of {name} itself, and ways to clusters are known in the one that it lies in; run it"
+            f" with: --home {around}"
         )
     names = ", ".join(each.name for each in clusters(home)) or "none is"
     return NotFound(
