@@ -221,6 +221,29 @@ def test_a_table_that_was_altered_and_looks_as_before_is_history(
     assert last["what"].endswith(", and looks as before")
 
 
+def test_a_column_that_comes_back_has_nothing_of_the_one_before(
+    cluster: KnownCluster, workers: Workers, table: LiveTable
+) -> None:
+    """Whatever the table is copied anew for later on: the lake's log still has what was written to that one."""
+    insert(table, 1, 1)
+    bring(cluster, workers, current=True)
+    columns = {each.name: each for each in table.schema.columns}
+    for what, name, kind in (("DROP", "v", ""), ("ADD", "v", "int"), ("DROP", "l", "")):
+        table.world.run(f"ALTER TABLE shop.t {what} {name} {kind}")
+        table.world.run(f"ALTER TABLE shop.t_scylla_cdc_log {what} {name} {kind}")
+        keep_id(table.world)
+        kept = [each for each in table.schema.columns if each.name != name]
+        table.schema = replace(table.schema, columns=(*kept, *([columns[name]] if kind else [])))
+        done = bring(cluster, workers)
+        assert in_lake(cluster, table)[0] == table.rows()
+    assert done.current is not None
+    assert done.current.copied_now
+    table.world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_l", "cdc$deleted_elements_l")')
+    keep_id(table.world)
+    insert(table, 2, 2)
+    assert_right(cluster, table, bring(cluster, workers), copied=False)
+
+
 SEEN = {
     "a comment": "ALTER TABLE shop.t WITH comment = 'said'",
     "an index": "CREATE INDEX IF NOT EXISTS by_value ON shop.t (v)",

@@ -5,7 +5,7 @@ Times in µs. What is read of a log at a time is left to `planning`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -134,8 +134,9 @@ def whole_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     since = [Lifetimes.of(lake, schema).created_us, schema.truncated_us or 0]
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP, ASIDE)]
     said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
-    since += [_tells_all_since(each) for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
+    since += [_altered_us(each) for before, each in pairwise(said) if _tells_all(each) and not _tells_all(before)]
     since += [each.until_us for each in unseen(said)]
+    since += _columns_back(said)
     return Microseconds(max(since))
 
 
@@ -145,8 +146,21 @@ def _tells_all(change: TableChange) -> bool:
     return change.enabled and (told is None or told.cdc.delta == "full")
 
 
-def _tells_all_since(change: TableChange) -> Microseconds:
-    """From when on (µs) a log has what it lacked: since its table was altered, at the latest since that was seen."""
+def _columns_back(said: Iterable[TableChange]) -> Iterator[Microseconds]:
+    """When (µs) a column came that the table had lost: what the log has of the one before was dropped with that."""
+    lost, names = set[str](), set[str]()
+    for change in said:
+        schema = schema_as_told(change)
+        if schema is not None:
+            now = {column.name for column in schema.columns}
+            lost |= names - now
+            if lost & now:
+                yield _altered_us(change)
+            lost, names = lost - now, now
+
+
+def _altered_us(change: TableChange) -> Microseconds:
+    """When (µs) a table became what was seen: as it was altered last, at the latest as that was seen."""
     noted = altered(change.ddl)
     return change.changed_at_us if noted is None else min(change.changed_at_us, noted.at_us)
 
