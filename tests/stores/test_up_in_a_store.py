@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 from support.nodes import node_text
-from support.store.s3 import S3
+from support.store.s3 import S3, SECRET
 from support.waiting import await_true
 from support.worlds.serving import Serving
 
@@ -18,7 +18,7 @@ from cdc_platform.home import STATE_VARIABLE
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.leases import held
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.places import Stored, place_of
+from cdc_platform.places import Place, Stored, place_of
 
 
 @pytest.mark.spark
@@ -44,6 +44,7 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
         assert f"{address} is up already" in said
         assert run("--home", address, "bootstrap", node).exit_code == 0
         await_true(lambda: published(address) == 1, 120, "a published generation")
+        assert told_of(SECRET, tmp_path, place_of(address)) == []
         here.ask_for_the_end()
         assert here.end()[0] == 0
         lease = place_of(f"{address}/up.lease.json")
@@ -53,6 +54,26 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
     finally:
         here.stop()
     assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+def told_of(secret: str, folder: Path, home: Place) -> list[str]:
+    """Where a secret stands that is for the environment alone: files of a machine, objects, words of processes."""
+    assert isinstance(home, Stored)
+    objects, are_all = home.page("")
+    assert are_all
+    files: list[Path | Stored] = [path for path in folder.rglob("*") if path.is_file()]
+    files += [Stored(home.root, path) for path, _ in objects]
+    words = [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.name != str(os.getpid())]
+    assert len(files) > len(objects) > 0 < len(words)
+    return [str(each) for each in (*files, *words) if secret.encode() in content(each)]
+
+
+def content(file: Path | Stored) -> bytes:
+    """What is in it; nothing of one that is gone by now."""
+    try:
+        return file.read() if isinstance(file, Stored) else file.read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.spark
