@@ -14,6 +14,9 @@ _STATUS = re.compile(r"status code:? (\d{3} [A-Z][A-Za-z ]*)")
 _PASSING = re.compile(r"40[1378]|429|5\d\d")
 _SKEWED = "RequestTimeTooSkewed"
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
+# The same, of a bucket whose region is another one: of a redirect, and of a signature for that region.
+_ELSEWHERE = re.compile(r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed")
+_REGION = re.compile(r"expecting '([a-z0-9-]+)'|<Region>([a-z0-9-]+)</Region>")
 # What obstore says of an address without TLS that it has not been told to use.
 _WITHOUT_TLS = re.compile(r" http://\S+ in \S+ - HTTP error: builder error")
 # Who has no credentials asks the machine's own service for some, at this address.
@@ -34,6 +37,10 @@ def unavailable(text: str, place: str = "the store") -> Unavailable | None:
         return NotLetIn(f"{place} says that this machine's clock is wrong ({_SKEWED}); set it by NTP, and run it again")
     if _NO_BUCKET.search(text):
         return Unavailable(f"{place} does not exist (404 Not Found); make the bucket, or name another one")
+    if _ELSEWHERE.search(text):
+        region = _REGION.search(text)
+        where = f", {region[1] or region[2]}" if region else ""
+        return Unavailable(f"{place} lies in another region{where}; set AWS_REGION to that of the bucket")
     status = _STATUS.search(text)
     if (status is not None and _PASSING.match(status[1])) or _NOT_LET_IN.search(text):
         return unanswered(text, place)

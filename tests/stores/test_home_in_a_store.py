@@ -147,6 +147,8 @@ def put(home: Home, name: str, text: str, tmp_path: Path) -> None:
     [
         ("expired", "s3://b-expired/h", "does not answer as a store does (403 Forbidden)"),
         ("skewed", "s3://b-skewed/h", "this machine's clock is wrong (RequestTimeTooSkewed); set it by NTP"),
+        ("elsewhere", "s3://b-elsewhere/h", "s3://b-elsewhere lies in another region, eu-central-1; set AWS_REGION"),
+        ("redirected", "s3://b-redirected/h", "s3://b-redirected lies in another region; set AWS_REGION"),
         ("readonly", None, "does not answer as a store does (403 Forbidden)"),
         ("plain", "s3://no-such-bucket/h", "404"),
         ("plain", "s3://no-such-bucket/h", "s3://no-such-bucket does not exist (404 Not Found); make the bucket"),

@@ -6,8 +6,8 @@ says 503 or cuts the connection, before the store has seen the request or after 
 `careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
 it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
 others look at none. `readonly` refuses what would change anything, `down` everything, by 503; so do `expired`, as with
-credentials that ran out, and `skewed`, as of requests whose time is not the store's. `first` and `second` do what any
-of them does, as they are told: `plain` until then.
+credentials that ran out, `skewed`, as of requests whose time is not the store's, and `elsewhere` and `redirected`, as
+of a bucket in another region. `first` and `second` do what any of them does, as they are told: `plain` until then.
 Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, its objects
 are as old as it is told, and it is late with one answer if it is told so. Started as
 `python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
@@ -276,12 +276,22 @@ def skewed(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes
     return _no(environ, start, "RequestTimeTooSkewed")
 
 
+def elsewhere(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """What S3 says to a request that is signed for another region than the bucket's."""
+    return _no(environ, start, "AuthorizationHeaderMalformed", "400 Bad Request", "<Region>eu-central-1</Region>")
+
+
+def redirected(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    """What S3 says to a request that has come to the endpoint of another region: it names no address."""
+    return _no(environ, start, "PermanentRedirect", "301 Moved Permanently")
+
+
 def _no(
-    environ: dict[str, Any], start: Callable[..., Any], code: str, status: str = "403 Forbidden"
+    environ: dict[str, Any], start: Callable[..., Any], code: str, status: str = "403 Forbidden", more: str = ""
 ) -> Iterable[bytes]:
     environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     start(status, [("Content-Type", "application/xml")])
-    return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()]
+    return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message>{more}</Error>".encode()]
 
 
 _REFUSALS = ("503 Service Unavailable", "500 Internal Server Error")
@@ -325,6 +335,8 @@ def main() -> None:
         "down": down,
         "expired": expired,
         "skewed": skewed,
+        "elsewhere": elsewhere,
+        "redirected": redirected,
     }
     doors |= {name: _led(store, name, dict(doors)) for name in store.ways}
     ports = {}
