@@ -13,6 +13,7 @@ from support.command_line import run
 from support.nodes import node_text
 from support.store.azurite import Azurite
 from support.store.fake_gcs import FakeGcs
+from support.store.large_place import assert_listed_as_it_is
 from support.store.s3_programs import Minio, Versity
 
 from cdc_platform.lake import contract
@@ -96,6 +97,13 @@ def test_writers_in_a_store_count_up_together(container: str) -> None:
     assert Lake(address).read(COUNTS)["v"].to_pylist() == [6]
     [found] = verify(Lake(address), deep=True)
     assert (found.damage, found.strange, found.foreign, found.commits) == ([], [], [], 8)
+
+
+def test_a_folder_of_a_large_place_is_listed_as_it_is(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a store begins no list behind a name."""
+    lake = place_of(f"{container}/lake")
+    assert isinstance(lake, Stored)
+    assert_listed_as_it_is(lake, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
+from support.store.large_place import assert_listed_as_it_is
 from support.store.s3 import S3
 
 from cdc_platform.lake import mirrored_logs
@@ -19,7 +19,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrored_logs import OpenedLog
 from cdc_platform.lake.tables import Table, column
 from cdc_platform.lake.verification import verify
-from cdc_platform.places import Listing, Stored, options, place_of, stored
+from cdc_platform.places import Stored, options, place_of
 
 COLUMNS = pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")])
 COUNTS, OTHERS = (Table("ks", name, COLUMNS, ("k",), "") for name in ("counts", "others"))
@@ -209,25 +209,9 @@ def folder_of(opened: OpenedLog) -> Path:
 
 def test_a_folder_of_a_large_place_is_listed_as_it_is(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a page holds, and in whatever order folders are asked for: what a list of the folder alone says."""
-    monkeypatch.setattr(stored, "_PAGE", 7)
-    draw, lake = random.Random(5), place_of(f"{s3.bucket()}/lake")
+    lake = place_of(f"{s3.bucket()}/lake")
     assert isinstance(lake, Stored)
-    folders = [lake / f"{draw.choice('ab')}/{name}/_log" for name in "cdefgh"]
-    for folder in folders:
-        for name in draw.sample(range(100), draw.choice([0, 1, 3, 9])):
-            (folder / f"{name:02d}").create(b"x")
-        for name in range(draw.choice([0, 2, 12])):
-            (folder.folder / f"p={name}/x").create(b"x")
-    listing, asked = Listing(), 0
-    for _ in range(60):
-        folder, after = draw.choice(folders), draw.choice(["", "30", "70"])
-        found = listing.files(folder, lake, after)
-        assert found == folder.files(after), folder
-        asked += len(found)
-        if draw.random() < 0.3:
-            listing.look_anew(*draw.choice([[], [folder]]))
-            (folder / f"{draw.randrange(100):02d}").create(b"y")
-    assert asked > 60
+    assert_listed_as_it_is(lake, monkeypatch)
 
 
 def test_a_log_that_is_damaged_is_told_as_it_lies_there(lake: Lake) -> None:

@@ -1,0 +1,32 @@
+"""Folders of a place that has more files than a list names at once, asked for in any order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cdc_platform.places import Listing, Stored, stored
+
+
+def assert_listed_as_it_is(lake: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold that a listing says of each folder what a list of the folder alone says, while files are added."""
+    monkeypatch.setattr(stored, "_PAGE", 7)
+    draw = random.Random(5)
+    folders = [lake / f"{draw.choice('ab')}/{name}/_log" for name in "cdefgh"]
+    for folder in folders:
+        for name in draw.sample(range(100), draw.choice([0, 1, 3, 9])):
+            (folder / f"{name:02d}").create(b"x")
+        for name in range(draw.choice([0, 2, 12])):
+            (folder.folder / f"p={name}/x").create(b"x")
+    listing, asked = Listing(), 0
+    for _ in range(60):
+        folder, after = draw.choice(folders), draw.choice(["", "30", "70"])
+        found = listing.files(folder, lake, after)
+        assert found == folder.files(after), folder
+        asked += len(found)
+        if draw.random() < 0.3:
+            listing.look_anew(*draw.choice([[], [folder]]))
+            (folder / f"{draw.randrange(100):02d}").create(b"y")
+    assert asked > 60
+    assert bool(listing._alone) == lake.lists_from_anywhere
