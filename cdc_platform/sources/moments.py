@@ -28,7 +28,7 @@ _MOST_TRIES = 2_000_000
 def at_their_moments(lake: Lake, rows: pa.Table, kept: pa.Table, lost: Sequence[str], due: int) -> pa.Table | None:
     """Rows of the ledger at the moments at which they, with `kept` ones, have the digest `due`; None: there are none.
 
-    `rows` are those that the data files `lost` had, by their paths, as far as anybody knows.
+    Among `rows` are those that the data files `lost`, which are named by their paths, had.
     """
     rule = lake.digest_rule(GENERATIONS)
 
@@ -36,14 +36,12 @@ def at_their_moments(lake: Lake, rows: pa.Table, kept: pa.Table, lost: Sequence[
         return digests.of_rows(some, (), rule).get("", 0)
 
     of_files: list[list[tuple[int, pa.Table]]] = []
-    left = rows.num_rows
     for file in _bounds(lake, lost, "time"):
         held = rows.filter((compute.field("time") >= file.low) & (compute.field("time") <= file.high))
         if held.num_rows != file.rows:
             return None
-        left -= held.num_rows
         of_files.append([(digest(some), some) for some in _entered(lake, held, file.path)])
-    if left or not prod(map(len, of_files)) <= _MOST_TRIES:
+    if prod(map(len, of_files)) > _MOST_TRIES:
         return None
     missing = (due - digest(kept)) % digests.MODULUS
     for some in product(*of_files):

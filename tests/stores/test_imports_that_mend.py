@@ -139,6 +139,17 @@ def test_two_imports_come_back_each_with_its_moment(s3: S3, tmp_path: Path) -> N
     assert home.rows() == before
 
 
+def test_files_of_later_bring_back_what_was_there(imported: Imported, tmp_path: Path) -> None:
+    """They have one generation more, which is not taken in."""
+    before = imported.rows()
+    remove(imported.file(GENERATIONS))
+    (tmp_path / "later").mkdir()
+    more = {ID.replace("8d3f", "9d3f"): ms_of(parse_time_us("2026-01-31T15:00:00Z"))}
+    mended = imported.run("import", "--mend", *export_of_generations(tmp_path / "later", TIMES_MS | more), "--json")
+    assert (mended.exit_code, mended.json["left"]) == (0, []), mended
+    assert imported.rows() == before
+
+
 def test_rows_of_several_moments_stay_damaged(imported: Imported) -> None:
     """As imports of before entered them, each row for itself: one line says what is missing, and nothing is put in."""
     lake = Lake(f"{imported.address}/lake")
