@@ -15,7 +15,7 @@ import click
 
 from cdc_platform.commands.output import json_option, write_json, write_trials
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import EnvironmentProblem, PlatformError
 from cdc_platform.trial import Trial
 
 GIB = 1 << 30
@@ -148,9 +148,15 @@ def _jars() -> Iterator[Trial]:
 
 def _home(home: str | Path | None) -> Iterator[Trial]:
     from cdc_platform.home import VARIABLE, is_there, location, open_home
+    from cdc_platform.lake import contract
+    from cdc_platform.places import Stored
 
     try:
         place, found = location(home), is_there(home)
+        if isinstance(place, Stored):
+            contract.assert_not_known_broken(place / "lake", "writing")
+            if not found and not place.has_bucket():
+                raise EnvironmentProblem(f"the bucket {place.root} does not exist")
     except PlatformError as error:
         yield Trial("home", False, str(home), str(error))
         return

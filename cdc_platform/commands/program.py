@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generations": ("generations", "List the generations, newest first."),
     "streams": ("streams", "Print a generation's streams, range by range."),
     "ring": ("ring", "Show the nodes of the ring as it stands."),
-    "home": ("home", "Homes as a whole: copy one from a place to another."),
+    "home": ("home", "Homes as a whole: copy one to another place, keep up files."),
     "history": ("history", "Who wrote what of a generation: commits and runs."),
     "report": ("report", "A page for an auditor, and whether it still holds."),
     "diff": ("diff", "What changes from one generation to another."),

@@ -46,11 +46,26 @@ def assert_kept(root: Place, what: str) -> None:
         NoConditionalWrites: it does not, or has not when it was tried out.
     """
     if isinstance(root, Stored) and not is_kept(root):
-        raise NoConditionalWrites(
-            f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
-            "at and not written to; turn conditional writes on in the store, remove "
-            f"{_note(root)} and try again, or use another store"
-        )
+        raise _refusal(root, what)
+
+
+def assert_not_known_broken(root: Stored, what: str) -> None:
+    """Hold that the store of a lake has not failed when it was tried out; it is asked for the note of that alone.
+
+    Raises:
+        NoConditionalWrites: it has.
+    """
+    with suppress(FileNotFoundError):
+        if _note(root).read() == _noted(_BROKEN):
+            raise _refusal(root, what)
+
+
+def _refusal(root: Stored, what: str) -> NoConditionalWrites:
+    return NoConditionalWrites(
+        f"{what}: {root.root} lets two writers both put an object that was not there, so this home can be looked "
+        "at and not written to; turn conditional writes on in the store, remove "
+        f"{_note(root)} and try again, or use another store"
+    )
 
 
 @lru_cache(maxsize=64)

@@ -175,7 +175,7 @@ class Stored(Place):
         """Whether the bucket is there."""
         try:
             with self._asked():
-                self._store.list(chunk_size=1).collect()
+                next(iter(self._store.list(chunk_size=1)), None)
         except FileNotFoundError:
             return False
         return True

@@ -168,6 +168,26 @@ def test_what_cannot_be_a_home_is_told_in_one_line(
     assert "word@" not in done.stderr
 
 
+def test_doctor_says_of_a_store_that_it_will_not_do(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that is not there, and one that was found out to let two writers win, before anything is made there."""
+    assert of_doctor(f"{s3.bucket()}/h") == (True, None)
+    ok, mend = of_doctor("s3://no-such-bucket/h")
+    assert (ok, "no-such-bucket does not exist" in str(mend)) == (False, True)
+    address = f"{s3.bucket()}/h"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
+    assert run("--home", address, "bootstrap", inputs / "node1.json").exit_code == 2
+    ok, mend = of_doctor(address)
+    assert (ok, "turn conditional writes on in the store" in str(mend)) == (False, True)
+
+
+def of_doctor(home: str) -> tuple[bool, str | None]:
+    """What doctor says of a home, and how it is mended."""
+    told = run("--home", home, "doctor", "--json")
+    (of_home,) = (each for each in told.json if each["check"] == "home")
+    assert told.exit_code == int(not all(each["ok"] for each in told.json))
+    return of_home["ok"], of_home["mend"]
+
+
 def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
     """Looking goes on; with room again the same join ends, and every byte of the home is right."""
     address = f"{s3.bucket()}/h"

@@ -13,9 +13,10 @@ from support.command_line import run
 from support.nodes import node_text
 from support.store.s3 import S3, SECRET
 
-from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
+from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import Place, Stored, answers, is_address, place_of
 
 
@@ -77,6 +78,21 @@ def test_a_bucket_is_a_folder(s3: S3, tmp_path: Path) -> None:
     assert str(bucket / "t") == f"{bucket}/t"
     assert (bucket.names(), [str(each) for each in bucket.folders()]) == (["a"], [f"{bucket}/t"])
     assert ((bucket / "t").folder, place_of(f"{bucket}/")) == (bucket, bucket)
+
+
+def test_a_bucket_is_looked_for_by_one_list(s3: S3) -> None:
+    """However much lies in it; one that is not there is said not to be."""
+    bucket = place_of(s3.bucket())
+    assert isinstance(bucket, Stored)
+    places = [bucket / str(number) for number in range(1001)]
+    assert all(side_by_side(lambda place: place.create(b""), places, 8))
+    before = s3.counts()["LIST GET"]
+    assert (bucket.has_bucket(), bucket.is_folder()) == (True, True)
+    assert s3.counts()["LIST GET"] - before == 2
+    nowhere = place_of("s3://no-such-bucket")
+    assert isinstance(nowhere, Stored)
+    with pytest.raises(Unavailable, match=r"^s3://no-such-bucket does not exist "):
+        nowhere.has_bucket()
 
 
 def put_below(place: Place, path: str, tmp_path: Path) -> None:
