@@ -37,6 +37,9 @@ _PASSING = re.compile(
 )
 _FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNORECASE)
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
+# What delta-rs says of a log with entries between others that are gone, and of one without its first.
+_GAP = re.compile(r"found gap: .*?\bversion: (\d+),.* -> .*?\bversion: (\d+),")
+_NO_BEGINNING = "No table metadata or protocol found in delta log"
 # What is wrong with the rows or the SQL that was handed in.
 _OF_THE_REQUEST = (
     "DELTA_VIOLATE_CONSTRAINT",
@@ -165,7 +168,19 @@ def _of_store(text: str, what: str) -> PlatformError:
         return told
     if _FULL.search(text):
         return no_space(_place(text), what)
+    lost = _lost(text)
+    if lost is not None:
+        return StoreFailure(f"{what}: {lost}; cdc-platform check --deep names what is gone, bring it back from a copy")
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
+
+
+def _lost(text: str) -> str | None:
+    """Which entries of a log are gone, where that is what is wrong with it."""
+    gap = _GAP.search(text)
+    if gap is None:
+        return "the first entries of its log are gone" if _NO_BEGINNING in text else None
+    first, last = int(gap[1]) + 1, int(gap[2]) - 1
+    return f"version {first} of its log is gone" if first == last else f"versions {first} to {last} of its log are gone"
 
 
 def _of_answer(text: str, what: str) -> PlatformError | None:

@@ -13,6 +13,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from support.store.large_place import assert_listed_as_it_is
 from support.store.s3 import S3
 
+from cdc_platform.errors import StoreFailure
 from cdc_platform.lake import mirrored_logs
 from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
@@ -212,6 +213,22 @@ def test_a_folder_of_a_large_place_is_listed_as_it_is(s3: S3, monkeypatch: pytes
     lake = place_of(f"{s3.bucket()}/lake")
     assert isinstance(lake, Stored)
     assert_listed_as_it_is(lake, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("gone", "due"),
+    [
+        ([2], "version 2 of its log is gone"),
+        ([1, 2], "versions 1 to 2 of its log are gone"),
+        ([0, 1], "the first entries of its log are gone"),
+    ],
+)
+def test_a_log_with_a_gap_is_one_line(lake: Lake, gone: list[int], due: str) -> None:
+    """Which entries it lacks, and what finds the rest."""
+    for version in gone:
+        (log_of(lake) / f"{version:020d}.json").remove()
+    with pytest.raises(StoreFailure, match=rf"^opening ks.counts: {due}; cdc-platform check --deep [^\n]*$"):
+        Lake(str(lake.place)).read(COUNTS)
 
 
 def test_a_log_that_is_damaged_is_told_as_it_lies_there(lake: Lake) -> None:
