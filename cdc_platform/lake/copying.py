@@ -93,7 +93,11 @@ def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str]
             done += _brought(here, there, log, folder, at_once=1)
     wrong = [line for each in verify(target, deep=True, names=at) for line in (*each.damage, *each.strange)]
     if wrong:
-        raise StateError(f"the copy at {target.place} is not what was copied: {wrong[0]}")
+        here, there = source.place.folder, target.place.folder
+        raise StateError(
+            f"the copy at {target.place} is not what was copied: {wrong[0]}; where cdc-platform check --deep finds "
+            f"that in {here} as well, mend it there, remove what lies at {there}, and copy it anew"
+        )
     newest = versions(target)
     other = next((name for name, version in at.items() if newest.get(name) != version), None)
     if other is not None:

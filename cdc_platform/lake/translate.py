@@ -39,6 +39,8 @@ _FULL = re.compile(r"no space left on device|disk quota exceeded", flags=re.IGNO
 _CONFLICTS = frozenset({"DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED"})
 # What delta-rs says of a log with entries between others that are gone, and of one without its first.
 _GAP = re.compile(r"found gap: .*?\bversion: (\d+),.* -> .*?\bversion: (\d+),")
+_UNREAD = re.compile(r"Failed to fetch metadata for file (.+?): (.*)", flags=re.DOTALL)
+"""What its query engine says of a data file that it cannot read, and why."""
 _NO_BEGINNING = "No table metadata or protocol found in delta log"
 # What is wrong with the rows or the SQL that was handed in.
 _OF_THE_REQUEST = (
@@ -170,12 +172,17 @@ def _of_store(text: str, what: str) -> PlatformError:
         return no_space(_place(text), what)
     lost = _lost(text)
     if lost is not None:
-        return StoreFailure(f"{what}: {lost}; cdc-platform check --deep names what is gone, bring it back from a copy")
+        return StoreFailure(f"{what}: {lost}; cdc-platform check --deep names what else is, and what is to be done")
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
 
 
 def _lost(text: str) -> str | None:
-    """Which entries of a log are gone, where that is what is wrong with it."""
+    """Which entries of a log, or which data file, are gone, where that is what is wrong."""
+    unread = _UNREAD.search(text)
+    if unread is not None and "not found" in unread[2]:
+        return f"{unread[1]} is gone"
+    if unread is not None and re.search(r"\b416\b|\brange\b", unread[2], flags=re.IGNORECASE):
+        return f"{unread[1]} is cut off"
     gap = _GAP.search(text)
     if gap is None:
         return "the first entries of its log are gone" if _NO_BEGINNING in text else None

@@ -27,6 +27,7 @@ from cdc_platform.cluster.known import Identity
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import mirroring
+from cdc_platform.lake.tables import NODES
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import folders, versions
 from cdc_platform.places import Place, place_of
@@ -258,6 +259,19 @@ def test_a_file_of_the_same_length_is_not_taken_for_the_same(s3: S3, tmp_path: P
     assert again.exit_code == 0, again
     assert again.json["files"] - again.json["found"] == len(spoilt)
     assert [there.read() == here.read_bytes() for here, there in spoilt] == [True] * len(spoilt)
+
+
+def test_what_is_damaged_is_not_taken_for_a_copy(s3: S3, tmp_path: Path) -> None:
+    """One line names table and file, and says that FROM is to be mended, where the same is found."""
+    home, target = joined(tmp_path), f"{s3.bucket()}/copy"
+    damaged = Path(min(Lake(f"{home}/lake").files(NODES, [])))
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    done = run("home", "copy", home, target)
+    assert (done.exit_code, done.stderr.count("error: ")) == (2, 1), done
+    said = done.stderr.splitlines()[-1]
+    assert f"is not what was copied: platform.nodes: {damaged.name}, a file of version" in said
+    assert f"finds that in {home} as well, mend it there, remove what lies at {target}, and copy it anew" in said
+    assert run("--home", target, "status").exit_code == 2
 
 
 def begun(home: str) -> dict[str, Any]:

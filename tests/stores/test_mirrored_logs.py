@@ -14,7 +14,7 @@ from support.store.large_place import assert_listed_as_it_is
 from support.store.s3 import S3
 
 from cdc_platform.errors import StoreFailure
-from cdc_platform.lake import mirrored_logs
+from cdc_platform.lake import mirrored_logs, open_tables
 from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrored_logs import OpenedLog
@@ -224,11 +224,28 @@ def test_a_folder_of_a_large_place_is_listed_as_it_is(s3: S3, monkeypatch: pytes
     ],
 )
 def test_a_log_with_a_gap_is_one_line(lake: Lake, gone: list[int], due: str) -> None:
-    """Which entries it lacks, and what finds the rest."""
+    """Which entries it lacks, and what tells the rest."""
     for version in gone:
         (log_of(lake) / f"{version:020d}.json").remove()
     with pytest.raises(StoreFailure, match=rf"^opening ks.counts: {due}; cdc-platform check --deep [^\n]*$"):
         Lake(str(lake.place)).read(COUNTS)
+
+
+@pytest.mark.parametrize(("harm", "due"), [("remove", "gone"), ("cut", "cut off")])
+def test_a_data_file_that_cannot_be_read_is_one_line(
+    lake: Lake, harm: str, due: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which file, and what is wrong with it, where the rows are more than are read as a whole."""
+    monkeypatch.setattr(open_tables, "_FEW_BYTES", 0)
+    file = place_of(lake.files(COUNTS, [])[0])
+    assert isinstance(file, Stored)
+    content = file.read()
+    file.remove() if harm == "remove" else file.put(content[: len(content) // 2])
+    with pytest.raises(StoreFailure) as told:
+        Lake(str(lake.place)).read(COUNTS)
+    assert "\n" not in str(told.value)
+    assert str(told.value).startswith("reading ks.counts: ")
+    assert f"{file.name} is {due}; cdc-platform check --deep names what else is" in str(told.value)
 
 
 def test_a_log_that_is_damaged_is_told_as_it_lies_there(lake: Lake) -> None:
