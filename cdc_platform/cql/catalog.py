@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cdc_platform.cql.schema import LOG_SUFFIX, TableSchema
+from cdc_platform.cql.names import LOG_SUFFIX
+from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import (
     COUNTER,

@@ -14,9 +14,9 @@ from itertools import chain
 from cdc_platform.clock import SECOND_US, Microseconds, format_us
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
-from cdc_platform.cql.names import refuse_name
+from cdc_platform.cql.names import LOG_SUFFIX, refuse_name
 from cdc_platform.cql.row_ttl import altered, marked, without_lost
-from cdc_platform.cql.schema import LOG_SUFFIX, CdcOptions, Column, Kind, TableSchema, log_columns
+from cdc_platform.cql.schema import CdcOptions, Column, Kind, TableSchema, log_columns
 from cdc_platform.cql.table_options import cdc_options, default_ttl, option_map
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound

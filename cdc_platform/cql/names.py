@@ -8,6 +8,8 @@ from cdc_platform.errors import InputError
 
 MOST_NAME = 192
 """The letters of a keyspace's, type's or table's name, as in ScyllaDB since 2026 (48 before)."""
+LOG_SUFFIX = "_scylla_cdc_log"
+"""What a table's name ends in whose CDC log it is."""
 _WHOLE = re.compile(r"\w+", re.ASCII)
 
 

@@ -8,6 +8,7 @@ from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
 
 from cdc_platform.clock import DAY_SECONDS, Microseconds
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.types import (
     BIGINT,
     BLOB,
@@ -44,7 +45,6 @@ Role = Literal[
     "deleted_elements",
 ]
 
-LOG_SUFFIX = "_scylla_cdc_log"
 LOG_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 """The primary key of every log: a partition is a stream."""
 DEFAULT_TTL = DAY_SECONDS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ compute: Any = _compute
 """pyarrow's compute functions, which it makes at import, so that no type checker sees them."""
 
 
-class _WithoutPandas(MetaPathFinder):
+class _WithoutPandas:
     """Finds that there is no pandas."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:

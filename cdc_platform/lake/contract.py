@@ -10,7 +10,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
@@ -116,6 +115,8 @@ def winners(folder: Stored) -> list[int]:
 
 
 def _put_at_once(tried: Sequence[Stored]) -> list[int]:
+    from concurrent.futures import ThreadPoolExecutor
+
     together = Barrier(WRITERS)
 
     def put(writer: int) -> list[bool]:

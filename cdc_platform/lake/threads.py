@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -13,6 +12,8 @@ Made = TypeVar("Made")
 
 def side_by_side(work: Callable[[Part], Made], parts: Iterable[Part], at_once: int) -> list[Made]:
     """What the work makes of each part, in their order, on so many threads; raises what the first failure raised."""
+    from concurrent.futures import ThreadPoolExecutor
+
     contexts = [(copy_context(), part) for part in parts]
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(lambda each: each[0].run(work, each[1]), contexts))

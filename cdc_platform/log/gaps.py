@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cdc_platform.clock import Microseconds, format_us
-from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.lake.lake import Lake
 
 if TYPE_CHECKING:
+    from cdc_platform.cql.schema import CdcOptions, TableSchema
     from cdc_platform.records.cdc_tables import TableChange
 
 MAYBE = "perhaps all writes, if CDC was off while nobody looked,"
@@ -73,6 +73,7 @@ def history_of(changes: Iterable[TableChange], schema: TableSchema) -> list[Stan
 
     `changes` are those of all tables, oldest first (`cdc_tables.changes`).
     """
+    from cdc_platform.cql.schema import CdcOptions
     from cdc_platform.records import cdc_tables
 
     name = (schema.keyspace, schema.name)
@@ -162,6 +163,7 @@ def _options(ddl: str, enabled: bool) -> CdcOptions:
     """The CDC options of a definition; whether CDC is on is told beside it."""
     from cdc_platform.cql import statements as s
     from cdc_platform.cql.parser import parse
+    from cdc_platform.cql.schema import CdcOptions
     from cdc_platform.cql.table_options import cdc_options
 
     tables = [each.body for each in parse(ddl) if isinstance(each.body, s.CreateTable)]

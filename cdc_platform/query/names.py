@@ -13,7 +13,7 @@ from difflib import get_close_matches
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, format_us
-from cdc_platform.cql.schema import LOG_SUFFIX
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import snapshots
 from cdc_platform.lake.lake import Lake

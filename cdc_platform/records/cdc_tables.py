@@ -28,8 +28,7 @@ from cdc_platform.clock import (
     us_of,
     us_of_seconds,
 )
-from cdc_platform.cql.names import MOST_NAME, is_name
-from cdc_platform.cql.schema import LOG_SUFFIX
+from cdc_platform.cql.names import LOG_SUFFIX, MOST_NAME, is_name
 from cdc_platform.errors import InputError, UnknownTable
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake

@@ -14,9 +14,10 @@ from cdc_platform.clock import ONE_US, Milliseconds, ms_of
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.parser import read_script
 from cdc_platform.cql.scalars import timeuuid_us
-from cdc_platform.cql.schema import LOG_SUFFIX, CdcOptions
+from cdc_platform.cql.schema import CdcOptions
 from cdc_platform.cql.table_options import option_map
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import InputError, NotFound

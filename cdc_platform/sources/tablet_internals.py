@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import Milliseconds, format_ms
-from cdc_platform.cql.schema import LOG_SUFFIX
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.errors import InputError
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED
 from cdc_platform.sources.cqlsh_values import read_stream_id, read_time_ms, read_uuid

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, format_ms, format_us, seconds_of_us
-from cdc_platform.cql.schema import LOG_SUFFIX
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import cluster_of
 from cdc_platform.lake.tables import Table

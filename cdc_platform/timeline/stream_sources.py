@@ -1,22 +1,22 @@
 """Which kind of streams a table has: those of the generations, or of its own tablets. Nobody else asks that.
 
-What the lake holds is read once, when it is asked for first.
+What the lake holds is read once, when it is asked for first. So is what reads it imported: who asks of a home without
+tables has no use for either kind.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cdc_platform.clock import Microseconds, ms_of
-from cdc_platform.generations import tablets
-from cdc_platform.generations.tablets import StreamSet
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import tablet_ledger, tablet_sets
 from cdc_platform.settings import Settings
-from cdc_platform.timeline.stream_source import StreamSource
-from cdc_platform.timeline.tablet_streams import TabletStreams
-from cdc_platform.timeline.vnode_streams import VnodeStreams
+
+if TYPE_CHECKING:
+    from cdc_platform.timeline.stream_source import StreamSource
+    from cdc_platform.timeline.vnode_streams import VnodeStreams
 
 _Name = tuple[str, str]
 
@@ -33,10 +33,14 @@ class StreamSources:
     @cached_property
     def generations(self) -> VnodeStreams:
         """That of every table without tablets."""
+        from cdc_platform.timeline.vnode_streams import VnodeStreams
+
         return VnodeStreams(self.lake, self.settings)
 
     @cached_property
     def _with_tablets(self) -> frozenset[_Name]:
+        from cdc_platform.records import tablet_sets
+
         return frozenset(tablet_sets.tables(self.lake))
 
     def of(self, keyspace: str, table: str) -> StreamSource:
@@ -47,6 +51,8 @@ class StreamSources:
         if name not in self._with_tablets:
             return self.generations
         if name not in self._read:
+            from cdc_platform.timeline.tablet_streams import TabletStreams
+
             self._read[name] = TabletStreams(self.lake, self.settings, *name)
         return self._read[name]
 
@@ -57,10 +63,14 @@ class StreamSources:
         """
         if (keyspace, table) in self._with_tablets:
             return
+        from cdc_platform.generations import tablets
+        from cdc_platform.records import tablet_ledger
+        from cdc_platform.timeline.tablet_streams import TabletStreams
+
         time_ms = tablets.base_timestamp(ms_of(now_us), self.settings.generation_leeway_ms)
         table_id = tablet_ledger.table_id_of(keyspace, table, 0)
         ids = tablets.new_streams(table_id, time_ms, tablets.uniform_ends(count))
-        sets = [StreamSet.of(time_ms, ids)]
+        sets = [tablets.StreamSet.of(time_ms, ids)]
         self._given[keyspace, table] = TabletStreams(self.lake, self.settings, keyspace, table, sets)
 
     def forget(self, keyspace: str, table: str) -> None:

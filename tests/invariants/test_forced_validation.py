@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from support.worlds.invariant_seeds import OWNERS, SeededLake, generation_rows, with_low_bits, with_token
 
-from cdc_platform.invariants import audit_lake, judge
+from cdc_platform.invariants import audit_lake
 from cdc_platform.invariants.findings import SHARD_COLOCATION, SHOWN, STREAM_FORMAT, STREAMS_UNIQUE, VNODE_COLOCATION
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 
 OFF = {"PANDERA_VALIDATION_ENABLED": "False", "PANDERA_VALIDATION_DEPTH": "SCHEMA_ONLY"}
 _SAID = """
 def said(workers, lake):
-    from cdc_platform.invariants import audit_lake, judge
+    from cdc_platform.invariants import audit_lake
+    from cdc_platform.invariants.judge import judge
     return [[str(line.invariant), line.said, line.passed] for line in judge(audit_lake(workers, lake))]
 """
 _HERE = (

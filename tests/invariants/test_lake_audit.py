@@ -20,7 +20,7 @@ from support.worlds.invariant_seeds import (
 
 from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.errors import NotFound
-from cdc_platform.invariants import INVARIANTS, Finding, audit_lake, judge
+from cdc_platform.invariants import INVARIANTS, Finding, audit_lake
 from cdc_platform.invariants.findings import (
     PUBLISHED_EQUALS_DESCRIPTION,
     REFINES_VNODES,
@@ -32,6 +32,7 @@ from cdc_platform.invariants.findings import (
     TIMESTAMP_COMPLETE,
     VNODE_COLOCATION,
 )
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_schema

@@ -36,7 +36,6 @@ from cdc_platform.invariants import (
     audit_inserted,
     audit_published,
     audit_timestamps,
-    judge,
     sharing,
 )
 from cdc_platform.invariants.findings import (
@@ -52,6 +51,7 @@ from cdc_platform.invariants.findings import (
     VNODE_COLOCATION,
 )
 from cdc_platform.invariants.inventory import HeldGeneration
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import Batches, Workers, file_batches
 from cdc_platform.ring import Node, Ring

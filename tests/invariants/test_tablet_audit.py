@@ -11,8 +11,9 @@ from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, S
 
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, ms_to_datetime
 from cdc_platform.generations.tablets import uniform_ends
-from cdc_platform.invariants import findings, judge
+from cdc_platform.invariants import findings
 from cdc_platform.invariants.findings import TABLET_INVARIANTS
+from cdc_platform.invariants.judge import judge
 from cdc_platform.invariants.tablets import audit_tablet_table, audit_tablets
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_STREAMS, TABLET_TIMESTAMPS

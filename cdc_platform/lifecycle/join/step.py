@@ -12,8 +12,9 @@ from typing import Any
 
 from cdc_platform.clock import Clock
 from cdc_platform.errors import AuditFailed, StateError
-from cdc_platform.invariants import Finding, Judgement, audit_lake, judge
+from cdc_platform.invariants import Finding, audit_lake
 from cdc_platform.invariants.families import Invariant
+from cdc_platform.invariants.judge import Judgement, judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.volume import Workers

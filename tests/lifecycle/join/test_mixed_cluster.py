@@ -23,8 +23,9 @@ from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId
 from cdc_platform.generations import description as rules
 from cdc_platform.home import open_home
-from cdc_platform.invariants import INSERTED_INVARIANTS, PUBLISHED_INVARIANTS, audit_lake, judge
+from cdc_platform.invariants import INSERTED_INVARIANTS, PUBLISHED_INVARIANTS, audit_lake
 from cdc_platform.invariants.first_format import audit_inserted_v1, audit_published_v1
+from cdc_platform.invariants.judge import judge
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
