@@ -14,7 +14,6 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.log import gaps
-from cdc_platform.log.stored_names import AS_OF, MARKED
 from cdc_platform.records import cdc_tables, consumers, no_tables
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
@@ -45,6 +44,8 @@ def tables(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str,
 
 def _kept(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -> dict[str, Any] | None:
     """The table itself, where `ingest --current` keeps it: its rows, which of them are inexact, and how old it is."""
+    from cdc_platform.log.stored_names import AS_OF, MARKED
+
     table = Table(keyspace, name, pa.schema([]), (), "")
     as_of = lake.transaction(table, AS_OF)
     if as_of is None:
