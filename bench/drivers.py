@@ -77,7 +77,7 @@ def two_workers(bench: Bench) -> list[Result]:
         state = {STATE_VARIABLE: str(folder / "state")}
         driver = folder / "driver"
         driver.mkdir()
-        standalone = Standalone(driver, [driver], s3.environment())
+        standalone = Standalone(driver, [driver], [s3.environment()] * 2)
         # In tests executors end before a second compiler has paid for itself; here they are warm, as the other side is.
         lines = standalone.conf.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith("spark.executor.extraJavaOptions")]
