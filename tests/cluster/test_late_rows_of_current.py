@@ -13,6 +13,7 @@ from support.standin.kept_table import DAY_US, bring, in_lake, now, old, small_s
 from support.standin.live_table import LiveTable, drawn
 from support.standin.world import time_uuid
 
+from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
@@ -103,6 +104,26 @@ def test_a_late_write_that_was_deleted_before_stays_so(
     late(table, WRITES["a row"][0], *WRITES["a row"][1], days=3)
     assert bring(cluster, workers, TWICE).late == 1
     assert in_lake(cluster, table)[0] == table.rows() == {}
+
+
+def test_who_was_killed_behind_the_copy_misses_no_late_write(
+    cluster: KnownCluster, workers: Workers, table: LiveTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one merges the whole log for the first time, and knows what came into it since the copy."""
+
+    def killed(point: str) -> None:
+        if point == failpoints.AFTER_COPY:
+            raise KeyboardInterrupt
+
+    older(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    bring(cluster, workers, ONCE)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(failpoints, "reached", killed)
+        bring(cluster, workers, ONCE, current=True)
+    late(table, WRITES["a row"][0], *WRITES["a row"][1])
+    assert bring(cluster, workers, TWICE).late == 1
+    assert in_lake(cluster, table)[0] == table.rows()
+    assert len(table.rows()) == 2
 
 
 @pytest.mark.parametrize("history", range(3))

@@ -163,8 +163,8 @@ class Keeper:
     def _merge(self, now: Kept, as_of_us: Microseconds) -> tuple[int, int]:
         """Merge what the log has more; answers with its rows, and with how many slices were written."""
         version = self._lake.version(log_table(self._schema))
-        logs = self._lacking(now, version)
-        self._late = self._came_late(now, version)
+        logs, fresh = self._lacking(now, version)
+        self._late = self._came_late(fresh, now)
         changes = [self._of_log(logs, now.since_us), self._late.changes]
         changes = with_slices(merged(self._schema, changes) if self._late.rows else changes[0], now.slices)
         as_of = max(as_of_us, now.as_of_us or as_of_us)
@@ -192,26 +192,24 @@ class Keeper:
                 raise self._disturbed()
         return sum(each.num_rows for each in logs), len(chosen)
 
-    def _lacking(self, now: Kept, version: int | None) -> list[pa.Table]:
-        """The rows of the log that are not merged yet; all that count where that cannot be told."""
+    def _lacking(self, now: Kept, version: int | None) -> tuple[list[pa.Table], list[pa.Table]]:
+        """The rows of the log that are not merged yet, all where nobody can tell; those that came behind the copy."""
         log = log_table(self._schema)
         if version is None:
-            return []
+            return [], []
         if now.log is not None and now.log <= version:
             found = appended(self._lake, log, now.log, version)
             if found is not None:
-                return found
+                return found, found
         rows = self._lake.read_version(log, version)
-        return [rows] if rows.num_rows else []
+        behind = None if now.log is not None or now.behind == version else now.behind
+        fresh = None if behind is None else appended(self._lake, log, behind, version)
+        return [rows] if rows.num_rows else [], fresh or []
 
-    def _came_late(self, now: Kept, version: int | None) -> Late:
-        """What is older than the log counts, and came into it when the table was copied, or brought up, already."""
-        lake, schema, after = self._lake, self._schema, now.behind if now.log is None else now.log
-        if version is None or after is None or after >= version:
-            return Late.none()
-        since = pa.scalar(to_datetime(now.since_us), TIMESTAMP)
-        logs = appended(lake, log_table(schema), after, version) or []
-        older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in logs]
+    def _came_late(self, fresh: Sequence[pa.Table], now: Kept) -> Late:
+        """Of what came into the log behind the copy, what is older than the log counts from."""
+        schema, since = self._schema, pa.scalar(to_datetime(now.since_us), TIMESTAMP)
+        older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in fresh]
         older = [each for each in older if each.num_rows]
         if not older:
             return Late.none()
