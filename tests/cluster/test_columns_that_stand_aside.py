@@ -18,6 +18,7 @@ from support.standin.live_table import LiveTable
 
 from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds
 from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.lake import frames
 from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
@@ -25,6 +26,7 @@ from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.reading import hourly
+from cdc_platform.log.reading.aside import rename
 from cdc_platform.log.reading.reader import BY_HOUR, sink_table
 
 pytestmark = pytest.mark.cassandra
@@ -156,3 +158,28 @@ def test_what_no_native_column_holds_goes_with_its_column(
     stored = lake_of(cluster).read(log_table(log.schema, exact=True))
     values = [row["key" if of_key else "v"] for row in table_rows(log.schema, stored)]
     assert sorted(values, key=str) == ([FAR, 5] if of_key else [5, None])
+
+
+def test_a_copy_that_is_written_to_meanwhile_keeps_every_row(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process of the consumer comes between the reading of its files and the commit that renames a column."""
+    log.write([FIRST_US + 1], v=[7])
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    consume(cluster, "audit")
+    lake, sink = lake_of(cluster), sink_table(log.schema, "audit")
+    replace_all, once = frames.replace_all, [True]
+
+    def other_first(*given: Any, **options: Any) -> bool:
+        if once and once.pop():
+            rows = lake.read_version(sink, lake.version(sink) or 0)
+            later = pa.array([1], rows["cdc$batch_seq_no"].type)
+            place = rows.schema.get_field_index("cdc$batch_seq_no")
+            assert lake.append_once(sink, rows.set_column(place, "cdc$batch_seq_no", later), {"other": 1}, None)
+        return replace_all(*given, **options)
+
+    monkeypatch.setattr(frames, "replace_all", other_first)
+    rename(lake, sink, {"v": "v$until_20260921T161320000Z"})
+    found = rows_of(lake, sink)
+    assert sorted((row["cdc$batch_seq_no"], row["v$until_20260921T161320000Z"]) for row in found) == [(0, 7), (1, 7)]
+    assert once == []

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_platform.clock import Microseconds, format_us
-from cdc_platform.errors import StateError
+from cdc_platform.errors import ConflictError, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
@@ -22,6 +23,7 @@ from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
 from cdc_platform.log.stored_names import EXACT
 from cdc_platform.places import place_of
 
+_TRIES = 5
 _UNTIL = re.compile(r"(?P<name>.+)\$until_(?P<stamp>\d+T\d+Z)")
 
 
@@ -68,11 +70,22 @@ def put_aside(lake: Lake, sink: Table, log: pa.Schema) -> None:
 def rename(lake: Lake, table: Table, names: Mapping[str, str], beside: Mapping[str, int] | None = None) -> None:
     """Put every row of a log, or of a copy of it, where it is under these new names of columns, by one commit.
 
+    Where another process writes to it meanwhile, as the upkeep of files does, it is done anew with what is there then.
+
     Raises:
-        ConflictError: another process wrote to it meanwhile.
+        ConflictError: others kept coming first.
     """
+    for _ in range(_TRIES - 1):
+        with suppress(ConflictError):
+            return _renamed(lake, table, names, beside)
+    return _renamed(lake, table, names, beside)
+
+
+def _renamed(lake: Lake, table: Table, names: Mapping[str, str], beside: Mapping[str, int] | None) -> None:
     version, files = lake.version(table) or 0, lake.files(table, [])
     stands = stored_schema(lake, table)
+    if not set(names) & set(stands.names):
+        return  # another process has done it
     fields = [field.with_name(names.get(field.name, field.name)) for field in stands]
 
     def renamed(number: int) -> Batches:
