@@ -145,17 +145,19 @@ def _altered(old: str, new: str) -> str:
     if lines:
         more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
         said.append(f"its definition is another: {', '.join(lines[:_MOST_LINES])}{more}")
-    return "; ".join(said) or _as_before(new)
+    return "; ".join(said) or _as_before(old, new)
 
 
 def _shown(text: str) -> list[str]:
     return [line for line in text.splitlines()[1:] if not line.startswith(_ALTERED)]
 
 
-def _as_before(text: str) -> str:
-    """What is said of a table of which nothing is other that is shown."""
-    last = [line for line in text.splitlines() if line.startswith(_ALTERED)]
-    return f"was {last[0]}, and looks as before" if last else "its definition is in another order"
+def _as_before(old: str, new: str) -> str:
+    """What is said of a table that is shown as before; homes of earlier releases do not know when it was altered."""
+    before, last = ([line for line in text.splitlines() if line.startswith(_ALTERED)] for text in (old, new))
+    if not last:
+        return "its definition is in another order"
+    return f"was {last[0]}, and looks as before" if before else f"is known by now to have been {last[0]}"
 
 
 def _first(text: str) -> str:
