@@ -7,9 +7,10 @@ from the first commit with an envelope on: what is older is unknown, and no comp
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cached_property
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -26,7 +27,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.versions import folders
 from cdc_platform.lake.volume import file_batches
-from cdc_platform.places import Place, fetching_anew, place_of
+from cdc_platform.places import Place, Stored, fetching_anew, place_of
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
@@ -298,15 +299,25 @@ class _Look:
         return None
 
     def _is_there(self, file: DataFile) -> bool:
-        try:
-            seen = place_of(file.path).seen()
-        except OSError:
-            seen = None
-        size = None if seen is None else seen.bytes
+        place = place_of(file.path)
+        size = self._sizes.get(place.path) if isinstance(place, Stored) else None
+        if size is None:
+            try:
+                seen = place.seen()
+            except OSError:
+                seen = None
+            size = None if seen is None else seen.bytes
         if size != file.bytes:
             what = "missing" if size is None else f"damaged (it has {size} bytes, and had {file.bytes})"
             self._note_file(file, f"is {what}")
         return size == file.bytes
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        """The bytes of each file, where one list of a store tells of many."""
+        place = place_of(self._folder)
+        is_many = sum(map(len, self.slices.values())) > 1
+        return place.sizes() if isinstance(place, Stored) and is_many else {}
 
     def _note_slice(self, name: str, due: int | None, what: str, where: str) -> None:
         """Say of a slice what it holds."""

@@ -112,6 +112,11 @@ class Stored(Place):
             found = next(iter(pages), [])
         return [(each["path"], self._of_meta(each)) for each in found], len(found) < _PAGE
 
+    def sizes(self) -> dict[str, int]:
+        """The bytes of all files below it, in whatever folder, by their paths in the store."""
+        with self._asked():
+            return {each["path"]: each["size"] for each in self._store.list(self.path or None).collect()}
+
     def fetch(self, mark: str) -> bytes:
         """What is in the file, which was seen with this mark in a list; it is fetched if nobody here has.
 

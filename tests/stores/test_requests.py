@@ -19,6 +19,7 @@ from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.lake.threads import side_by_side
+from cdc_platform.lake.verification import verify
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.places import Stored, fetching_once, place_of
@@ -90,6 +91,24 @@ def test_an_audit_asks_no_file_how_long_it_is(s3: S3, home: str) -> None:
     across = next(each for each in summary if each.invariant == STREAMS_UNIQUE_ACROSS_GENERATIONS)
     assert across.violations == 0 < across.population
     assert (after["GET"] > before["GET"], after["HEAD"] - before["HEAD"]) == (True, 0)
+
+
+def test_a_check_looks_for_all_files_of_a_table_by_one_list(s3: S3, home: str) -> None:
+    """Of one with many each is asked for alone no more; one that is cut off or gone is found all the same."""
+    lake = Lake(open_home(home).lake)
+    alone = sum(len(lake.data_files(table)) == 1 for table in TABLES.values())
+    before = s3.counts()["HEAD"]
+    assert [line for each in verify(lake) for line in each.damage] == []
+    assert s3.counts()["HEAD"] - before <= alone
+    cut, gone, *_ = map(stored, lake.files(GENERATION_DESCRIPTIONS_V2, []))
+    cut.put(cut.read()[:-1])
+    gone.remove()
+    told = [line for each in verify(lake) for line in each.damage]
+    assert [(cut.name in line, gone.name in line) for line in sorted(told, key=lambda line: gone.name in line)] == [
+        (True, False),
+        (False, True),
+    ]
+    assert ["is damaged (it has" in line or "is missing" in line for line in told] == [True, True]
 
 
 def test_the_files_of_other_generations_are_fetched_once(s3: S3, home: str) -> None:
