@@ -415,10 +415,7 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
 def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
     workers: Workers, seeded: SeededLake, monkeypatch: pytest.MonkeyPatch, ends: Sequence[int], shared: int, own: bool
 ) -> None:
-    """Of a ring with two ranges of the same numbers these two rows are read; what is shared is read twice.
-
-    Of the generation itself nothing is read beside its fingerprints where its description was found to hold.
-    """
+    """Two rows of two ranges of the same numbers; what is shared twice; of itself none, where it was found to hold."""
     read: list[int] = []
 
     def counted(path: str, columns: Sequence[str], only: tuple[str, Any] | None = None) -> Batches:

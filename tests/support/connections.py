@@ -11,15 +11,11 @@ from support.processes.below import below
 _ESTABLISHED = "01"
 
 
-def own_connections(port: int, nodes: int = 3, *, of_descendants: bool = False) -> Counter[int]:
-    """How many this process has to a port of each node: of 127.0.0.1, which is node 0, of 127.0.0.2, ...
-
-    With `of_descendants` those of all processes below it count as well, as of the workers of its Spark.
-    """
+def own_connections(port: int, nodes: int = 3, process: int | str = "self") -> Counter[int]:
+    """How many this process has, or another, to a port of each node: of 127.0.0.1, node 0, of 127.0.0.2, ..."""
     mine: set[str] = set()
-    for process in ("self", *(below() if of_descendants else ())):
-        with suppress(OSError):  # it has ended
-            mine |= _opened(Path(f"/proc/{process}/fd"))
+    with suppress(OSError):  # it has ended
+        mine = _opened(Path(f"/proc/{process}/fd"))
     # An address is as the machine has it in memory, its last byte first.
     places = {f"{0x7F000001 + node:08X}": node for node in range(nodes)}
     found: Counter[int] = Counter()
@@ -30,6 +26,12 @@ def own_connections(port: int, nodes: int = 3, *, of_descendants: bool = False) 
         if node is not None and int(of, 16) == port and fields[3] == _ESTABLISHED and f"socket:[{fields[9]}]" in mine:
             found[node] += 1
     return found
+
+
+def connections_below(port: int, nodes: int = 3) -> list[int]:
+    """How many each process below this one has to all nodes, as the workers of its Spark: of those that have any."""
+    found = (own_connections(port, nodes, process).total() for process in below())
+    return [count for count in found if count]
 
 
 def _opened(folder: Path) -> set[str]:
