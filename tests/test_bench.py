@@ -69,6 +69,7 @@ def test_the_same_joins_are_done_by_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.dagster
+@pytest.mark.long("a process with Dagster")
 def test_ticks_find_the_node_that_waits(tmp_path: Path) -> None:
     """A tick that is measured asks for a run, in a process without a JVM."""
     home = open_home(tmp_path / "home")

@@ -241,6 +241,7 @@ def _label(question: Question) -> str:
 
 
 @pytest.mark.parametrize("number", range(len(questions())), ids=[_label(question) for question in questions()])
+@pytest.mark.long("a command as a whole process")
 def test_it_answers_as_it_did(release: str, looked: tuple[Answers, Files, Files], number: int) -> None:
     """Everything that only looks says what it said, with the same exit code; fields may have come since."""
     answer = looked[0][number]

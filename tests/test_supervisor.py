@@ -238,6 +238,7 @@ class Lasting(Mortal):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.long("a process that is ended and started again")
 def test_a_server_that_is_not_needed_sleeps(tmp_path: Path) -> None:
     """It is ended, stays so while nobody needs it, and is started once when somebody does; that is no death."""
     server, told, seen = Lasting(0), [], []

@@ -129,6 +129,7 @@ def test_a_home_that_everybody_can_write_into_is_refused(tmp_path: Path) -> None
     assert said.strip().endswith(f"close it with chmod 700 {home.path} [environment]")
 
 
+@pytest.mark.long("an instance of Dagster, opened three times")
 def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
     """A run whose process was killed together with its `up` does not stand as started for good."""
     folder = dagster_home(open_home(tmp_path))

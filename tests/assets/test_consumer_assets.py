@@ -471,6 +471,7 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
     rows=st.lists(st.integers(0, 3 * HOUR - (START_US - NOON) - 1), max_size=12, unique=True),
     hours=st.lists(st.sampled_from([NOON, ONE, TWO]), min_size=1, max_size=6),
 )
+@pytest.mark.long("drawn homes of which each copies several hours")
 def test_any_rows_and_any_hours(template: Path, rows: list[int], hours: list[int]) -> None:
     """Written a part before each hour that is copied: of the hours that came last, and only they, all rows, once."""
     with tempfile.TemporaryDirectory() as folder:

@@ -68,6 +68,7 @@ def home(tmp_path: Path) -> Home:
     return found
 
 
+@pytest.mark.long("a program that is started for each change")
 def test_each_is_told_in_order_and_what_it_prints_goes_nowhere(
     writing: Path, home: Home, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_what_stays_for_weeks_is_light() -> None:
     assert json.loads(ran.stdout) == []
 
 
+@pytest.mark.long("a process that imports all that a run does")
 def test_runs_find_what_judges_and_draws_there() -> None:
     """In what they are forked from, which has one thread; Spark's client, which few of them want, is not."""
     names = ("pandera", "matplotlib", "pyspark.sql.connect.session")

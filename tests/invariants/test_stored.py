@@ -173,6 +173,7 @@ def test_what_a_stranger_does_to_a_table_is_found(one: Path, change: str, tmp_pa
 
 
 @pytest.mark.parametrize("one", ["platform.cdc_tables", TOPOLOGY_DESCRIPTIONS.full_name], indirect=True)
+@pytest.mark.long("150 looks at a home")
 def test_a_byte_that_is_another_one_is_seen(one: Path, tmp_path: Path) -> None:
     """Wherever it lies in a small file: it is told, or what is read is what was written."""
     path = data_file(one)
