@@ -18,7 +18,7 @@ from dagster import (
     define_asset_job,
     in_process_executor,
 )
-from support.worlds.rehearsal import Rehearsal
+from support.worlds.rehearsal import Rehearsal, failures
 
 from assets.declared import key
 from assets.join.drawn import streams_on_shards
@@ -88,7 +88,7 @@ def test_a_join_and_its_repetition(rehearsal: Rehearsal, tasks: str, monkeypatch
     first, second = rehearsal.queue(1), rehearsal.queue(2, tokens=3, shard_count=3)
     results = [rehearsal.join(first), rehearsal.join(second)]
     for result in results:
-        assert result.success
+        assert result.success, failures(result)
         assert materialised(result) == {table.full_name for table in OF_A_GENERATION}
         assert failed_checks(result) == set()
         assert len(result.get_asset_check_evaluations()) == 19

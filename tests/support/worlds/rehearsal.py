@@ -71,3 +71,9 @@ class Rehearsal:
             asset_selection=chosen,
             raise_on_error=False,
         )
+
+
+def failures(result: ExecuteInProcessResult) -> list[str]:
+    """What the steps of a run say that failed, each with the stack of its error."""
+    failed = (event for event in result.all_events if event.is_step_failure)
+    return [f"{event.step_key}: {event.step_failure_data.error}" for event in failed]
