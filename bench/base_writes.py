@@ -6,14 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.cluster import nodes_of, queue
+from bench.cluster import grow, nodes_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
-from cdc_platform.clock import HOUR_US, Clock, us_of
+from cdc_platform.clock import HOUR_US, us_of
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.records.ring import put_nodes
-from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
 from cdc_platform.timeline.base_writes import assign_streams
 
@@ -48,11 +45,8 @@ def base_writes(bench: Bench) -> list[Result]:
 
 def five_generations(bench: Bench, folder: Path) -> Lake:
     """A lake in which the last five nodes joined, an hour apart."""
-    lake, nodes = Lake(folder), nodes_of(bench.sizes.cluster)
-    put_nodes(lake, nodes[:-GENERATIONS])
-    for hour, node in enumerate(nodes[-GENERATIONS:]):
-        clock = Clock(CLOCK.now_us() + HOUR_US * hour)
-        run_join(bench.workers, lake, clock, Settings(), queue(lake, clock, node))
+    lake = Lake(folder)
+    grow(bench.workers, lake, nodes_of(bench.sizes.cluster), GENERATIONS, CLOCK)
     return lake
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import HOUR_US, Clock
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
+from cdc_platform.lake.volume import Workers
+from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.records import inbox
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import FIRST, LAST, Node, Ring
+from cdc_platform.settings import Settings
 
 IGNORE_MSB = 12
 FEATURES = ("CDC_GENERATIONS_V2",)
@@ -85,6 +89,15 @@ def lake_before_next_join(lake: Lake, size: Size, turn: int, clock: Clock) -> st
     lake.delete(NODES, [("host_id", "=", str(before.host_id))])
     tokens = tuple(token + turn for token in last.tokens)
     return queue(lake, clock, replace(last, host_id=_stand_in(last, turn), tokens=tokens))
+
+
+def grow(workers: Workers, lake: Lake, nodes: Sequence[Node], joining: int, clock: Clock) -> Clock:
+    """Let the last `joining` nodes join a ring of those before them, an hour apart from `clock` on; the next hour."""
+    put_nodes(lake, nodes[:-joining])
+    for hour, node in enumerate(nodes[-joining:]):
+        at = Clock(clock.now_us() + HOUR_US * hour)
+        run_join(workers, lake, at, Settings(), queue(lake, at, node))
+    return Clock(clock.now_us() + HOUR_US * joining)
 
 
 def _stand_in(node: Node, turn: int) -> uuid.UUID:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Protocol
 from unittest.mock import patch
 
-from bench.cluster import Size, lake_before_join, lake_before_next_join, nodes_of, queue
+from bench.cluster import Size, grow, lake_before_join, lake_before_next_join, nodes_of, queue
 from bench.measure import Pairs, Result, paired, seconds, watched_memory
 from bench.session import CLOCK, FLOOR, Bench, v2_rows
 from cdc_platform.clock import HOUR_US, Clock
@@ -26,7 +26,6 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
-from cdc_platform.records.ring import put_nodes
 from cdc_platform.settings import Settings
 
 _ONCE = 10_000_000
@@ -187,14 +186,10 @@ class _Grown:
 
     def __init__(self, workers: Workers, size: Size, folder: Path) -> None:
         self._workers, self._folder, self._turn = workers, folder, 0
-        *self._members, self._last = nodes_of(size)
+        *members, last = nodes_of(size)
         lake = Lake(folder / "0")
-        put_nodes(lake, self._members[:-_GROWN])
-        for hour, node in enumerate(self._members[-_GROWN:]):
-            clock = Clock(CLOCK.now_us() + HOUR_US * hour)
-            run_join(workers, lake, clock, Settings(), queue(lake, clock, node))
-        self._clock = Clock(CLOCK.now_us() + HOUR_US * _GROWN)
-        self._generation_id = queue(lake, self._clock, self._last)
+        self._clock = grow(workers, lake, members, _GROWN, CLOCK)
+        self._generation_id = queue(lake, self._clock, last)
 
     def prepare(self) -> None:
         """Copy the home, in place of the last copy."""
