@@ -91,14 +91,13 @@ def committed(lake: Lake, table: Table, where: Mapping[str, Any]) -> Committed:
         said = None if version is None else commits.digests_at(lake.open_tables.newest(lake.path(table)), [name])
         columns = [column for column in table.schema.names if column not in table.partition_by]
         files = lake.files(table, [(key, "=", value) for key, value in where.items()])
+        rule = lake.digest_rule(table)
     of = f" where {name}" if name else ""
     refusal = (
         f"{table.full_name}{of} holds other rows than its commits put there, in version {version}: nothing is made of"
         " it; cdc-platform check --deep names the file, repair --from-description makes anew what can be"
     )
-    return Committed(
-        rows_of_files(files, columns), lake.digest_rule(table), None if said is None else said[name], refusal
-    )
+    return Committed(rows_of_files(files, columns), rule, None if said is None else said[name], refusal)
 
 
 def _digested(rows: Committed, batches: Batches) -> Batches:
