@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ _BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BOUND = str(2**31 - 1)
 # Streams never pass through the JVM: a generation of 16 million takes no more of its memory than one of a thousand.
 MEMORY = "1536m"
+_MAKING = threading.Lock()
+"""A process has one context of Spark; two threads that ask for the first session would make two."""
 SERVER_SECONDS = 180
 """How long a part of `cdc-platform up` waits for the server that this one starts."""
 _LOOK_SECONDS = 0.2
@@ -86,12 +89,21 @@ def spark_session(
     """
     if is_remote():
         return _connect(app_name, extra_conf or {})
+    with _MAKING:
+        return _running() or _embedded(app_name, heavy, extra_conf or {})
+
+
+def _running() -> SparkSession | None:
+    """The embedded session that this process has, whichever of its threads asks.
+
+    Not `SparkSession.getActiveSession`: what is active there is so for one thread of the JVM alone. Another thread of
+    Python has another, and so has this one when its connection to the JVM was lost and made anew.
+    """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
-    return _embedded(app_name, heavy, extra_conf or {})
+    context: Any = SparkContext
+    return None if context._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def workers() -> Workers:

@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.spark.core import core
@@ -33,6 +34,22 @@ if TYPE_CHECKING:
 def test_there_is_one_session_a_process(spark: SparkSession) -> None:
     """Whoever asks gets the same one."""
     assert spark_session("another name", heavy=True) is spark
+
+
+def test_every_thread_has_that_session(spark: SparkSession) -> None:
+    """What Spark calls active is so for one thread of the JVM; another thread of Python has another there."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = list(pool.map(lambda _: spark_session(), range(8)))
+    assert all(session is spark for session in asked)
+
+
+def test_a_connection_to_the_jvm_that_was_lost_leaves_the_session(spark: SparkSession) -> None:
+    """A thread that comes back to the JVM by another connection is another thread there."""
+    gateway: Any = spark.sparkContext._gateway
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: spark_session().range(1).count()).result()
+        pool.submit(lambda: gateway._gateway_client.get_thread_connection().close()).result()
+        assert pool.submit(lambda: spark_session() is spark and spark_session().range(3).count()).result() == 3
 
 
 @pytest.mark.parametrize(
