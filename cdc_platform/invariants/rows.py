@@ -35,7 +35,6 @@ from cdc_platform.ring import (
     shard_of,
     unbias,
 )
-from cdc_platform.ring.lookup import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s, UInt8s
 
 # Streams worked on at once: their columns stay in the processor's second-level cache, and a call of numpy takes longer
@@ -54,13 +53,15 @@ class RangeEnds:
         """The (exclusive) start of each range, int64[n]."""
         return range_starts(self.ends)
 
-    @cached_property
-    def lookup(self) -> RangeLookup:
-        """Finds the range of a token, as writes do."""
-        return RangeLookup(self.ends)
+    def holds(self, ranks: Int64s, tokens: Int64s) -> Bools:
+        """Whether the range of each rank has the token (int64, broadcast). The minimum token is in none: no key has it.
 
-    def __reduce__(self) -> tuple[type[RangeEnds], tuple[Int64s]]:
-        return RangeEnds, (self.ends,)  # workers make their lookup themselves: it is larger than the column
+        Positions are counted from the range's first one on, so that the ring's end is no case of its own; the range
+        that starts where it ends is the whole ring. To look up the range of each token takes four times as long.
+        """
+        first = unbias(self.starts[ranks]) + np.uint64(1)
+        length = unbias(self.ends[ranks]) - first
+        return (unbias(tokens) - first <= length) & (tokens != MINIMUM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +145,7 @@ def add_facts(facts: Facts, rows: Rows, ranges: RangeEnds, generation: int = 0) 
     """Add the facts of some rows of a generation, under a number for it, a range a row."""
     _without_streams(facts, rows, ranges, generation)
     for block in _blocks(rows, ranges):
-        inside = _inside(block)
+        inside = ranges.holds(block.ranks, block.fields.tokens)
         looks = (
             _vnode_colocation(block, inside),
             _shard_colocation(block, inside),
@@ -201,17 +202,6 @@ def _explained(block: _Block, look: _Look) -> Iterator[tuple[int, str]]:
     for row in rows[np.argsort(block.range_ends[rows, 0], kind="stable")][:SHOWN].tolist():
         stream = int(np.argmax(look.wrong[row]))
         yield row, f"{block.name(row, stream)}: {look.explain(row, stream)}"
-
-
-def _inside(block: _Block) -> Bools:
-    """Which tokens lie in the range of their row. The minimum token lies in none: no key has it.
-
-    Positions are counted from the range's first one on, so that the ring's end is no case of its own; the range that
-    starts where it ends is the whole ring.
-    """
-    first = unbias(block.starts) + np.uint64(1)
-    length = unbias(block.range_ends) - first
-    return (unbias(block.fields.tokens) - first <= length) & (block.fields.tokens != MINIMUM)
 
 
 def _vnode_colocation(block: _Block, inside: Bools) -> _Look:

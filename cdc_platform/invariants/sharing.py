@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.generations.stream_ids import decode, ordered_words
+from cdc_platform.generations.stream_ids import StreamIds, decode, ordered_words
 from cdc_platform.invariants.findings import STREAMS_UNIQUE, STREAMS_UNIQUE_ACROSS_GENERATIONS, Tally
 from cdc_platform.invariants.fingerprints import fingerprints_of
 from cdc_platform.invariants.inventory import HeldGeneration, Holding
@@ -307,12 +307,21 @@ def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
         if not side.contested[places].all():
             chosen = whole & np.repeat(side.contested[places], lengths)
         if not side.in_order:
-            fields, ranks = decode(streams), np.repeat(places, lengths)
-            stray = (fields.indexes != ranks) | (side.ranges.lookup.row_of(fields.tokens) != ranks)
-            strays = int((stray & whole).sum())
+            strays = int((_outside(side.ranges, places, lengths, decode(streams)) & whole).sum())
     # Nearly always all of them are, and a copy of them would take as long as to compare them.
     compared = streams if chosen is whole and not damaged else streams[chosen]
     return len(streams) - len(damaged) if side.counted else 0, strays, compared
+
+
+def _outside(ranges: RangeEnds, places: Int64s, lengths: Int64s, streams: StreamIds) -> Bools:
+    """Which streams are not of the range of their row: rows of so many, whose ranges are at these places."""
+    tokens, indexes = streams.tokens, streams.indexes
+    if len(lengths) and lengths[0] > 0 and (lengths == lengths[0]).all():
+        # As on a ring of equal nodes: what is of a range is worked out once for all of its streams.
+        tokens, indexes, ranks = tokens.reshape(-1, lengths[0]), indexes.reshape(-1, lengths[0]), places[:, None]
+    else:
+        ranks = np.repeat(places, lengths)
+    return ((indexes != ranks) | ~ranges.holds(ranks, tokens)).ravel()
 
 
 def _cut(side: _Side, rows: pa.RecordBatch, parts: int) -> pa.RecordBatch:

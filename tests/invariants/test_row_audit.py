@@ -29,6 +29,8 @@ from cdc_platform.invariants.findings import (
     Finding,
 )
 from cdc_platform.invariants.judge import judge
+from cdc_platform.invariants.rows import RangeEnds
+from cdc_platform.ring.lookup import RangeLookup
 
 WRAPPING = 0
 BUSY = 1
@@ -55,6 +57,16 @@ def expected(rows: list[Row]) -> dict[str, tuple[int, int]]:
             vnode += not oracle.in_range(row["range_start"], row["range_end"], token)
             shard += not (fits if owned else token == row["range_end"])
     return {VNODE_COLOCATION: (streams, vnode), SHARD_COLOCATION: (pairs, shard)}
+
+
+@given(st.lists(tokens, min_size=1, max_size=8, unique=True).map(sorted), st.lists(tokens, min_size=1, max_size=8))
+def test_the_range_that_holds_a_token_is_the_one_that_a_lookup_finds(ends: list[int], asked: list[int]) -> None:
+    """Of all ranges the one, the wrapping first among them; the minimum token, which no key has, is in none."""
+    ranges, near = RangeEnds(np.array(ends)), [*asked, *ends, *(end + 1 for end in ends if end < 2**63 - 1)]
+    held = ranges.holds(np.arange(len(ends))[None], np.array(near)[:, None])
+    found = RangeLookup(np.array(ends)).row_of(np.array(near))
+    assert held.tolist() == [[rank == row for rank in range(len(ends))] for row in found.tolist()]
+    assert not ranges.holds(np.arange(len(ends)), np.array([-(2**63)])).any()
 
 
 def audited(rows: list[Row]) -> dict[str, tuple[int, int]]:
