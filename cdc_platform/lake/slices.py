@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, Schema, write_deltalake
+from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -48,8 +48,12 @@ _ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.str
 """What a task answers: a line a file, with the action that adds it, and one with the digest of those that it has made
 others of; or one that says why it refuses its rows.
 """
-# As every write, but no dictionary for stream IDs, of which no two are the same: building one takes a fifth of a write.
-_WRITER_PROPERTIES = merging.writer_properties({"streams.list.element": ColumnProperties(dictionary_enabled=False)})
+_IDS = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
+"""How stream IDs are written. No two are the same, so that a dictionary is made for nothing; to know the least and the
+greatest of them helps nobody and takes a fifth of a write. deltalake finds no column inside another by its name (its
+setting is dropped in silence), so this is what holds for all columns that are not named.
+"""
+_NOT_IDS = ColumnProperties(dictionary_enabled=True, statistics_enabled="PAGE")
 _FEW_BYTES = 1 << 20
 
 
@@ -73,6 +77,14 @@ class Draft:
 
 Rows = TaskRows | Committed
 """Rows that tasks make, or make of rows of another slice while they hold these against what commits say of them."""
+
+
+def _properties(table: Table) -> WriterProperties:
+    """How files of a table's slices are written."""
+    others = [name for name in table.schema.names if name != "streams"]
+    if table.generation_column is None or len(others) == len(table.schema.names):
+        return merging.writer_properties()
+    return merging.writer_properties(_IDS, dict.fromkeys(others, _NOT_IDS))
 
 
 def write_draft(
@@ -177,7 +189,7 @@ def commit_few(
             write_deltalake,
             with_files(opened) if held else opened,
             rows,
-            writer_properties=merging.writing(rows, _WRITER_PROPERTIES),
+            writer_properties=merging.writing(rows, _properties(table)),
             post_commithook_properties=commits.hooks_of(opened),
         )
 
@@ -359,9 +371,9 @@ class _Part:
 
     def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
         if self.folder:
-            return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _WRITER_PROPERTIES)
+            return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _properties(self.table))
         with drafts.temporary_folder(self.table.name, own_or_temporary(Path(self.here))) as folder:
-            added = placing.write(self.blank, folder / "rows", rows, _WRITER_PROPERTIES)
+            added = placing.write(self.blank, folder / "rows", rows, _properties(self.table))
             for file in added:
                 path = plain_path(file["path"])
                 (place_of(self.target) / path).receive(folder / "rows" / path)

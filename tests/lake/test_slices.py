@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_platform.errors import EnvironmentProblem
@@ -15,10 +16,11 @@ from cdc_platform.lake import slices
 from cdc_platform.lake.creation import blank
 from cdc_platform.lake.digests import NEWEST
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TABLES, Table
 
 TABLE = STREAMS_DESCRIPTIONS_V2
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
+ONE = "00000000-0000-4000-8000-000000000001"
 SLICE = {"time": TIME}
 
 
@@ -99,3 +101,20 @@ def test_a_worker_without_the_folder_refuses(lake: Lake, tmp_path: Path) -> None
     assert line["refused"] == "EnvironmentProblem"
     assert line["said"].startswith("writing: Spark's workers do not see the home")
     assert not (tmp_path / "hidden").exists()
+
+
+@pytest.mark.parametrize("table", [each for each in TABLES.values() if each.partition_by and each.generation_column])
+def test_stream_ids_are_written_without_what_they_make_no_use_of(table: Table, tmp_path: Path) -> None:
+    """No dictionary of values of which each is there once, no least and greatest one; other columns have both."""
+    values: dict[str, Any] = {"id": ONE, "generation_id": ONE, "time": TIME, "owner": ONE, "streams": [bytes(16)] * 4}
+    columns = {name: [values.get(name, 1)] * 3 for name in table.schema.names} | {"range_end": [1, 2, 3]}
+    part = slices._Part(table, str(tmp_path), blank(table), {}, "a test", NEWEST)
+    answers = list(part.write(iter(pa.table(columns, schema=table.schema).to_batches())))
+    (path,) = tmp_path.rglob("*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    written = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    ids = written.pop("streams.list.element")
+    assert (ids.has_dictionary_page, ids.is_stats_set) == (False, False)
+    assert all(column.has_dictionary_page and column.statistics.has_min_max for column in written.values())
+    stats = json.loads(json.loads(answers[0]["file"][0].as_py())["stats"])
+    assert (stats["minValues"]["range_end"], stats["maxValues"]["range_end"]) == (1, 3)
