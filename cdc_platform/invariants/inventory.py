@@ -268,10 +268,11 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else {_stored(table, key) for key in keys}
-    rows, held = lake.rows_and_files(table, [_key_column(table), "range_end", *wanted], chosen)
+    rows, held = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
     files = _files_by_key(table, held)
-    unordered = _unordered(lake, table, keys) if rows.num_rows else {}
-    return {key: _holding(table, files[key], key, part, unordered.get(key)) for key, part in _by_key(table, rows)}
+    by_key = {_key(table, value): part for value, part in rows.items() if part.num_rows}
+    unordered = _unordered(lake, table, keys) if by_key else {}
+    return {key: _holding(table, files[key], key, part, unordered.get(key)) for key, part in by_key.items()}
 
 
 def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
@@ -299,26 +300,6 @@ def _holding(
     )
 
 
-def _by_key(table: Table, rows: pa.Table) -> Iterable[tuple[str, pa.Table]]:
-    # Each key's rows in one piece: to take them out of a table with a chunk a file is a look at every chunk.
-    values = rows[_key_column(table)]
-    encoded = (
-        pa.array(known_milliseconds(values), pa.int64())
-        if table is STREAMS_DESCRIPTIONS_V2
-        else values.combine_chunks()
-    ).dictionary_encode()
-    if len(encoded.dictionary) == 1 and not encoded.null_count:
-        yield str(encoded.dictionary[0]), rows
-        return
-    codes = np.asarray(encoded.indices)
-    sorted_rows = rows.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
-    counts = np.bincount(codes, minlength=len(encoded.dictionary)).tolist()
-    first = 0
-    for key, count in zip(encoded.dictionary.to_pylist(), counts, strict=True):
-        yield str(key), sorted_rows.slice(first, count)
-        first += count
-
-
 def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, list[int]]:
     filters: list[Filter] = [("table_name", "=", table.full_name)]
     if keys is not None:
@@ -332,11 +313,6 @@ def _unordered(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str
 def _key(table: Table, stored: Any) -> str:
     """The key of a value of the column that names generations; the inverse of `_stored`."""
     return str(ms_from_datetime(stored)) if table is STREAMS_DESCRIPTIONS_V2 else stored
-
-
-def _key_column(table: Table) -> str:
-    assert table.generation_column is not None, f"{table.full_name} holds no rows of generations"
-    return table.generation_column
 
 
 def _stored(table: Table, key: str) -> object:

@@ -25,7 +25,7 @@ from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
 from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
-from cdc_platform.lake.rows import conform, nothing, of_files, refuse_append_only, refuse_repeated_keys
+from cdc_platform.lake.rows import conform, cut_by, nothing, of_files, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.writable import assert_writable
@@ -346,27 +346,34 @@ class Lake:
         """
         return [file.path for file in self._files(table, normal_filters(table, filters))]
 
-    def rows_and_files(
+    def rows_by_slice(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
-    ) -> tuple[pa.Table, list[DataFile]]:
-        """Columns of the rows of slices (values of the one partition column; all without) and the table's files.
+    ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
+        """Columns of the rows of slices, by the value of the one partition column, and the table's files.
 
-        Both are of one version. The rows are as they are, with the nulls that a foreign writer may have left.
+        `keys`: of the slices of these values alone. Both are of one version. The rows are as they are, with the nulls
+        that a foreign writer may have left.
 
         Raises:
             StateError: the table has features of Delta with which its files are not its rows.
         """
         opened = self._open(table)
         if opened is None:
-            return pa.schema([table.schema.field(name) for name in columns]).empty_table(), []
+            return {}, []
         files.refuse_features(table, opened)
         held = files.data_files(opened, table, self.path(table))
+        (key,) = table.partition_by
         with translated(f"reading {table.full_name}"):
             if keys is None and len(held) > FEW_FILES and not small_files.keeps(held):
-                return opened.to_pyarrow_table(columns=list(columns)), held
+                return cut_by(key, opened.to_pyarrow_table(columns=[key, *columns])), held
             # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
             chosen = [file for file in held if keys is None or file.partition[0] in keys]
-            return of_files(table, columns, chosen), held
+            if len(chosen) > FEW_FILES:
+                return cut_by(key, of_files(table, [key, *columns], chosen)), held
+            by_value: dict[Any, list[DataFile]] = {}
+            for file in chosen:
+                by_value.setdefault(file.partition[0], []).append(file)
+            return {value: of_files(table, columns, mine) for value, mine in by_value.items()}, held
 
     def taken(self, table: Table, size: int = 0) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""

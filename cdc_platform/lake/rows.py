@@ -112,3 +112,15 @@ def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> 
         values = pa.array([file.partition[place] for file in held], table.schema.field(name).type)
         rows = rows.append_column(name, values.take(pa.array(of_file)))
     return rows.select(list(columns)).cast(schema)
+
+
+def cut_by(column: str, rows: pa.Table) -> dict[Any, pa.Table]:
+    """The rows by their values of a column, each in the order that they are in, without that column."""
+    # Each value's rows in one piece: to take them out of a table with a chunk a file is a look at every chunk.
+    encoded = rows[column].combine_chunks().dictionary_encode()
+    codes = np.asarray(encoded.indices)
+    sorted_rows = rows.drop_columns(column).combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
+    counts = np.bincount(codes, minlength=len(encoded.dictionary)).tolist()
+    starts = np.cumsum([0, *counts]).tolist()
+    values = encoded.dictionary.to_pylist()
+    return {value: sorted_rows.slice(start, count) for value, start, count in zip(values, starts, counts, strict=False)}
