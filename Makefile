@@ -43,7 +43,7 @@ test: java .venv cassandra ## all checks and all tests
 pyright: .venv
 	$(BIN)/pyright
 pytest: .venv classes
-	$(BIN)/pytest -n 3 --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## half a minute: the tests of rules, which write no file and start nothing

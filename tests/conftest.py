@@ -45,29 +45,37 @@ settings.load_profile("quick")
 
 
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
-# they begin, first those that take longest together, so that no worker is left with many of them at the end.
+# they begin, first those that take longest together, so that no worker is left with many of them at the end. What needs
+# a CQL server would take longer than all else of four workers: some of it goes where another one is needed anyway.
 LONG = {
+    "cluster": (
+        "test_cluster.py",
+        "test_cluster_faults.py",
+        "test_up_in_a_store.py",
+        "test_profiles.py",
+        "test_current.py",
+        "test_current_of_altered_tables.py",
+        "test_late_rows_of_current.py",
+        "test_every_command_in_a_store.py",
+    ),
     "cassandra": (
         "test_observing.py",
         "test_reach.py",
         "test_bad_clusters.py",
         "test_standin.py",
         "test_ingest.py",
+        "test_columns_that_stand_aside.py",
+        "test_ingest_of_tablets.py",
+        "test_scans_ahead.py",
+        "test_exporting_into.py",
+        "test_every_kill_of_mirrors.py",
         "test_copied_by_cqlsh.py",
         "test_removed_there.py",
-        "test_late_rows_of_current.py",
-        "test_columns_that_stand_aside.py",
         "test_looking_ahead.py",
         "test_datacenters.py",
-        "test_every_kill_of_mirrors.py",
-        "test_ingest_of_tablets.py",
         "test_faults_of_ingest.py",
-        "test_scans_ahead.py",
         "test_bad_servers.py",
-        "test_current.py",
-        "test_current_of_altered_tables.py",
         "test_ingested_values.py",
-        "test_exporting_into.py",
         "test_made_up.py",
         "test_watching.py",
         "test_hook.py",
@@ -119,13 +127,6 @@ LONG = {
         "test_log_volume.py",
         "test_kept_values.py",
         "test_committed.py",
-    ),
-    "cluster": (
-        "test_cluster.py",
-        "test_cluster_faults.py",
-        "test_up_in_a_store.py",
-        "test_profiles.py",
-        "test_every_command_in_a_store.py",
     ),
     "up": (
         "test_browser.py",
