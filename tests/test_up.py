@@ -18,7 +18,7 @@ from cdc_platform.definitions import defs
 from cdc_platform.home import open_home
 from cdc_platform.serving.ready import make_ready
 
-AN_END = pytest.mark.grid("ends of `up`", 2)
+AN_END = pytest.mark.grid("ends of `up`", 1)
 _LISTENING = "0A"
 _LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 

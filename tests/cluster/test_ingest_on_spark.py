@@ -69,7 +69,7 @@ def test_tasks_read_and_one_commit_has_their_rows(
     monkeypatch.setattr(asking, "REQUESTS_A_TASK", 8)
     workers = Workers(lambda: spark, in_process=0)
     counted = list[tuple[int, list[int]]]()
-    for page in range(1, 3 * LEAST_RANGES):
+    for page in range(1, 3 * LEAST_RANGES, 4):
         standin.proxy.faults.meanwhile[page] = lambda: counted.append(_connections(standin))
     done = ingest(cluster, Clock(), "shop", "t", workers, way="ranges")
     assert done.rows == 4

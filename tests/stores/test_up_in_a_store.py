@@ -22,10 +22,13 @@ from cdc_platform.places import Place, Stored, place_of
 
 
 @pytest.mark.spark
-@pytest.mark.long("all of `up`, and a run that it makes")
+@pytest.mark.long("all of `up`, twice, a run that it makes, and a lease that becomes stale")
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
-def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sensor lets a node join, whose generation is published in the store; then another machine may have it."""
+def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sensor lets a node join, whose generation is published in the store, and no other one may have it.
+
+    Stopped for too long, another takes the home over; when it goes on, it ends with one line and all of its processes.
+    """
     address = f"{s3.bucket()}/home"
     node = tmp_path / "node.json"
     node.write_text(node_text(1, 4, 2), encoding="utf-8")
@@ -45,15 +48,31 @@ def test_a_home_in_a_store_is_brought_up_once(s3: S3, tmp_path: Path, monkeypatc
         assert run("--home", address, "bootstrap", node).exit_code == 0
         await_true(lambda: published(address) == 1, 120, "a published generation")
         assert told_of(SECRET, tmp_path, place_of(address)) == []
-        here.ask_for_the_end()
-        assert here.end()[0] == 0
+        _is_taken_over(address, here, there)
         lease = place_of(f"{address}/up.lease.json")
         assert isinstance(lease, Stored)
         with held(lease) as again:
             assert again
     finally:
+        if here.processes():
+            os.kill(here.pid, signal.SIGCONT)
         here.stop()
+        there.stop()
     assert run("--home", address, "check", "--deep").exit_code == 0
+
+
+def _is_taken_over(address: str, first: Serving, second: Serving) -> None:
+    os.kill(first.pid, signal.SIGSTOP)
+    second.start()
+    os.kill(first.pid, signal.SIGCONT)
+    code, said = first.end()
+    assert (code, len(said.splitlines())) == (1, 1), said
+    assert said.startswith(f"error: home {address} is up elsewhere now (process {second.pid} on "), said
+    assert said.endswith("[lease-lost]\n")
+    assert first.processes_after(30) == {}
+    assert second.pid in second.processes()
+    second.ask_for_the_end()
+    assert second.end()[0] == 0
 
 
 def told_of(secret: str, folder: Path, home: Place) -> list[str]:
@@ -74,34 +93,6 @@ def content(file: Path | Stored) -> bytes:
         return file.read() if isinstance(file, Stored) else file.read_bytes()
     except OSError:
         return b""
-
-
-@pytest.mark.spark
-@pytest.mark.long("all of `up`, twice, and a lease that becomes stale")
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
-def test_an_up_that_was_stopped_for_too_long_ends(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another machine takes the home over; the first, when it goes on, ends with one line and all of its processes."""
-    address = f"{s3.bucket()}/home"
-    first, second = Serving(address, tmp_path / "first"), Serving(address, tmp_path / "second")
-    try:
-        first.start()
-        os.kill(first.pid, signal.SIGSTOP)
-        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state of another"))
-        second.start()
-        os.kill(first.pid, signal.SIGCONT)
-        code, said = first.end()
-        assert (code, len(said.splitlines())) == (1, 1), said
-        assert said.startswith(f"error: home {address} is up elsewhere now (process {second.pid} on "), said
-        assert said.endswith("[lease-lost]\n")
-        assert first.processes_after(30) == {}
-        assert second.pid in second.processes()
-        second.ask_for_the_end()
-        assert second.end()[0] == 0
-    finally:
-        if first.processes():
-            os.kill(first.pid, signal.SIGCONT)
-        first.stop()
-        second.stop()
 
 
 def published(address: str) -> int:
