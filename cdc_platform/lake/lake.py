@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_platform.errors import InputError, StateError
-from cdc_platform.lake import commits, creation, files, merging, small_files, upkeep
+from cdc_platform.lake import commits, creation, files, merging, upkeep
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
@@ -24,8 +24,8 @@ from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
-from cdc_platform.lake.open_tables import FEW_FILES, Opened, OpenTables
-from cdc_platform.lake.rows import conform, cut_by, nothing, of_files, refuse_append_only, refuse_repeated_keys
+from cdc_platform.lake.open_tables import Opened, OpenTables, by_slice
+from cdc_platform.lake.rows import conform, nothing, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.writable import assert_writable
@@ -362,18 +362,8 @@ class Lake:
             return {}, []
         files.refuse_features(table, opened)
         held = files.data_files(opened, table, self.path(table))
-        (key,) = table.partition_by
         with translated(f"reading {table.full_name}"):
-            if keys is None and len(held) > FEW_FILES and not small_files.keeps(held):
-                return cut_by(key, opened.to_pyarrow_table(columns=[key, *columns])), held
-            # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
-            chosen = [file for file in held if keys is None or file.partition[0] in keys]
-            if len(chosen) > FEW_FILES:
-                return cut_by(key, of_files(table, [key, *columns], chosen)), held
-            by_value: dict[Any, list[DataFile]] = {}
-            for file in chosen:
-                by_value.setdefault(file.partition[0], []).append(file)
-            return {value: of_files(table, columns, mine) for value, mine in by_value.items()}, held
+            return by_slice(opened, table, columns, held, keys), held
 
     def taken(self, table: Table, size: int = 0) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from cdc_platform.errors import StateError
-from cdc_platform.lake import commits, digests, files, placing
+from cdc_platform.lake import commits, digests, file_properties, files, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
@@ -26,36 +26,11 @@ from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 
-# To set zstd up for each column takes a sixth of a commit of a few rows, and two fifths of reading them.
-_SMALL = WriterProperties(compression="UNCOMPRESSED")
-_SMALL_BYTES = 1 << 17
-# A column of which nearly all values differ soon goes on without a dictionary: with one of all of them its file is up
-# to twice as large, and takes a third more time.
-_DICTIONARY_BYTES = 1 << 16
 # More keys than this are looked for by their bounds: a statement takes no list of any length.
 _MOST_LISTED = 256
 
 Only = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
 """Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
-
-
-def writer_properties(
-    default: ColumnProperties | None = None, columns: dict[str, ColumnProperties] | None = None
-) -> WriterProperties:
-    """How files are written, their columns in a way of their own by `default`, and those in `columns` in theirs."""
-    # Stream IDs are half random, but those of one range share their first bytes: of 1,638,400 of them zstd leaves 60 %
-    # of the bytes for a fifth more time than no compression takes, snappy 72 %. Spark writes the same
-    # (session.sql_conf).
-    return WriterProperties(
-        compression="ZSTD",
-        compression_level=1,
-        dictionary_page_size_limit=_DICTIONARY_BYTES,
-        default_column_properties=default,
-        column_properties=columns,
-    )
-
-
-_WRITER_PROPERTIES = writer_properties()
 
 
 @dataclass(frozen=True)
@@ -65,11 +40,6 @@ class Merged:
     inserted: int
     updated: int
     version: int
-
-
-def writing(rows: pa.Table, large: WriterProperties = _WRITER_PROPERTIES) -> WriterProperties:
-    """How a file of these rows is written: as `large` ones, or, where they are few, as they are."""
-    return _SMALL if rows.nbytes <= _SMALL_BYTES else large
 
 
 def transact(
@@ -224,7 +194,7 @@ def replace(
                 predicate=predicate,
                 commit_properties=properties,
                 post_commithook_properties=commits.hooks_of(opened),
-                writer_properties=writing(rows),
+                writer_properties=file_properties.of_rows(table, rows),
             )
 
     commits.make(opened, commit, digests=due, numbers=numbers)
@@ -296,7 +266,7 @@ def _merge(
         source_alias="s",
         target_alias="t",
         streamed_exec=False,
-        writer_properties=writing(rows),
+        writer_properties=file_properties.of_rows(table, rows),
         commit_properties=properties,
         post_commithook_properties=commits.hooks_of(opened),
     )
@@ -315,7 +285,7 @@ def _append(opened: DeltaTable, table: Table, rows: pa.Table, properties: commit
             mode="append",
             commit_properties=properties,
             post_commithook_properties=commits.hooks_of(opened),
-            writer_properties=writing(rows),
+            writer_properties=file_properties.of_rows(table, rows),
         )
 
 
@@ -328,7 +298,7 @@ def _exchange(
     if partitions:
         own = normal_filters(table, [(name, "in", partitions)])
         added = _exchanged(rows_of(opened, table.schema, own), table, added, removed)
-    placing.rewrite(opened, table, added, partitions, (properties, writing(added)))
+    placing.rewrite(opened, table, added, partitions, (properties, file_properties.of_rows(table, added)))
 
 
 def _exchanged(held: pa.Table, table: Table, added: pa.Table, removed: pa.Table) -> pa.Table:
@@ -353,7 +323,7 @@ def _overwrite(opened: DeltaTable, table: Table, rows: pa.Table, properties: com
         mode="overwrite",
         commit_properties=properties,
         post_commithook_properties=commits.hooks_of(opened),
-        writer_properties=writing(rows),
+        writer_properties=file_properties.of_rows(table, rows),
     )
 
 

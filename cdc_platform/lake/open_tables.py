@@ -22,9 +22,11 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_platform.lake import commits, files, small_files
+from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
 from cdc_platform.lake.mirrored_logs import Mirror, OpenedLog, is_log, with_files
-from cdc_platform.lake.rows import filled, nothing
+from cdc_platform.lake.rows import cut_by, filled, nothing, of_files
+from cdc_platform.lake.tables import Table
 from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once
 
 # So little is read as a whole in the time in which a query for one row of it is planned.
@@ -153,6 +155,24 @@ def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -
     # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
     query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {filters_sql(filters)}"
     return pa.table(QueryBuilder().register("t", with_files(opened)).execute(query).read_all()).cast(schema)
+
+
+def by_slice(
+    opened: Opened, table: Table, columns: Sequence[str], held: Sequence[DataFile], keys: Collection[Any] | None
+) -> dict[Any, pa.Table]:
+    """Columns of the rows by the value of the one partition column: of all slices, or those of some values (`keys`)."""
+    (key,) = table.partition_by
+    if keys is None and len(held) > FEW_FILES and not small_files.keeps(held):
+        return cut_by(key, opened.to_pyarrow_table(columns=[key, *columns]))
+    # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
+    chosen = [file for file in held if keys is None or file.partition[0] in keys]
+    if len(chosen) > FEW_FILES:
+        return cut_by(key, of_files(table, [key, *columns], chosen))
+    # No row is put among others, to be taken out again.
+    by_value: dict[Any, list[DataFile]] = {}
+    for file in chosen:
+        by_value.setdefault(file.partition[0], []).append(file)
+    return {value: of_files(table, columns, mine) for value, mine in by_value.items()}
 
 
 class OpenTables:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, DeltaTable, Schema, WriterProperties, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_platform import drafts, errors
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, PlatformError, Unavailable
-from cdc_platform.lake import commits, digests, merging, placing
+from cdc_platform.lake import commits, digests, file_properties, merging, placing
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.committed import Committed
 from cdc_platform.lake.creation import Log, blank
@@ -48,12 +48,6 @@ _ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.str
 """What a task answers: a line a file, with the action that adds it, and one with the digest of those that it has made
 others of; or one that says why it refuses its rows.
 """
-_IDS = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
-"""How stream IDs are written. No two are the same, so that a dictionary is made for nothing; to know the least and the
-greatest of them helps nobody and takes a fifth of a write. deltalake finds no column inside another by its name (its
-setting is dropped in silence), so this is what holds for all columns that are not named.
-"""
-_NOT_IDS = ColumnProperties(dictionary_enabled=True, statistics_enabled="PAGE")
 _FEW_BYTES = 1 << 20
 
 
@@ -77,14 +71,6 @@ class Draft:
 
 Rows = TaskRows | Committed
 """Rows that tasks make, or make of rows of another slice while they hold these against what commits say of them."""
-
-
-def _properties(table: Table) -> WriterProperties:
-    """How files of a table's slices are written."""
-    others = [name for name in table.schema.names if name != "streams"]
-    if table.generation_column is None or len(others) == len(table.schema.names):
-        return merging.writer_properties()
-    return merging.writer_properties(_IDS, dict.fromkeys(others, _NOT_IDS))
 
 
 def write_draft(
@@ -189,7 +175,7 @@ def commit_few(
             write_deltalake,
             with_files(opened) if held else opened,
             rows,
-            writer_properties=merging.writing(rows, _properties(table)),
+            writer_properties=file_properties.of_rows(table, rows),
             post_commithook_properties=commits.hooks_of(opened),
         )
 
@@ -370,10 +356,11 @@ class _Part:
         return [file | {"digests": {} if place else held} for place, file in enumerate(added)]
 
     def _placed(self, rows: pa.RecordBatchReader) -> list[dict[str, Any]]:
+        how = file_properties.of_many(self.table)
         if self.folder:
-            return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, _properties(self.table))
+            return placing.write(self.blank, Path(self.folder, uuid.uuid4().hex), rows, how)
         with drafts.temporary_folder(self.table.name, own_or_temporary(Path(self.here))) as folder:
-            added = placing.write(self.blank, folder / "rows", rows, _properties(self.table))
+            added = placing.write(self.blank, folder / "rows", rows, how)
             for file in added:
                 path = plain_path(file["path"])
                 (place_of(self.target) / path).receive(folder / "rows" / path)
