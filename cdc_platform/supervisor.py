@@ -27,6 +27,8 @@ GRACE_SECONDS = 10.0
 REVIVALS = 10
 REVIVAL_SECONDS = 600.0
 """A server that ends more often than that in this time has a reason that another start does not mend."""
+_LONGEST_WORDS = 500
+"""So much of the last line of a log is told."""
 _LOOK_SECONDS = 0.5
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -200,7 +202,8 @@ class Supervisor:
             code = process.poll()
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                raise ServiceDied(f"{service.name} {how}; its log is {service.log}")
+                why = "" if code < 0 else _last_words(service.log)
+                raise ServiceDied(f"{service.name} {how}; its log is {service.log}{why}")
         for adopted in self._adopted:
             if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
@@ -284,6 +287,18 @@ def _end_with(libc: ctypes.CDLL, parent: int, number: signal.Signals) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _last_words(log: Path) -> str:
+    """How the end of a log is told behind its name: the last line in it, if there is one."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8 * _LONGEST_WORDS))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f" and ends with: {said[:_LONGEST_WORDS]}" if said else ""
 
 
 def _answers(service: Service) -> bool:

@@ -72,12 +72,14 @@ def test_a_signal_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("import sys; sys.exit(3)", "ended with exit code 3"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("import sys; sys.exit(3)", "ended with exit code 3; its log is {log}"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL; its log is {log}"),
+        ("print('first')\nexit('no disk')", "ended with exit code 1; its log is {log} and ends with: no disk"),
+        ("exit('x' * 10000 + '\\n\\n')", "ended with exit code 1; its log is {log} and ends with: " + "x" * 500),
     ],
 )
 def test_one_that_dies_is_named(tmp_path: Path, code: str, told: str) -> None:
-    """When one process dies the others end, and the error says which it was and where its log is."""
+    """When one process dies the others end; the error says which it was, where its log is and its last line."""
     pids = []
 
     def start_two() -> None:
@@ -87,8 +89,9 @@ def test_one_that_dies_is_named(tmp_path: Path, code: str, told: str) -> None:
             pids.extend(supervisor.pids)
             supervisor.await_end()
 
-    with pytest.raises(ServiceDied, match=f"the test's process {told}; its log is {tmp_path / 'log'}"):
+    with pytest.raises(ServiceDied) as died:
         start_two()
+    assert str(died.value) == f"the test's process {told.format(log=tmp_path / 'log')}"
     assert [pid for pid in pids if runs(pid)] == []
 
 

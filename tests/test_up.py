@@ -15,6 +15,7 @@ from support.worlds.serving import Serving
 
 from cdc_platform.dagster_home import dagster_home
 from cdc_platform.definitions import defs
+from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.home import open_home
 from cdc_platform.serving.ready import make_ready
 
@@ -141,3 +142,14 @@ def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
     with DagsterInstance.from_config(str(folder)) as instance:
         statuses = [run.status for run in map(instance.get_run_by_id, (left, done)) if run is not None]
     assert statuses == [DagsterRunStatus.FAILURE, DagsterRunStatus.SUCCESS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"), [("nonsense: 1\n", "nonsense"), ("storage: {sqlite: {base_dir: /proc/x}}", "x")]
+)
+def test_a_dagster_that_cannot_work_is_one_line(tmp_path: Path, settings: str, told: str) -> None:
+    """Its folder, what is wrong there, and what to do."""
+    (tmp_path / "dagster.yaml").write_text(settings, encoding="utf-8")
+    with pytest.raises(EnvironmentProblem, match=f"^Dagster cannot work in {tmp_path} .*{told}") as refused:
+        make_ready(tmp_path)
+    assert "\n" not in str(refused.value)

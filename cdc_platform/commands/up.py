@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -95,7 +92,6 @@ def _start(
     quiet: bool,
 ) -> dict[str, object]:
     """Start all of it and wait until it answers; what a person is told then."""
-    from cdc_platform.dagster_home import dagster_home
     from cdc_platform.lake.jars import jars
     from cdc_platform.lake.java import find_java
     from cdc_platform.lake.session import LOG_VARIABLE
@@ -109,7 +105,6 @@ def _start(
     parts = Parts(home, held, session.clock, names, read_only, new_token())
     owners_alone(parts.logs)
     drafts.write(parts.token_file, parts.token, mode=drafts.OWNER_ONLY)
-    _make_ready(dagster_home(home))
     parts.spark_file.withdraw()
     for service in parts.services(bound):
         supervisor.start(service)
@@ -138,24 +133,6 @@ def _start(
         "home": home.name,
         "logs": parts.logs,
     }
-
-
-def _make_ready(folder: Path) -> None:
-    """Have the home's Dagster made ready: `serving.ready`.
-
-    Raises:
-        EnvironmentProblem: Dagster cannot work there.
-    """
-    ran = subprocess.run(
-        [sys.executable, "-m", "cdc_platform.serving.ready", str(folder)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        told = (ran.stderr.strip() or f"exit code {ran.returncode}").splitlines()[-1]
-        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({told}); mend that, or name another home")
 
 
 def _refuse_open_home(home: Home) -> None:

@@ -13,11 +13,14 @@ import os
 import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from cdc_platform.errors import PlatformError
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
+from cdc_platform.serving.ready import make_ready
 from cdc_platform.supervisor import end_with_parent
 
 PRELOADED = "cdc_platform.serving.preloaded"
@@ -36,6 +39,7 @@ def serve() -> None:
     if forks:
         _fork_the_parent_of_runs()
     bind()
+    _make_ready()
     from dagster._cli.api import grpc_command
     from dagster._grpc import server
 
@@ -51,6 +55,13 @@ def serve() -> None:
     if forks:
         server.DagsterApiServer = ForkingServer
     grpc_command()
+
+
+def _make_ready() -> None:
+    try:
+        make_ready(Path(os.environ["DAGSTER_HOME"]))
+    except PlatformError as error:
+        sys.exit(str(error))  # `up` tells the last line of a part that has ended
 
 
 def _fork_the_parent_of_runs() -> None:

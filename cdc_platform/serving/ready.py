@@ -1,12 +1,13 @@
-"""What is done to a home's Dagster before its parts start, as `python -m cdc_platform.serving.ready FOLDER`.
+"""What is done to a home's Dagster before anything of it answers: by its code server, for which the others wait.
 
-A process of its own: what it imports is not kept in memory by the command that starts it and goes on for weeks.
+A process of its own would import Dagster once more: two seconds in which nothing else can start.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from cdc_platform.errors import EnvironmentProblem
 
 
 def make_ready(folder: Path) -> None:
@@ -15,20 +16,23 @@ def make_ready(folder: Path) -> None:
     On a new home the UI and the daemon would both make the databases at once, and one would fail. A run whose process
     was killed together with its `up` stands as started for good, and its join would never be asked for again; under
     the home's lock no run can be alive.
+
+    Raises:
+        EnvironmentProblem: Dagster cannot work there.
     """
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
     alive = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-    with DagsterInstance.from_config(str(folder)) as instance:
-        instance.all_instigator_state()
-        for run in instance.get_runs(RunsFilter(statuses=alive)):
-            instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
-        tables = instance.event_log_storage
-        for pool in tables.get_concurrency_keys():
-            taken = tables.get_concurrency_info(pool)
-            for run_id in taken.active_run_ids | taken.pending_run_ids:
-                tables.free_concurrency_slots_for_run(run_id)
-
-
-if __name__ == "__main__":
-    make_ready(Path(sys.argv[1]))
+    try:
+        with DagsterInstance.from_config(str(folder)) as instance:
+            instance.all_instigator_state()
+            for run in instance.get_runs(RunsFilter(statuses=alive)):
+                instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
+            tables = instance.event_log_storage
+            for pool in tables.get_concurrency_keys():
+                taken = tables.get_concurrency_info(pool)
+                for run_id in taken.active_run_ids | taken.pending_run_ids:
+                    tables.free_concurrency_slots_for_run(run_id)
+    except Exception as error:  # noqa: BLE001 whatever it is that Dagster, its database or its disk says
+        told = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise EnvironmentProblem(f"Dagster cannot work in {folder} ({told}); mend that, or name another home") from None

@@ -25,10 +25,7 @@ from cdc_platform.places import Place, Stored, place_of
 @pytest.mark.long("all of `up`, twice, a run that it makes, and a lease that becomes stale")
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 def test_one_machine_has_a_home_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sensor lets a node join, whose generation is published in the store, and no other one may have it.
-
-    Stopped for too long, another takes the home over; when it goes on, it ends with one line and all of its processes.
-    """
+    """Its sensor lets a node join; stopped for too long, another takes it over, and the first, going on, ends."""
     address = f"{s3.bucket()}/home"
     node = tmp_path / "node.json"
     node.write_text(node_text(1, 4, 2), encoding="utf-8")
