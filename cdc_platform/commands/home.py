@@ -181,4 +181,5 @@ def _is_empty(place: Place) -> bool:
     if place.here is not None:
         drafts.sweep(place.here)
     tried_out = contract.note_of(place / "lake")
-    return not place.folders() and all(place / name == tried_out for name in place.names())
+    filled = any(folder.is_folder() for folder in place.folders())
+    return not filled and all(place / name == tried_out for name in place.names())

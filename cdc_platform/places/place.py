@@ -64,7 +64,10 @@ class Place(ABC):
 
     @abstractmethod
     def folders(self) -> list[Place]:
-        """The folders in it, by name; none where it is none."""
+        """The folders in it, by name; none where it is none.
+
+        Where a store keeps what was removed it may name one in which nothing is any more, see `is_folder`.
+        """
 
     @abstractmethod
     def names(self) -> list[str]:
