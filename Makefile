@@ -98,10 +98,10 @@ lock: .venv ## resolve pyproject.toml into requirements.lock anew
 cassandra: .venv ## fetch the CQL server that tests start
 	@PYTHONPATH=tests $(BIN)/python -m support.standin.jars
 
-# Of the emulators of other stores the one that takes no minutes to build; what is tried on it is skipped without.
+# Not by `make test`, which does without: what is tried on an emulator that is not there is skipped.
 .PHONY: emulators
-emulators: .venv ## fetch the emulator of Azure's store that tests use where it is there; needs npm
-	@PYTHONPATH=tests $(BIN)/python -m support.store.azurite
+emulators: .venv ## fetch the emulators of stores that tests use where they are there, in minutes; needs npm and go
+	@PYTHONPATH=tests $(BIN)/python -m support.store.emulators
 
 # As that: what the first JVM of a machine writes down, all others of the tests begin with.
 .PHONY: classes

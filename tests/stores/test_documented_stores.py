@@ -20,14 +20,11 @@ from cdc_platform.commands.program import COMMANDS
 from cdc_platform.home import VARIABLE
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
-_PROGRAMS = ("cdc-platform", "export", "go", "make", "pip", "spark-class")
+_PROGRAMS = ("cdc-platform", "export", "make", "pip", "spark-class")
 _INSTALLS = "takes packages from outside: what is in the lock the tests have, the rest they look for"
 _IN_TEST_CLUSTER = "needs a cluster of Spark: in test_cluster, as it stands or with this machine's addresses"
 NOT_RUN = {
     "pip install 'cdc-platform[profiles]'": _INSTALLS,
-    "go install github.com/minio/minio@latest": _INSTALLS,
-    "go install github.com/versity/versitygw/cmd/versitygw@v1.8.0": _INSTALLS,
-    "go install github.com/fsouza/fake-gcs-server@v1.56.1": _INSTALLS,
     "make emulators": _INSTALLS,
     "cdc-platform sql --spark": "a command without its query, which test_spark has, and in a store test_every_command",
     "make demo-cluster": "two minutes of what test_cluster does",

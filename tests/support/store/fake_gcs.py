@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree as ET
 
 from support.ports import free_ports
-from support.store.program import Program, found
+from support.store.program import OfGo, Program
 
 from cdc_platform.supervisor import die_with_parent
 
@@ -32,10 +32,9 @@ _OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-
 class FakeGcs(Program):
     """An emulator that was started, with everything in its memory."""
 
-    PROGRAM: ClassVar = found("fake-gcs-server")
-    HOW_TO_HAVE_IT: ClassVar = (
-        "NOT TRIED: there is no fake-gcs-server; go install github.com/fsouza/fake-gcs-server@v1.56.1"
-    )
+    OF_GO: ClassVar = OfGo("github.com/fsouza/fake-gcs-server", "v1.56.1")
+    PROGRAM: ClassVar = OF_GO.path
+    HOW_TO_HAVE_IT: ClassVar = OF_GO.how_to_have_it
 
     def __init__(self, folder: Path) -> None:
         (self._port,) = free_ports(1)

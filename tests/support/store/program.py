@@ -7,11 +7,16 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from support.ports import is_open
+from support.standin.jars import fetched
 
+from cdc_platform.lake.jars import cache_folder
 from cdc_platform.supervisor import die_with_parent
+
+_BUILT_WITHIN_SECONDS = 600
 
 _STARTS_WITHIN_SECONDS = 60
 
@@ -19,6 +24,55 @@ _STARTS_WITHIN_SECONDS = 60
 def found(name: str) -> str | None:
     """Where a program is: in a folder of the path, or where Go puts what it installs."""
     return shutil.which(name) or shutil.which(name, path=str(Path.home() / "go" / "bin"))
+
+
+@dataclass(frozen=True)
+class OfGo:
+    """A program that Go builds: where its source is, and of which version."""
+
+    source: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.source.rpartition("/")[2]
+
+    @property
+    def path(self) -> str | None:
+        """Where it is, if anybody has installed it or `make emulators` has built it."""
+        return found(self.name) or shutil.which(cache_folder() / self._folder / self.name)
+
+    @property
+    def how_to_have_it(self) -> str:
+        """Why tests of it are skipped."""
+        return f"NOT TRIED: there is no {self.name}; make emulators, or {self.install}"
+
+    @property
+    def install(self) -> str:
+        """The command by which a person has it."""
+        return f"go install {self.source}@{self.version}"
+
+    def build(self) -> None:
+        """Build it into the cache folder, unless it is there."""
+        fetched(self._folder, self._build)
+
+    @property
+    def _folder(self) -> str:
+        return f"{self.name}-{self.version}"
+
+    def _build(self, draft: Path) -> None:
+        environment = os.environ | {"GOBIN": str(draft / "jars")}
+        ran = subprocess.run(
+            self.install.split(),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_BUILT_WITHIN_SECONDS,
+            check=False,
+        )
+        if ran.returncode != 0:
+            raise RuntimeError(f"{self.name} could not be built: {ran.stderr[-2000:]}")
 
 
 class Program:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from support.ports import free_ports
-from support.store.program import Program, found
+from support.store.program import OfGo, Program
 from support.store.s3 import KEY, SECRET, environment_of
 
 
@@ -38,10 +38,9 @@ class _S3Program(Program):
 class Versity(_S3Program):
     """versitygw, a gateway to a folder."""
 
-    PROGRAM: ClassVar = found("versitygw")
-    HOW_TO_HAVE_IT: ClassVar = (
-        "NOT TRIED: there is no versitygw; go install github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-    )
+    OF_GO: ClassVar = OfGo("github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
+    PROGRAM: ClassVar = OF_GO.path
+    HOW_TO_HAVE_IT: ClassVar = OF_GO.how_to_have_it
 
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
@@ -52,8 +51,9 @@ class Versity(_S3Program):
 class Minio(_S3Program):
     """MinIO, on one disk."""
 
-    PROGRAM: ClassVar = found("minio")
-    HOW_TO_HAVE_IT: ClassVar = "NOT TRIED: there is no minio; go install github.com/minio/minio@latest"
+    OF_GO: ClassVar = OfGo("github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c")
+    PROGRAM: ClassVar = OF_GO.path
+    HOW_TO_HAVE_IT: ClassVar = OF_GO.how_to_have_it
 
     def __init__(self, folder: Path) -> None:
         port, console = free_ports(2)
