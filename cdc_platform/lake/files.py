@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from cdc_platform.clock import MILLISECOND_US
 from cdc_platform.errors import StateError
 from cdc_platform.home import state_folder
 from cdc_platform.lake.arrow import compute
@@ -41,6 +42,10 @@ class DataFile:
     rows: int
     bytes: int
     partition: tuple[Any, ...]
+
+
+ROUNDED_US = MILLISECOND_US
+"""So much the least and the greatest time of a file can be off in a log: its writers cut them off at milliseconds."""
 
 
 class BoundedFile(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -32,10 +32,24 @@ _READABLE = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
 # rows, gigabytes where rows have lists of streams.
 _FILES_AHEAD, _BATCHES_AHEAD, _ROWS_A_BATCH = 2, 2, 1 << 15
 
+_TIMES = frozenset({pa.timestamp("us"), pa.timestamp("us", "UTC")})
+_FAR = 1 << 62
+"""Moments (µs) from here on are not rounded to others that are none."""
+
+
+class Part(NamedTuple):
+    """A data file: its path in the table's folder, its values in the partition columns, and between which moments the
+    `times` of its rows lie (in the unit of the column), by columns in which it has no null.
+    """
+
+    path: str
+    values: dict[str, Any]
+    times: dict[str, tuple[int, int]]
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A version of a table: its columns, its files (path in its folder, values of the partition columns).
+    """A version of a table: its columns, its files.
 
     `beyond` are the Delta features by which the files alone do not tell which rows it has.
     """
@@ -44,11 +58,13 @@ class Snapshot:
     version: int
     folder: Place
     schema: pa.Schema
-    parts: tuple[tuple[str, dict[str, Any]], ...]
+    parts: tuple[Part, ...]
     beyond: tuple[str, ...] = ()
 
     def dataset(self) -> Dataset:
-        """The rows, to be scanned any number of times; partitions and row groups that a filter excludes stay unread.
+        """The rows, to be scanned any number of times.
+
+        Row groups that a filter excludes stay unread; files that it excludes by partition or time are not opened.
 
         Raises:
             StateError: the table has a feature that takes more than its files to read.
@@ -63,8 +79,8 @@ class Snapshot:
         # Spark writes times of 12 bytes, which pyarrow would read as nanoseconds.
         reading = arrow.ParquetFileFormat(read_options=arrow.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
         fragments = [
-            reading.make_fragment(f"{folder}{path}", system, partition_expression=self._holds(values))
-            for path, values in self.parts
+            reading.make_fragment(f"{folder}{part.path}", system, partition_expression=self._holds(part))
+            for part in self.parts
         ]
         return _bounded()(fragments, self.schema, reading, system)
 
@@ -73,19 +89,22 @@ class Snapshot:
 
         Reads every file: for when a query has failed.
         """
-        for path, _ in self.parts:
-            told = _damage_of(self.folder / path)
+        for part in self.parts:
+            told = _damage_of(self.folder / part.path)
             if told is not None:
-                return f"{self.table.full_name}: {self.folder / path} {told}"
+                return f"{self.table.full_name}: {self.folder / part.path} {told}"
         return None
 
-    def _holds(self, values: dict[str, Any]) -> Expression | None:
-        """What is true of every row of a file with these values in the partition columns."""
+    def _holds(self, part: Part) -> Expression | None:
+        """What is true of every row of a file."""
         field = _datasets().field
         each = [
             field(name).is_null() if value is None else field(name) == pa.scalar(value, self.schema.field(name).type)
-            for name, value in values.items()
+            for name, value in part.values.items()
         ]
+        for name, (low, high) in part.times.items():
+            low, high = (pa.scalar(at, self.schema.field(name).type) for at in (low, high))
+            each += [field(name) >= low, field(name) <= high]
         return reduce(and_, each) if each else None
 
 
@@ -151,7 +170,7 @@ def _at(lake: Lake, table: Table, opened: DeltaTable, version: int) -> Snapshot:
         with translated(f"opening version {version} of {table.full_name}"):
             opened = files.opened(lake.path(table), version)
     found = _snapshot(lake, table, opened)
-    gone = next((path for path, _ in found.parts if (found.folder / path).seen() is None), None)
+    gone = next((part.path for part in found.parts if (found.folder / part.path).seen() is None), None)
     if gone is not None:
         raise NotFound(f"version {version} of {table.full_name} cannot be read any more: {found.folder / gone} is gone")
     return found
@@ -166,8 +185,26 @@ def _snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
     values = zip(*columns, strict=True) if names else ((),) * added.num_rows
     # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
     paths = map(unquote, added["path"].to_pylist()) if added.num_rows else ()
-    parts = tuple((path, dict(zip(names, each, strict=True))) for path, each in zip(paths, values, strict=True))
+    named = (dict(zip(names, each, strict=True)) for each in values)
+    parts = tuple(map(Part, paths, named, _times(added, schema)))
     return Snapshot(table, opened.version(), place_of(lake.path(table)), schema, parts, _beyond(opened))
+
+
+def _times(added: pa.Table, schema: pa.Schema) -> list[dict[str, tuple[int, int]]]:
+    """Between which moments the times in each file lie, as the log says."""
+    found: list[dict[str, tuple[int, int]]] = [{} for _ in range(added.num_rows)]
+    for each in schema:
+        told = [f"{what}.{each.name}" for what in ("min", "max", "null_count")]
+        if each.type not in _TIMES or not set(told) <= set(added.schema.names):
+            continue
+        lows, highs, nulls = (
+            added[name].cast(kind).cast(pa.int64()).to_pylist()
+            for name, kind in zip(told, (each.type, each.type, pa.int64()), strict=True)
+        )
+        for times, low, high, absent in zip(found, lows, highs, nulls, strict=True):
+            if absent == 0 and low is not None and high is not None and max(-low, high) < _FAR:
+                times[each.name] = low - files.ROUNDED_US, high + files.ROUNDED_US
+    return found
 
 
 def _beyond(opened: DeltaTable) -> tuple[str, ...]:

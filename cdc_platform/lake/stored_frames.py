@@ -41,7 +41,7 @@ def frame_of(spark: SparkSession, snapshot: Snapshot, columns: Collection[str] |
     shares = [parts[first::_MOST_TASKS] for first in range(min(len(parts), _MOST_TASKS))]
 
     def batches(number: int) -> Batches:
-        for path, values in shares[number]:
+        for path, values, _ in shares[number]:
             yield from _rows(f"{folder}/{path}", values, schema)
 
     return TaskRows(len(shares), batches).frame(spark, spark_struct(schema))

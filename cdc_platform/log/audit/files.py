@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_platform.clock import MILLISECOND_US, Microseconds, from_datetime
+from cdc_platform.clock import Microseconds, from_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.timeuuid import VERSION, ticks_of
 from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.lake.arrow import compute, fixed_bytes, tokens_of_column
+from cdc_platform.lake.files import ROUNDED_US
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.audit.rows import NO_TIME, LogRows
@@ -28,8 +29,6 @@ from cdc_platform.log.stored_names import EXACT, stored
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)
-# Writers cut the bounds that they note off at milliseconds, some the upper one too.
-_ROUNDED_US = MILLISECOND_US
 _NIBBLES = np.full(256, 255, dtype=np.uint8)
 for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
     _NIBBLES[list(_digits)] = np.arange(16)
@@ -65,7 +64,7 @@ def _us_of(bound: datetime | None) -> int | None:
 
 def _parts(files: Sequence[tuple[str, int | None, int | None, int]], rows_a_part: int) -> Iterator[LogPart]:
     spans = [
-        (low - _ROUNDED_US, high + _ROUNDED_US, rows)
+        (low - ROUNDED_US, high + ROUNDED_US, rows)
         for _, low, high, rows in files
         if low is not None and high is not None
     ]
@@ -74,8 +73,8 @@ def _parts(files: Sequence[tuple[str, int | None, int | None, int]], rows_a_part
         paths = [
             path
             for path, low, high, _ in files
-            if (low is None or upper is None or low - _ROUNDED_US < upper)
-            and (high is None or lower is None or high + _ROUNDED_US >= lower)
+            if (low is None or upper is None or low - ROUNDED_US < upper)
+            and (high is None or lower is None or high + ROUNDED_US >= lower)
         ]
         if paths:
             yield LogPart(tuple(paths), lower, upper)
