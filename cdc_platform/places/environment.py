@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +79,14 @@ def profile(root: str) -> Profile | None:
     return _read(name, values())
 
 
+def load_obstore() -> None:
+    """Import the library of stores, before any part of it is.
+
+    Its parts import each other and the whole: threads that begin with different ones at once meet half of it.
+    """
+    import_module("obstore")
+
+
 @lru_cache(maxsize=4)
 def _read(name: str, _environment: tuple[str | None, ...]) -> Profile:
     try:
@@ -85,6 +94,8 @@ def _read(name: str, _environment: tuple[str | None, ...]) -> Profile:
         from botocore.configprovider import ConfiguredEndpointProvider
         from botocore.exceptions import BotoCoreError
         from botocore.session import get_session
+
+        load_obstore()
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise EnvironmentProblem(

@@ -191,6 +191,7 @@ class Stored(Place):
             return bytes(self._store.get_range(self.path, start=start, end=end))
 
     def _put(self, content: bytes, mode: Literal["create"] | dict[str, str]) -> str | None:
+        environment.load_obstore()
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._asked():
@@ -222,6 +223,7 @@ class Stored(Place):
     @contextmanager
     def _asked(self) -> Iterator[None]:
         """What a store says of itself, in one line; that a file is not there is left to who asks."""
+        environment.load_obstore()
         from obstore.exceptions import BaseError
 
         try:
@@ -262,6 +264,7 @@ class _Ranges(io.RawIOBase):
 @lru_cache(maxsize=16)
 def _store(root: str, _process: int, _environment: tuple[str | None, ...]) -> ObjectStore:
     """A bucket, as the environment leads there. A process that is forked from this one makes connections of its own."""
+    environment.load_obstore()
     from obstore.store import from_url
 
     environment.assert_endpoints()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.command_line import run
 from support.nodes import node_text
 from support.store.s3 import S3, SECRET
 
+from cdc_platform import places
 from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError, Unavailable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import NODES
@@ -283,3 +285,28 @@ def test_passwords_of_addresses_are_in_no_message() -> None:
     """Of foreign messages, as of a proxy; a container of Azure's is no user."""
     told = answers.unanswered("proxy http://me:sekret@proxy:3128/ for abfss://box@account/x: refused", "s3://b")
     assert "(proxy http://***@proxy:3128/ for abfss://box@account/x: refused)" in str(told)
+
+
+def test_parts_of_the_library_are_imported_behind_the_whole() -> None:
+    """Two threads that begin with different ones at once meet half of it, or a deadlock that Python breaks off."""
+    found = {}
+    for path in sorted(Path(places.__file__).parents[1].rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                inside = [each for each in ast.walk(function) if isinstance(each, ast.ImportFrom | ast.Call)]
+                parts = [each.lineno for each in inside if imports_a_part(each)]
+                loads = [each.lineno for each in inside if "load_obstore" in names_of(each)]
+                found |= {(path.name, function.name): min(loads, default=10**6) < min(parts)} if parts else {}
+    assert len(found) >= 4
+    assert [where for where, is_behind in found.items() if not is_behind] == []
+
+
+def imports_a_part(node: ast.AST) -> bool:
+    """Whether it imports a part of the library of stores."""
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("obstore.")
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """What a call is one of."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return [name for name in (getattr(called, "id", None), getattr(called, "attr", None)) if name]
