@@ -25,7 +25,7 @@ from cdc_platform.lake import commits, files, small_files
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter, filters_sql, passing, quoted
 from cdc_platform.lake.mirrored_logs import Mirror, OpenedLog, is_log, with_files
-from cdc_platform.lake.rows import cut_by, filled, nothing, of_files
+from cdc_platform.lake.rows import cut_by, filled, nothing, of_files, of_slices
 from cdc_platform.lake.tables import Table
 from cdc_platform.places import Kept, Listing, Place, Seen, Stored, fetching_once
 
@@ -168,11 +168,7 @@ def by_slice(
     chosen = [file for file in held if keys is None or file.partition[0] in keys]
     if len(chosen) > FEW_FILES:
         return cut_by(key, of_files(table, [key, *columns], chosen))
-    # No row is put among others, to be taken out again.
-    by_value: dict[Any, list[DataFile]] = {}
-    for file in chosen:
-        by_value.setdefault(file.partition[0], []).append(file)
-    return {value: of_files(table, columns, mine) for value, mine in by_value.items()}
+    return of_slices(table, columns, chosen)
 
 
 class OpenTables:

@@ -99,9 +99,30 @@ def filled(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, values: Mapping[s
 
 def of_files(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> pa.Table:
     """Columns of the rows of files; those that name their partitions are not in the files, but with their names."""
+    return _together(table, columns, held, _parts(table, columns, held))
+
+
+def of_slices(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> dict[Any, pa.Table]:
+    """The same by the value of the one partition column: no row is put among others, to be taken out again."""
+    by_value: dict[Any, tuple[list[DataFile], list[pa.Table]]] = {}
+    # Read at once: of a store each is awaited.
+    for file, part in zip(held, _parts(table, columns, held), strict=True):
+        files, parts = by_value.setdefault(file.partition[0], ([], []))
+        files.append(file)
+        parts.append(part)
+    return {value: _together(table, columns, files, parts) for value, (files, parts) in by_value.items()}
+
+
+def _parts(table: Table, columns: Sequence[str], held: Sequence[DataFile]) -> list[pa.Table]:
+    """The rows of each file, in those of the columns that are in it."""
+    return small_files.wholes(
+        [file.path for file in held], [name for name in columns if name not in table.partition_by]
+    )
+
+
+def _together(table: Table, columns: Sequence[str], held: Sequence[DataFile], parts: Sequence[pa.Table]) -> pa.Table:
     schema = pa.schema([table.schema.field(name).with_nullable(True) for name in columns])
     stored = [name for name in columns if name not in table.partition_by]
-    parts = small_files.wholes([file.path for file in held], stored)
     if not parts:
         return schema.empty_table()
     kinds = pa.schema([schema.field(name) for name in stored])
