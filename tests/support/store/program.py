@@ -16,14 +16,31 @@ from support.standin.jars import fetched
 from cdc_platform.lake.jars import cache_folder
 from cdc_platform.supervisor import die_with_parent
 
-_BUILT_WITHIN_SECONDS = 600
-
+_HAD_WITHIN_SECONDS = 600
 _STARTS_WITHIN_SECONDS = 60
 
 
 def found(name: str) -> str | None:
     """Where a program is: in a folder of the path, or where Go puts what it installs."""
     return shutil.which(name) or shutil.which(name, path=str(Path.home() / "go" / "bin"))
+
+
+def have(name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run the command that fetches or builds a program.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it said.
+    """
+    ran = subprocess.run(
+        command,
+        env=os.environ | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=_HAD_WITHIN_SECONDS,
+        check=False,
+    )
+    if ran.returncode != 0:
+        raise RuntimeError(f"{name} could not be had: {(ran.stdout + ran.stderr)[-2000:]}")
 
 
 @dataclass(frozen=True)
@@ -62,17 +79,7 @@ class OfGo:
         return f"{self.name}-{self.version}"
 
     def _build(self, draft: Path) -> None:
-        environment = os.environ | {"GOBIN": str(draft / "jars")}
-        ran = subprocess.run(
-            self.install.split(),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_BUILT_WITHIN_SECONDS,
-            check=False,
-        )
-        if ran.returncode != 0:
-            raise RuntimeError(f"{self.name} could not be built: {ran.stderr[-2000:]}")
+        have(self.name, self.install.split(), {"GOBIN": str(draft / "jars")})
 
 
 class Program:
