@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from bench.session import CLOCK, Bench
 from cdc_platform.clock import HOUR_US, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.timeline import Timeline
-from cdc_platform.timeline.base_writes import assign_streams
+from cdc_platform.timeline.base_writes import append_with_streams, assign_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,25 +22,42 @@ GENERATIONS = 5
 
 
 def base_writes(bench: Bench) -> list[Result]:
-    """Writes in no order over five generations; the sink is a Delta table that is written anew each time."""
+    """Writes in no order over five generations into a Delta table: appended with their streams by the tasks that give
+    them, in one commit, and as a DataFrame of which Spark writes a table anew.
+    """
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
         writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
         _save(_writes(bench, lake), writes)
         read = bench.spark.read.format("delta")
         _save(assign_streams(lake, read.load(writes)), finished)
-        pairs = paired(
-            lambda: _save(assign_streams(lake, read.load(writes)), sink),
-            lambda: _save(read.load(finished), sink),
-            repeats=bench.sizes.repeats,
+        turns = count()
+
+        def appended() -> None:
+            append_with_streams(lake, read.load(writes), f"bench.writes_{next(turns)}")
+
+        def rewritten() -> None:
+            _save(read.load(finished), sink)
+
+        by_tasks = paired(appended, rewritten, repeats=bench.sizes.repeats)
+        by_spark = paired(
+            lambda: _save(assign_streams(lake, read.load(writes)), sink), rewritten, repeats=bench.sizes.repeats
         )
     at = f"{bench.sizes.writes:,} writes, {GENERATIONS} generations of up to {bench.sizes.cluster.streams:,} streams"
     floor = "rewriting the finished result to the same sink"
-    details = {"writes_a_second": bench.sizes.writes / pairs.seconds}
     return [
         Result(
-            "base-writes", at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, 0.85, True, details=details
+            row,
+            at,
+            pairs.seconds,
+            floor,
+            pairs.floor_seconds,
+            1 / pairs.ratio,
+            0.85,
+            True,
+            details={"writes_a_second": bench.sizes.writes / pairs.seconds},
         )
+        for row, pairs in (("base-writes", by_tasks), ("base-writes-frame", by_spark))
     ]
 
 

@@ -127,6 +127,7 @@ LONG = {
         "test_log_volume.py",
         "test_kept_values.py",
         "test_committed.py",
+        "test_base_writes.py",
     ),
     "up": (
         "test_browser.py",

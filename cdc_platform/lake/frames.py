@@ -20,7 +20,7 @@ from cdc_platform.lake.shape import quoted, spark_schema
 from cdc_platform.lake.stored_frames import frame_of
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.volume import TaskRows, Workers, rows_of_files
+from cdc_platform.lake.volume import FrameRows, TaskRows, Workers, rows_of_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -113,16 +113,16 @@ def replace_slice(
     lake.ensure(table)
     what = f"replacing {' AND '.join(f'{name} = {value}' for name, value in where.items())} of {table.full_name}"
     with translated(what):
-        rows = _of_table(table, rows)
+        made = _of_table(table, rows)
         try:
-            few = slices.few(workers, table, rows) if due is None else None
+            few = slices.few(workers, table, made) if due is None else None
             if few is not None:
                 fit = slices.checked(table, few, where, what)
                 return until_first(what, lambda: slices.commit_few(lake, table, fit, where))
-            draft = slices.write_draft(workers.of_arrays(), lake, table, rows, where, what)
+            draft = slices.write_draft(workers.of_arrays(), lake, table, made, where, what)
         except InputError:
-            if isinstance(rows, Committed):  # damaged ones may not fit, either
-                rows.hold(workers.of_arrays())
+            if isinstance(made, Committed):  # damaged ones may not fit, either
+                made.hold(workers.of_arrays())
             raise
     try:
         if due is not None and draft.digests != due:
@@ -136,7 +136,7 @@ def append(
     workers: Workers,
     lake: Lake,
     table: Table,
-    rows: DataFrame | TaskRows,
+    rows: DataFrame | FrameRows | TaskRows,
     transaction: tuple[str, int] | None = None,
     beside: Mapping[str, int] | None = None,
 ) -> bool:
@@ -182,7 +182,7 @@ def _put(
     workers: Workers,
     lake: Lake,
     table: Table,
-    rows: DataFrame | TaskRows,
+    rows: DataFrame | FrameRows | TaskRows,
     transaction: tuple[str, int] | None,
     what: str,
     *,
@@ -203,9 +203,11 @@ def _put(
         slices.discard(draft)
 
 
-def _of_table(table: Table, rows: DataFrame | slices.Rows) -> DataFrame | slices.Rows:
+def _of_table(table: Table, rows: DataFrame | FrameRows | slices.Rows) -> FrameRows | slices.Rows:
     """The rows with the table's columns in order; of which types they are, the tasks see that write them."""
-    return rows if isinstance(rows, TaskRows | Committed) else rows.select(*map(quoted, table.schema.names))
+    if isinstance(rows, FrameRows | TaskRows | Committed):
+        return rows
+    return FrameRows(rows.select(*map(quoted, table.schema.names)))
 
 
 def _check_partition(table: Table, where: Mapping[str, Any]) -> None:

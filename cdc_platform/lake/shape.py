@@ -5,7 +5,7 @@ Only names and types are looked at, which costs no Spark job; NOT NULL and CHECK
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -144,7 +144,20 @@ def spark_type(kind: pa.DataType) -> DataType:
         return T.MapType(spark_type(kind.key_type), spark_type(kind.item_type), kind.item_field.nullable)
     if isinstance(kind, pa.StructType):
         return T.StructType([T.StructField(field.name, spark_type(field.type), field.nullable) for field in kind])
-    simple: dict[pa.DataType, DataType] = {
+    return _flat()[kind]
+
+
+def flat_type(kind: DataType) -> pa.DataType | None:
+    """The Arrow type of a column that Spark has so; None for one that is not flat, or of which no table has any."""
+    return next((arrow for arrow, known in _flat().items() if known == kind), None)
+
+
+@cache
+def _flat() -> Mapping[pa.DataType, DataType]:
+    """What Spark has for the types without others in them."""
+    from pyspark.sql import types as T
+
+    return {
         pa.string(): T.StringType(),
         pa.binary(): T.BinaryType(),
         pa.bool_(): T.BooleanType(),
@@ -157,7 +170,6 @@ def spark_type(kind: pa.DataType) -> DataType:
         pa.date32(): T.DateType(),
         pa.timestamp("us", "UTC"): T.TimestampType(),
     }
-    return simple[kind]
 
 
 def quoted(name: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema, write_deltalake
@@ -36,13 +36,10 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrored_logs import with_files
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.translate import OUTSIDE_SLICE, translate
-from cdc_platform.lake.volume import Batches, TaskRows, Workers
+from cdc_platform.lake.translate import OUTSIDE_SLICE, told_by_task, translate
+from cdc_platform.lake.volume import Batches, FrameRows, TaskRows, Workers
 from cdc_platform.lake.writable import assert_writable
 from cdc_platform.places import place_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _ANSWER = pa.schema({"file": pa.string(), "refused": pa.string(), "said": pa.string(), "read": pa.string()})
 """What a task answers: a line a file, with the action that adds it, and one with the digest of those that it has made
@@ -74,7 +71,7 @@ Rows = TaskRows | Committed
 
 
 def write_draft(
-    workers: Workers, lake: Lake, table: Table, rows: DataFrame | Rows, where: Mapping[str, Any], what: str
+    workers: Workers, lake: Lake, table: Table, rows: FrameRows | Rows, where: Mapping[str, Any], what: str
 ) -> Draft:
     """Write the rows of a slice beside the table; one Spark job at most. `what` names the write in errors.
 
@@ -98,11 +95,11 @@ def write_draft(
             made = rows if isinstance(rows, TaskRows) else rows.rows
             answers = workers.table(made.through(part.write), _ANSWER)
         else:
-            answers = rows.mapInArrow(part.write, ", ".join(f"{name} string" for name in _ANSWER.names)).toArrow()
+            answers = rows.table(part.write, _ANSWER.names)
         found = answers.to_pylist()
         for line in found:
             if line["refused"]:
-                raise getattr(errors, line["refused"])(line["said"])
+                raise told_by_task(line["refused"], line["said"])
         if source is not None:
             source.accept(int(line["read"], 16) for line in found if line["read"])
     except BaseException:
@@ -112,13 +109,13 @@ def write_draft(
     return Draft(folder, tuple(json.loads(line["file"]) for line in found if line["file"]))
 
 
-def few(workers: Workers, table: Table, rows: DataFrame | Rows) -> pa.Table | None:
+def few(workers: Workers, table: Table, rows: FrameRows | Rows) -> pa.Table | None:
     """The rows of one task that this process makes, where they are few and their partition is named by no time.
 
     Raises:
         StateError: what they are made of is not what commits put there.
     """
-    if not isinstance(rows, TaskRows | Committed):
+    if isinstance(rows, FrameRows):
         return None
     tasks = rows if isinstance(rows, TaskRows) else rows.rows
     if tasks.tasks != 1 or not workers.work_here(1) or placing.has_times(table):

@@ -124,7 +124,11 @@ def raised_by_task(error: Exception) -> PlatformError | None:
     raised = re.findall(r"^cdc_platform\.errors\.(\w+): ([^\n]*)$", str(error), flags=re.MULTILINE)
     if not raised:
         return None
-    name, said = raised[-1]
+    return told_by_task(*raised[-1])
+
+
+def told_by_task(name: str, said: str) -> PlatformError:
+    """The platform's error of a class of this name that a task tells of; a write's verdict does not come along."""
     kind = getattr(errors, name, PlatformError)
     return (StateError if kind is errors.WriteRefused else kind)(said)
 

@@ -83,6 +83,26 @@ class TaskRows:
 
 
 @dataclass(frozen=True, eq=False)
+class FrameRows:
+    """Rows of a DataFrame, a partition a part; `change` is what tasks make of a part before they do more with it.
+
+    What is made goes on in Python: as a DataFrame of its own it would go through the JVM, row by row, once more.
+    """
+
+    frame: DataFrame
+    change: Callable[[Batches], Batches] | None = None
+
+    def table(self, work: Callable[[Batches], Batches], texts: Sequence[str]) -> pa.Table:
+        """What `work` answers for all parts, in columns of texts; see `Workers.table`."""
+        change = self.change
+
+        def run(batches: Batches) -> Batches:
+            return work(batches if change is None else change(batches))
+
+        return self.frame.mapInArrow(run, ", ".join(f"{name} string" for name in texts)).toArrow()
+
+
+@dataclass(frozen=True, eq=False)
 class Workers:
     """Who works on parts of rows: this process while there is nothing to share out, from then on tasks of Spark.
 

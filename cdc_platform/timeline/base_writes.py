@@ -6,19 +6,30 @@ up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from cdc_platform.cql.names import LOG_SUFFIX, is_name
 from cdc_platform.errors import InputError
+from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.shape import Door
-from cdc_platform.lake.volume import settle_worker
+from cdc_platform.lake.shape import Door, flat_type
+from cdc_platform.lake.tables import TABLES, Table, column
+from cdc_platform.lake.volume import Batches, FrameRows, Workers, settle_worker
 from cdc_platform.timeline.stream_sources import StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField
+
+STREAM_ID = "stream_id"
+"""The column that writes get."""
+_KEYS = ("key", "timestamp")
+_UNKEPT = re.compile("[ ,;{}()\n\t=]")
+"""What Delta takes in no name of a column."""
 
 
 def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
@@ -29,23 +40,79 @@ def assign_streams(lake: Lake, writes: DataFrame) -> DataFrame:
     which 32,768 don't fit into memory are run under `lake.session.bounded_batches`.
 
     Raises:
-        InputError: a column is missing or has another type.
+        InputError: a column is missing or has another type, or `stream_id` is there already.
         StateError: a generation that operated in between has no ID, so that its description cannot be read.
 
     A write whose generation an undecided switch may still change fails the job: WriteRefused, UNDECIDED.
     """
     from pyspark.sql import types as T
 
+    schema = T.StructType([*writes.schema.fields, T.StructField(STREAM_ID, T.BinaryType())])
+    return writes.mapInArrow(_giving_streams(lake, writes), schema)
+
+
+def append_with_streams(lake: Lake, writes: DataFrame, name: str, transaction: tuple[str, int] | None = None) -> bool:
+    """Append writes with their streams, see `assign_streams`, to a Delta table of the lake; whether that was done.
+
+    `name` is `keyspace.table`; the table is made of the columns of the writes where there is none. Each partition of
+    `writes` becomes a file, which the task that gives the streams writes itself: that takes half the time of a
+    DataFrame that Spark writes. All of them are in one commit. With a `transaction` (application and its number) they
+    go in at most once.
+
+    Raises:
+        InputError: as `assign_streams`; the name is none, or one of the platform's own tables; a column is of a type
+            that no table of the platform has.
+        StateError: as `assign_streams`; the table has other columns; an undecided switch may still change the
+            generation of a write. Nothing is appended.
+        ConflictError, EnvironmentProblem: as `frames.append`.
+    """
+    change = _giving_streams(lake, writes)
+    table = _table(name, writes)
+    return frames.append(Workers(lambda: writes.sparkSession), lake, table, FrameRows(writes, change), transaction)
+
+
+def _giving_streams(lake: Lake, writes: DataFrame) -> Callable[[Batches], Batches]:
+    """What tasks make of writes: the same with their streams behind them."""
+    from pyspark.sql import types as T
+
     due = T.StructType([T.StructField("key", T.BinaryType()), T.StructField("timestamp", T.LongType())])
     for each in Door("base writes", due).misfits(writes):
         raise InputError(f"writes need a column {each.column!r} of type {each.due}; they have {writes.columns}")
+    if STREAM_ID in map(str.lower, writes.columns):
+        raise InputError(f"writes have a column {STREAM_ID!r} already; drop it, or give it another name")
     streams_of = StreamSources(lake).generations.finder()
-    schema = T.StructType([*writes.schema.fields, T.StructField("stream_id", T.BinaryType())])
 
     def with_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             streams = streams_of(batch.column("key"), batch.column("timestamp"))
-            yield pa.RecordBatch.from_arrays([*batch.columns, streams], names=[*batch.schema.names, "stream_id"])
+            yield pa.RecordBatch.from_arrays([*batch.columns, streams], names=[*batch.schema.names, STREAM_ID])
         settle_worker()
 
-    return writes.mapInArrow(with_streams, schema)
+    return with_streams
+
+
+def _table(name: str, writes: DataFrame) -> Table:
+    """The Delta table of that name with the columns of the writes."""
+    keyspace, _, table = name.partition(".")
+    if not (is_name(keyspace) and is_name(table)):
+        raise InputError(f"writes are appended to keyspace.table, not to {name!r}")
+    if keyspace in {each.keyspace for each in TABLES.values()} or LOG_SUFFIX in name:
+        raise InputError(f"{name} is for what the platform itself keeps; append the writes to a table of another name")
+    for known, each in enumerate(writes.columns):
+        if _UNKEPT.search(each) or each.lower() in map(str.lower, writes.columns[:known]):
+            raise InputError(
+                f"Delta has no column {each!r} beside {writes.columns[:known]}; rename it with withColumnRenamed"
+            )
+    fields = [_column(field) for field in writes.schema]
+    stream = column(STREAM_ID, pa.binary(), "stream of the write: that of its key at its timestamp", null=True)
+    return Table(keyspace, table, pa.schema([*fields, stream]), keys=_KEYS, comment="base writes with their streams")
+
+
+def _column(field: StructField) -> pa.Field:
+    kind = flat_type(field.dataType)
+    if kind is None:
+        raise InputError(
+            f"column {field.name!r} of the writes is {field.dataType.simpleString()}, which is kept with no write;"
+            " leave it out, or make a text of it"
+        )
+    return column(field.name, kind, "as it came with the write", null=True)

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from support.command_line import run
 from support.files.export_files import ID, OTHER_ID, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
 from support.homes.timelines import (
@@ -55,7 +56,7 @@ from cdc_platform.records.generation_data import description_of
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources
-from cdc_platform.timeline.base_writes import assign_streams
+from cdc_platform.timeline.base_writes import append_with_streams, assign_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 KEY = (7).to_bytes(4, "big")
 TOKEN = int(tokens_of_keys([KEY])[0])
 NO_STREAM, NOT_RETRIEVED, UNDECIDED, REMOVED = "NO_STREAM", "NOT_RETRIEVED", "UNDECIDED", "REMOVED"
+NO_ANSWER = r"undecided since|known by their timestamp alone|has no V[12] desc"
 Told = bytes | str
 """A stream's ID, or why there is none."""
 
@@ -352,19 +354,24 @@ def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) ->
 
 @pytest.mark.spark
 def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, Path]) -> None:
-    """On Spark's workers, for every home at once but those with tablets."""
-    for question in QUESTIONS:
-        if question.home == "with_tablets":
-            continue
-        lake = Lake(homes[question.home] / "lake")
-        writes = spark.createDataFrame([(KEY, us_of(question.at_ms))], "key binary, timestamp bigint")
-        expected = due(lake, question)
-        if expected in (UNDECIDED, NOT_RETRIEVED):
-            with pytest.raises(Exception, match=r"undecided since|known by their timestamp alone|has no V[12] desc"):
-                assign_streams(lake, writes).collect()
-        else:
-            (row,) = assign_streams(lake, writes).collect()
-            assert row["stream_id"] == (None if isinstance(expected, str) else expected)
+    """On Spark's workers, for every home but those with tablets: as a DataFrame, and appended by the workers."""
+    for name in {question.home: None for question in QUESTIONS if question.home != "with_tablets"}:
+        lake = Lake(homes[name] / "lake")
+        expected = {us_of(each.at_ms): due(lake, each) for each in QUESTIONS if each.home == name}
+        refused = [at for at, told in expected.items() if told in (UNDECIDED, NOT_RETRIEVED)]
+        given = {at: None if isinstance(told, str) else told for at, told in expected.items() if at not in refused}
+        for times, fails in [([at], True) for at in refused] + ([(list(given), False)] if given else []):
+            writes = spark.createDataFrame([(KEY, at) for at in times], "key binary, timestamp bigint").coalesce(1)
+            if fails:
+                with pytest.raises(Exception, match=NO_ANSWER):
+                    assign_streams(lake, writes).collect()
+                with pytest.raises(PlatformError, match=NO_ANSWER):
+                    append_with_streams(lake, writes, "ks.writes")
+                continue
+            rows = [row.asDict() for row in assign_streams(lake, writes).collect()]
+            assert {row["timestamp"]: row["stream_id"] for row in rows} == given
+            append_with_streams(lake, writes, "ks.writes")
+            assert DeltaTable(f"{lake.place}/ks/writes").to_pyarrow_table().to_pylist() == rows
 
 
 def test_a_kept_script_waits_for_the_decision_as_well(workers: Workers, tmp_path: Path) -> None:
