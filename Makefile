@@ -42,7 +42,7 @@ test: java .venv cassandra ## all checks and all tests
 .PHONY: pyright pytest
 pyright: .venv
 	$(BIN)/pyright
-pytest: .venv classes
+pytest: .venv classes collected
 	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 .PHONY: test-fast
@@ -107,6 +107,11 @@ emulators: .venv ## fetch the emulators of stores that tests use where they are 
 .PHONY: classes
 classes: java .venv ## record the classes that the JVMs of the tests share
 	@PYTHONPATH=tests $(BIN)/python -m support.spark.classes
+
+# Once in a checkout: four workers that begin at the same moment would each compile all of the tests, and what they import.
+.PHONY: collected
+collected: .venv
+	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only -q >/dev/null
 
 .PHONY: clean
 clean: ## remove .venv, the demo's home and everything that tools left behind

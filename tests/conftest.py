@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import settings
 from support.drawing import SEED, Drawing
 from support.figures import Figures
+from support.memory import InMemory
 from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
@@ -167,13 +169,22 @@ _ROOM_OF_DAGSTER = "assets"
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Measure what tests cost, and draw those of the grids; hear Ctrl-C also where a shell's background does not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what is started from here would ignore it as well
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(InMemory())
     config.pluginmanager.register(Pace())
     config.pluginmanager.register(Drawing())
     config.pluginmanager.register(Figures())
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there by now, which stays, out of the sight of who looks for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

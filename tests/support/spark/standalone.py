@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from support import memory
 from support.ports import free_ports, is_open
 
 from cdc_platform.lake.executors import CONF_VARIABLE
@@ -85,7 +86,7 @@ class Worker:
         self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str], host: str = HOST
     ) -> None:
         self.host, self.given = host, dict(environment)
-        self.folder = Path(tempfile.mkdtemp(prefix="cdc-worker-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="cdc-worker-", dir=memory.root()))
         for name in ("spark", "java", "tmp", "work"):
             (self.folder / name).mkdir()
         file = self.folder / "spark.conf"
