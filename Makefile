@@ -38,12 +38,15 @@ test: java .venv cassandra ## all checks and all tests
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory -j 2 pyright pytest
 
+# Servers are waited for a tenth of the time of four; what another one starts needs memory.
+WORKERS := $(shell { test -r /proc/meminfo && awk '/^MemTotal/ { print ($$2 > 20000000 ? 5 : 4) }' /proc/meminfo; } || echo 4)
+
 # Beside each other: the one needs a core for a minute, in which the other starts its servers.
 .PHONY: pyright pytest
 pyright: .venv
 	$(BIN)/pyright
 pytest: .venv classes collected
-	$(BIN)/pytest -n 4 --no-loadscope-reorder
+	$(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## half a minute: the tests of rules, which write no file and start nothing
@@ -108,9 +111,9 @@ emulators: .venv ## fetch the emulators of stores that tests use where they are 
 classes: java .venv ## record the classes that the JVMs of the tests share
 	@PYTHONPATH=tests $(BIN)/python -m support.spark.classes
 
-# Once in a checkout: four workers that begin at the same moment would each compile all of the tests, and what they import.
+# Once in a checkout: workers that begin at the same moment would each compile all of the tests, and what they import.
 .PHONY: collected
-collected: .venv
+collected: .venv ## compile the tests
 	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only -q >/dev/null
 
 .PHONY: clean

@@ -155,6 +155,7 @@ def test_the_list_tells_states_and_sizes(tmp_path: Path) -> None:
     assert rows[1]["num_streams"] == 2 * rows[1]["num_ranges"]
 
 
+@pytest.mark.long("120 times a command")
 def test_a_changed_shard_count_tears_rows_and_streams_apart(tmp_path: Path) -> None:
     """The stream lies where its token is on the ring as it stands, the row where its own is: both are named."""
     home = home_of(tmp_path, "plain")

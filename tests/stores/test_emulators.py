@@ -22,6 +22,8 @@ from cdc_platform.lake.tables import Table, column
 from cdc_platform.lake.verification import verify
 from cdc_platform.places import Stored, place_of
 
+pytestmark = [pytest.mark.processes, pytest.mark.long("an emulator of a store, a process of its own")]
+
 EMULATORS = {"Azurite": Azurite, "fake-gcs-server": FakeGcs, "MinIO": Minio, "versitygw": Versity}
 Emulator = Azurite | FakeGcs | Minio | Versity
 COUNTS = Table("ks", "counts", pa.schema([column("k", pa.int64(), ""), column("v", pa.int64(), "")]), ("k",), "")
