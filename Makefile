@@ -38,15 +38,12 @@ test: java .venv cassandra ## all checks and all tests
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory -j 2 pyright pytest
 
-# Servers are waited for a tenth of the time of four; what another one starts needs memory.
-WORKERS := $(shell { test -r /proc/meminfo && awk '/^MemTotal/ { print ($$2 > 20000000 ? 5 : 4) }' /proc/meminfo; } || echo 4)
-
 # Beside each other: the one needs a core for a minute, in which the other starts its servers.
 .PHONY: pyright pytest
 pyright: .venv
 	$(BIN)/pyright
 pytest: .venv classes collected
-	$(BIN)/pytest -n $(WORKERS) --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## half a minute: the tests of rules, which write no file and start nothing

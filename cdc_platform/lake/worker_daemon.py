@@ -15,8 +15,10 @@ import signal
 
 from pyspark import daemon
 
-import cdc_platform.lake.slices  # noqa: F401 imported for the workers, with pyarrow and deltalake
+from cdc_platform.collector import look_seldom
 
+SLICES = "cdc_platform.lake.slices"
+"""What is imported for the workers, with pyarrow and deltalake."""
 MODELS = "cdc_platform.invariants.models"
 """What `load` is called of; by name, as the lake itself knows nobody's models."""
 IDLE_VARIABLE = "CDC_PLATFORM_WORKER_IDLE_SECONDS"
@@ -50,6 +52,8 @@ class Idleness:
 
 def main() -> None:
     """Serve workers until Spark ends, or until nobody wants one."""
+    look_seldom()
+    importlib.import_module(SLICES)
     importlib.import_module(MODELS).load()
     gc.collect()
     gc.freeze()

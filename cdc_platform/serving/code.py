@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from cdc_platform.collector import look_seldom
 from cdc_platform.errors import PlatformError
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
@@ -35,6 +36,7 @@ if __name__ == "__mp_main__":
 
 def serve() -> None:
     """Serve until the end."""
+    look_seldom()
     forks = sys.platform == "linux"  # where a fork of what has no threads is safe
     if forks:
         _fork_the_parent_of_runs()

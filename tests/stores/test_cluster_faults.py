@@ -101,7 +101,8 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
     for command in (twins.join, (CLIENT, "append", address, "60"), (*AT_HOME, twins.address, "check", "--deep")):
         before = bad.count(" Running task ")
         cluster.ends(cluster.start(*command, at=tmp_path / "join"))
-        assert bad.count(" Running task ") > before
+        # Where it has failed twice, Spark may ask it for nothing more.
+        assert bad.count(" Running task ") > before or cluster.standalone.excludes_one()
     twins.assert_same()
     assert_appended(address)
     (told,) = wrong_of_doctor(cluster, twins.address)

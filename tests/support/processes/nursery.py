@@ -23,6 +23,7 @@ from typing import Any, Self
 from support.processes import tracing
 
 from cdc_platform import failpoints
+from cdc_platform.collector import look_seldom
 
 _ROOT = Path(__file__).resolve().parents[3]
 # What commands import when they run: nothing of it starts a thread before it is used.
@@ -147,6 +148,7 @@ class Nursery:
 
 
 def _serve(folder: Path) -> None:
+    look_seldom()
     for module in _MODULES:
         importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lose the threads that a module has started"

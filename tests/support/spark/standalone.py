@@ -194,11 +194,17 @@ class Standalone:
 
     def second_attempts(self) -> list[dict[str, Any]]:
         """The tasks that Spark has started although another attempt of the same one ran, as its events tell of them."""
+        started = [line for line in self._told() if line["Event"] == "SparkListenerTaskStart"]
+        return [line for line in started if line["Task Info"]["Speculative"]]
+
+    def excludes_one(self) -> bool:
+        """Whether Spark has excluded an executor or a node, by the same."""
+        return any(line["Event"].endswith(("ExecutorExcluded", "NodeExcluded")) for line in self._told())
+
+    def _told(self) -> list[dict[str, Any]]:
         logs = [path for path in self._events.rglob("events_*") if path.is_file()]
         whole = [log.read_text(encoding="utf-8").rpartition("\n")[0] for log in logs]  # it is written to
-        lines = [json.loads(line) for text in whole for line in text.splitlines()]
-        started = [line for line in lines if line["Event"] == "SparkListenerTaskStart"]
-        return [line for line in started if line["Task Info"]["Speculative"]]
+        return [json.loads(line) for text in whole for line in text.splitlines()]
 
     def _worker(self, place: int, other: Mapping[str, str]) -> Worker:
         master, host = f"spark://{HOST}:{self._port}", _HOSTS_OF_WORKERS.format(place + 1)

@@ -38,6 +38,8 @@ from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from cdc_platform.collector import leave_alone, look_seldom
+
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
 """One request of so many is met by a fault."""
@@ -323,6 +325,8 @@ class _Quiet(WSGIRequestHandler):
 
 def main() -> None:
     """Serve until standard input ends."""
+    look_seldom()
+    leave_alone()
     store = Store()
     doors: dict[str, _Application] = {
         "plain": store,
