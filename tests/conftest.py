@@ -21,7 +21,7 @@ from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
 
-from cdc_platform.collector import leave_alone, look_seldom
+from cdc_platform.collector import look_seldom
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.records.join_request import JoinRequest
@@ -186,7 +186,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Keep what is there by now, which stays, out of the sight of who looks for garbage."""
     gc.collect()
-    leave_alone()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

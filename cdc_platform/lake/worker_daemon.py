@@ -8,14 +8,13 @@ session comes back. Run as a module by Spark, see `session.local_conf`.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import signal
 
 from pyspark import daemon
 
-from cdc_platform.collector import look_seldom
+from cdc_platform.collector import importing
 
 SLICES = "cdc_platform.lake.slices"
 """What is imported for the workers, with pyarrow and deltalake."""
@@ -52,11 +51,9 @@ class Idleness:
 
 def main() -> None:
     """Serve workers until Spark ends, or until nobody wants one."""
-    look_seldom()
-    importlib.import_module(SLICES)
-    importlib.import_module(MODELS).load()
-    gc.collect()
-    gc.freeze()
+    with importing():
+        importlib.import_module(SLICES)
+        importlib.import_module(MODELS).load()
     Idleness(float(os.environ.get(IDLE_VARIABLE) or IDLE_SECONDS)).start()
     daemon.manager()
 

@@ -7,7 +7,6 @@ imported is once in memory. Each run ends with `up` as the code server does.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from cdc_platform.collector import look_seldom
+from cdc_platform.collector import importing
 from cdc_platform.errors import PlatformError
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
@@ -36,7 +35,6 @@ if __name__ == "__mp_main__":
 
 def serve() -> None:
     """Serve until the end."""
-    look_seldom()
     forks = sys.platform == "linux"  # where a fork of what has no threads is safe
     if forks:
         _fork_the_parent_of_runs()
@@ -74,11 +72,10 @@ def _fork_the_parent_of_runs() -> None:
     """
     forkserver.set_forkserver_preload([PRELOADED])
     try:
-        __import__(PRELOADED)
+        with importing():
+            __import__(PRELOADED)
     except Exception:  # noqa: BLE001 whatever it is, Dagster meets it again
         return
-    gc.collect()
-    gc.freeze()  # a look for garbage writes to all that it looks at, and what is written to is no longer shared
     resource_tracker.ensure_running()
     spawn = util.spawnv_passfds
     util.spawnv_passfds = _forked  # pyright: ignore[reportPrivateImportUsage]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cdc_platform.collector import leave_alone, look_seldom
+from cdc_platform.collector import importing
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
 from cdc_platform.serving.addresses import await_code_server
@@ -16,10 +16,9 @@ from cdc_platform.serving.addresses import await_code_server
 bind()
 
 if __name__ == "__main__":
-    look_seldom()
-    from dagster._daemon.cli import main
+    with importing():
+        from dagster._daemon.cli import main
 
-    leave_alone()
     await_code_server(Path(sys.argv[-1]))
     databases.keep_open()
     main()

@@ -14,7 +14,7 @@ from typing import cast
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
-from cdc_platform.collector import leave_alone, look_seldom
+from cdc_platform.collector import importing
 from cdc_platform.home import open_home
 from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
@@ -42,15 +42,14 @@ def serve(
     listening: int, workspace: str, token_file: Path, public_url: str | None, user_header: str, read_only: bool
 ) -> None:
     """Serve the UI at a socket until the process is asked to end."""
-    look_seldom()
-    import uvicorn
-    from dagster._core.workspace.load_target import WorkspaceFileTarget
-    from dagster_webserver.app import create_app_from_workspace_process_context
-    from dagster_webserver.version import __version__
+    with importing():
+        import uvicorn
+        from dagster._core.workspace.load_target import WorkspaceFileTarget
+        from dagster_webserver.app import create_app_from_workspace_process_context
+        from dagster_webserver.version import __version__
 
-    from cdc_platform.serving.clicks import Clicks, attributing, who_asks
+        from cdc_platform.serving.clicks import Clicks, attributing, who_asks
 
-    leave_alone()
     await_code_server(Path(workspace))
     bound = socket.socket(fileno=listening)
     names = Names(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)

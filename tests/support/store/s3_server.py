@@ -15,6 +15,7 @@ are as old as it is told, and it is late with one answer if it is told so. Start
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import random
@@ -38,7 +39,7 @@ from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from cdc_platform.collector import leave_alone, look_seldom
+from cdc_platform.collector import look_seldom
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
@@ -326,7 +327,7 @@ class _Quiet(WSGIRequestHandler):
 def main() -> None:
     """Serve until standard input ends."""
     look_seldom()
-    leave_alone()
+    gc.freeze()
     store = Store()
     doors: dict[str, _Application] = {
         "plain": store,
