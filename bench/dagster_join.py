@@ -6,6 +6,7 @@ Against what Dagster takes for an empty job of as many steps and checks, launche
 from __future__ import annotations
 
 import json
+import random
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -32,7 +33,11 @@ from cdc_platform.serving.parts import LOCATION
 _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2
 _TURNS = 15
-"""Each side waits up to a second in Dagster's queue, by chance."""
+"""Each side waits in Dagster's queue, by chance."""
+_QUEUE_SECONDS = 1.0
+"""How often Dagster looks into its queue. A job that was launched as soon as another has ended would wait as long each
+time; a sensor's is launched at any moment between two looks, and so is the empty one here.
+"""
 _SECONDS = 120
 _LAUNCH = """mutation($job: String!, $partition: String!) { launchRun(executionParams: {
 selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default",
@@ -43,6 +48,7 @@ executionMetadata: {tags: [{key: "dagster/partition", value: $partition}]}
 def dagster_join(bench: Bench) -> list[Result]:
     """Joins that the sensor launches, by turns with empty jobs and with joins by functions; and how soon runs start."""
     pairs, starts, parts = Pairs([], []), [], []
+    moments = random.Random(0)
     settles = SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
     with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, told):
         time.sleep(settles)
@@ -52,13 +58,16 @@ def dagster_join(bench: Bench) -> list[Result]:
             instance.add_dynamic_partitions(JOB, [PARTITION])
             ends = _Runs(instance, told)
             for turn in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
-                by_functions, empty = joins.seconds(), ends.empty()
+                by_functions = joins.seconds()
+                time.sleep(moments.uniform(0, _QUEUE_SECONDS))
+                empty, empty_started = ends.empty()
                 joined, started = ends.join(Lake(home.lake), turn)
                 if turn >= _WARM_UPS:
                     pairs.floor.append(by_functions + empty)
                     pairs.subject.append(joined)
                     starts.append(started)
-                    parts.append({"functions": by_functions, "empty": empty, "joined": joined, "started": started})
+                    spent = {"functions": by_functions, "empty": empty, "joined": joined}
+                    parts.append({**spent, "started": started, "empty_started": empty_started})
     details = {"turns": parts}
     floor = "an empty job of as many steps and checks of a partition, and the join by functions"
     at, again = f"{_SIZE}, launch to timestamp", "from the launch of a join to its first step"
@@ -74,12 +83,13 @@ class _Runs:
     def __init__(self, instance: DagsterInstance, told: Mapping[str, str]) -> None:
         self._instance, self._told = instance, told
 
-    def empty(self) -> float:
-        """Launch an empty job; seconds from there to the last thing that it has made."""
+    def empty(self) -> tuple[float, float]:
+        """Launch an empty job; seconds from there to the last thing that it has made, and to its first step."""
         run_id = self._launched()
         _await(lambda: self._has_ended(run_id), f"the end of run {run_id}")
         made = self._times(run_id, DagsterEventType.ASSET_MATERIALIZATION)
-        return made[-1] - self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
+        launched = self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
+        return made[-1] - launched, self._times(run_id, DagsterEventType.STEP_START)[0] - launched
 
     def join(self, lake: Lake, turn: int) -> tuple[float, float]:
         """Queue a node; seconds from the launch of its join to its timestamp, and to its first step."""
