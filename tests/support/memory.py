@@ -41,7 +41,7 @@ class InMemory:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._passed = False
+        self._stays = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -52,14 +52,14 @@ class InMemory:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Note how it ends."""
-        self._passed = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        self._stays = exitstatus in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name what stays."""
-        if self._folder is not None and not self._passed:
+        if self._folder is not None and self._stays:
             terminalreporter.write_line(f"what the tests wrote is in {self._folder}, in memory: remove it")
 
     def pytest_unconfigure(self) -> None:
         """Give the memory back."""
-        if self._folder is not None and self._passed:
+        if self._folder is not None and not self._stays:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -15,6 +15,7 @@ from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import Workers
 from cdc_platform.query.spark import answer
+from cdc_platform.timeline.base_writes import append_with_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +24,7 @@ TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 
 
 def core(spark: SparkSession, lake: Lake) -> None:
-    """Write a slice computed in Python, merge, read back, ask by SQL, be refused."""
+    """Write a slice computed in Python, merge, read back, ask by SQL, append base writes, be refused."""
     from pyspark.sql import functions as F
 
     def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
@@ -50,6 +51,11 @@ def core(spark: SparkSession, lake: Lake) -> None:
         assert list(found.values()) == []
     with answer(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
         assert list(found.values()) == [(4, 5)]
+    key = F.col("id").cast("string").cast("binary").alias("key")
+    writes = spark.range(0, 5, 1, 2).select(key, F.col("id").alias("timestamp"))
+    assert [append_with_streams(lake, writes, "ks.writes", ("core", 1)) for _ in range(2)] == [True, False]
+    kept = spark.read.format("delta").load(f"{lake.place}/ks/writes").where("stream_id IS NULL")
+    assert sorted(row["timestamp"] for row in kept.collect()) == list(range(5))
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
         frames.replace_slice(Workers(lambda: spark), lake, table, wrong, {"time": TIME})
