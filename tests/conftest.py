@@ -49,7 +49,7 @@ settings.load_profile("quick")
 
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, first those that take longest together, so that no worker is left with many of them at the end. What needs
-# a CQL server would take longer than all else of four workers: some of it goes where another one is needed anyway.
+# a CQL server would take longer than all else of three workers: some of it goes where another one is needed anyway.
 LONG = {
     "cluster": (
         "test_cluster.py",
