@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cluster import grow, nodes_of
-from bench.measure import Result, paired
+from bench.measure import Pairs, Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import HOUR_US, us_of
 from cdc_platform.lake.lake import Lake
@@ -46,19 +46,15 @@ def base_writes(bench: Bench) -> list[Result]:
     at = f"{bench.sizes.writes:,} writes, {GENERATIONS} generations of up to {bench.sizes.cluster.streams:,} streams"
     floor = "rewriting the finished result to the same sink"
     return [
-        Result(
-            row,
-            at,
-            pairs.seconds,
-            floor,
-            pairs.floor_seconds,
-            1 / pairs.ratio,
-            0.85,
-            True,
-            details={"writes_a_second": bench.sizes.writes / pairs.seconds},
-        )
+        throughput(row, at, bench.sizes.writes, pairs, floor, 0.85)
         for row, pairs in (("base-writes", by_tasks), ("base-writes-frame", by_spark))
     ]
+
+
+def throughput(row: str, at: str, count: int, pairs: Pairs, floor: str, target: float) -> Result:
+    """The line of so many writes, of which at least a part of the floor's in a second is due."""
+    details = {"writes_a_second": count / pairs.seconds}
+    return Result(row, at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, target, True, details=details)
 
 
 def five_generations(bench: Bench, folder: Path) -> Lake:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from dagster import DagsterEventType, DagsterInstance, RunsFilter
+from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator
 
 from assets.join.inbox import JOIN_JOB
 from bench.cluster import Size, lake_before_join, lake_before_next_join
@@ -34,10 +35,6 @@ _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2
 _TURNS = 15
 """Each side waits in Dagster's queue, by chance."""
-_QUEUE_SECONDS = 1.0
-"""How often Dagster looks into its queue. A job that was launched as soon as another has ended would wait as long each
-time; a sensor's is launched at any moment between two looks, and so is the empty one here.
-"""
 _SECONDS = 120
 _LAUNCH = """mutation($job: String!, $partition: String!) { launchRun(executionParams: {
 selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default",
@@ -57,9 +54,13 @@ def dagster_join(bench: Bench) -> list[Result]:
         with DagsterInstance.from_config(str(home.dagster)) as instance:
             instance.add_dynamic_partitions(JOB, [PARTITION])
             ends = _Runs(instance, told)
+            # A job that was launched as soon as another has ended would wait in the queue as long each time; a sensor's
+            # is launched at any moment between two looks into it, and so is the empty one here.
+            queue = instance.run_coordinator
+            assert isinstance(queue, QueuedRunCoordinator)
             for turn in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
                 by_functions = joins.seconds()
-                time.sleep(moments.uniform(0, _QUEUE_SECONDS))
+                time.sleep(moments.uniform(0, queue.dequeue_interval_seconds))
                 empty, empty_started = ends.empty()
                 joined, started = ends.join(Lake(home.lake), turn)
                 if turn >= _WARM_UPS:

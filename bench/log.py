@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from bench.base_writes import GENERATIONS, five_generations
+from bench.base_writes import GENERATIONS, five_generations, throughput
 from bench.measure import Result, paired, seconds
 from bench.session import QUICK, Bench
 from cdc_platform.clock import HOUR_US, Microseconds, us_of
@@ -127,9 +127,7 @@ def _sizes(bench: Bench) -> LogSizes:
 
 
 def _result(row: str, count: int, pairs: Any, floor: str, target: float) -> Result:
-    at = f"{count:,} writes over {GENERATIONS} generations"
-    details = {"writes_a_second": count / pairs.seconds}
-    return Result(row, at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, target, True, details=details)
+    return throughput(row, f"{count:,} writes over {GENERATIONS} generations", count, pairs, floor, target)
 
 
 def _against_rewriting(

@@ -95,7 +95,7 @@ def write_draft(
             made = rows if isinstance(rows, TaskRows) else rows.rows
             answers = workers.table(made.through(part.write), _ANSWER)
         else:
-            answers = rows.table(part.write, _ANSWER.names)
+            answers = rows.table(part.write, _ANSWER)
         found = answers.to_pylist()
         for line in found:
             if line["refused"]:

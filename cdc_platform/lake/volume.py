@@ -92,14 +92,16 @@ class FrameRows:
     frame: DataFrame
     change: Callable[[Batches], Batches] | None = None
 
-    def table(self, work: Callable[[Batches], Batches], texts: Sequence[str]) -> pa.Table:
-        """What `work` answers for all parts, in columns of texts; see `Workers.table`."""
+    def table(self, work: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
+        """What `work` answers for all parts, as one table; see `Workers.table`."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         change = self.change
 
         def run(batches: Batches) -> Batches:
             return work(batches if change is None else change(batches))
 
-        return self.frame.mapInArrow(run, ", ".join(f"{name} string" for name in texts)).toArrow()
+        return self.frame.mapInArrow(run, from_arrow_schema(schema)).toArrow()
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,7 @@ from cdc_platform.timeline import StreamSources
 from cdc_platform.timeline.base_writes import append_with_streams, assign_streams
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 KEY = (7).to_bytes(4, "big")
 TOKEN = int(tokens_of_keys([KEY])[0])
@@ -352,6 +352,11 @@ def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) ->
         node.get_stream(us_of(LEASE_END_MS), TOKEN)
 
 
+def writes_at(spark: SparkSession, times: list[int]) -> DataFrame:
+    """Writes of the one key at these times (µs), in one part."""
+    return spark.createDataFrame([(KEY, at) for at in times], "key binary, timestamp bigint").coalesce(1)
+
+
 @pytest.mark.spark
 def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, Path]) -> None:
     """On Spark's workers, for every home but those with tablets: as a DataFrame, and appended by the workers."""
@@ -360,14 +365,14 @@ def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, 
         expected = {us_of(each.at_ms): due(lake, each) for each in QUESTIONS if each.home == name}
         refused = [at for at, told in expected.items() if told in (UNDECIDED, NOT_RETRIEVED)]
         given = {at: None if isinstance(told, str) else told for at, told in expected.items() if at not in refused}
-        for times, fails in [([at], True) for at in refused] + ([(list(given), False)] if given else []):
-            writes = spark.createDataFrame([(KEY, at) for at in times], "key binary, timestamp bigint").coalesce(1)
-            if fails:
-                with pytest.raises(Exception, match=NO_ANSWER):
-                    assign_streams(lake, writes).collect()
-                with pytest.raises(PlatformError, match=NO_ANSWER):
-                    append_with_streams(lake, writes, "ks.writes")
-                continue
+        for at in refused:
+            writes = writes_at(spark, [at])
+            with pytest.raises(Exception, match=NO_ANSWER):
+                assign_streams(lake, writes).collect()
+            with pytest.raises(PlatformError, match=NO_ANSWER):
+                append_with_streams(lake, writes, "ks.writes")
+        if given:
+            writes = writes_at(spark, list(given))
             rows = [row.asDict() for row in assign_streams(lake, writes).collect()]
             assert {row["timestamp"]: row["stream_id"] for row in rows} == given
             append_with_streams(lake, writes, "ks.writes")
