@@ -189,6 +189,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let it go: modules of libraries that are never collected say at exit that they have leaked."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long files, and end with those that start no JVM; what is slow to start has its group of files."""
     for item in items:
