@@ -37,12 +37,14 @@ class Door:
 CREATE = "CREATE KEYSPACE ks; CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};"
 INSERT = f"{CREATE} INSERT INTO ks.t (pk, v) VALUES (?, ?);"
 CHANGES = '[{"wait": 3600}]'
-WATCHED = """import atexit, runpy, sys
+WATCHED = """import runpy, sys
 from pathlib import Path
 held = Path(sys.argv.pop(1))
-# Of this program alone: what the system tells of a process (ru_maxrss) begins with what its parent held.
-atexit.register(lambda: held.write_text(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]))
-runpy.run_module("cdc_platform", run_name="__main__", alter_sys=True)
+try:
+    runpy.run_module("cdc_platform", run_name="__main__", alter_sys=True)
+finally:
+    # Of this program alone: what the system tells of a process (ru_maxrss) begins with what its parent held.
+    held.write_text(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 DOORS = {
     "bootstrap": Door(("bootstrap", "{file}")),
