@@ -55,7 +55,6 @@ def _wrong(lines: Sequence[Finding], expected: Sequence[str]) -> set[str]:
         "invariant": np.array(names, dtype=object),
         "population": np.array([line.population for line in lines], dtype=np.int64),
         "violations": np.array([line.violations for line in lines], dtype=np.int64),
-        "sample": np.array([line.sample for line in lines], dtype=object),
     }
     wrong: set[str] = set()
     for failure in models.failures(models.summary_model(tuple(map(str, expected))), columns):

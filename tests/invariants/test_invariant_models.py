@@ -28,7 +28,7 @@ def facts(generation: int = 0) -> dict[str, np.ndarray]:
 
 def failing(columns: dict[str, np.ndarray]) -> dict[str | None, list[int]]:
     """The rows that fail the checks of the model of facts, by invariant."""
-    found = models.failures(models.facts_model(), columns | {models.OWNER: np.full(RANGES, None)})
+    found = models.failures(models.facts_model(), {name: columns[name] for name in models.JUDGED})
     return {failure.invariant: np.flatnonzero(failure.rows).tolist() for failure in found}
 
 
@@ -38,7 +38,6 @@ def summary(**changed: int) -> dict[str, np.ndarray]:
         "invariant": np.array(list(DECLARED), dtype=object),
         "population": np.ones(len(DECLARED), dtype=np.int64),
         "violations": np.zeros(len(DECLARED), dtype=np.int64),
-        "sample": np.full(len(DECLARED), "", dtype=object),
     }
     for name, place in changed.items():
         columns[name][place] = 1 - columns[name][place]
@@ -70,10 +69,13 @@ def test_a_frame_that_is_none_of_the_model_never_passes() -> None:
     for columns in (summary() | {"violations": np.zeros(len(DECLARED))}, {"invariant": np.array(list(DECLARED))}):
         assert all(failure.rows.all() for failure in models.failures(models.summary_model(tuple(DECLARED)), columns))
         assert models.failures(models.summary_model(tuple(DECLARED)), columns)
-    odd = Facts()
-    odd.add({name: column.astype(float) for name, column in facts().items()}, [None] * RANGES, {})
-    with pytest.raises(AssertionError, match="columns of their model"):
-        list(judged(odd))
+    for name in models.JUDGED:
+        assert failing(facts() | {name: np.zeros(RANGES)}) == {None: list(range(RANGES))}
+    for name in models.FACTS:
+        odd = Facts()
+        odd.add(facts() | {name: facts()[name].astype(float)}, [None] * RANGES, {})
+        with pytest.raises(AssertionError, match="whole numbers"):
+            list(judged(odd))
 
 
 def test_generations_of_one_task_are_told_apart() -> None:
