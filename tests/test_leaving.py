@@ -25,7 +25,7 @@ scanned = pyarrow.dataset.dataset(sys.argv.pop(1), filesystem=Slow(), format="pa
 scanned.read_next_batch()
 """
 """Begins to read files; threads of Arrow open the next ones by Python when it has the first."""
-_LEAVES = "sys.argv[0] = 'cdc-platform'\nfrom cdc_platform.__main__ import main\nmain()\n"
+_LEAVES = "import sys\nsys.argv[0] = 'cdc-platform'\nfrom cdc_platform.__main__ import main\nmain()\n"
 _SPEAKS_AT_EXIT = """
 import atexit
 import cdc_platform.__main__ as door
@@ -57,7 +57,7 @@ def _ended(code: str, *arguments: object) -> tuple[int, str, str]:
 def test_threads_that_read_ahead_do_not_kill_a_command(files: Path) -> None:
     """They do kill a process that Python takes apart; a command leaves with its own code, and says what it says."""
     assert any(_ended(_READ_AHEAD, files)[0] < 0 for _ in range(5))  # 25 of 25 times where it was tried
-    assert _ended(_READ_AHEAD + _LEAVES, files, "--version") == _ended("import sys\n" + _LEAVES, "--version")
+    assert _ended(_READ_AHEAD + _LEAVES, files, "--version") == _ended(_LEAVES, "--version")
     code, _, said = _ended(_READ_AHEAD + _LEAVES, files, "nonsense")
     assert (code, said.count("\n"), said.startswith("error: No such command")) == (2, 1, True)
 
