@@ -26,6 +26,7 @@ from deltalake.table import TableMerger, TableOptimizer
 from cdc_platform import drafts
 from cdc_platform.clock import DAY_SECONDS
 from cdc_platform.lake.files import LOG_FOLDER, draft_folder, plain_path
+from cdc_platform.lake.tables import CHECKPOINT_EVERY
 from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import Seen, Stored, options
 
@@ -133,8 +134,9 @@ class OpenedLog(DeltaTable):
 
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         self.mirror = mirror
+        self._path = path
         self._at_store: DeltaTable | None = None
-        super().__init__(path if mirror is None else mirror.folder, None, options(path) if mirror is None else None)
+        self.open_whole()
 
     @property
     def table_uri(self) -> str:
@@ -146,6 +148,23 @@ class OpenedLog(DeltaTable):
         if self.mirror is not None:
             self.mirror.go_on(self.version())
         super().update_incremental()
+
+    def forget_commits(self) -> None:
+        """Open the table anew where it was moved over a checkpoint.
+
+        deltalake goes through every commit since it was opened at each next one: of a hundred that takes as long as
+        three commits, and from a checkpoint on as if there were none.
+        """
+        if (self.version() + 1) // CHECKPOINT_EVERY > (self._since + 1) // CHECKPOINT_EVERY:
+            self.open_whole()
+
+    def open_whole(self) -> None:
+        """Read the log as who opens the table for the first time does."""
+        if self.mirror is not None:
+            super().__init__(self.mirror.folder)
+        else:
+            super().__init__(self._path, storage_options=options(self._path))
+        self._since = self.version()
 
     @property
     def optimize(self) -> TableOptimizer:

@@ -311,11 +311,11 @@ def _newer(path: str, known: _Known | None, listed: commits.Lister) -> _Known:
         look = commits.look(path, known.version, opened.version(), listed)
         if look.mark == known.mark and look.newest_mark is not None:
             known = _Known(opened, opened.version(), look.newest_mark)
-            if look.is_newest:
-                return known
             try:
-                opened.update_incremental()
-            except DeltaError:
+                if not look.is_newest:
+                    opened.update_incremental()
+                opened.forget_commits()
+            except (DeltaError, OSError):
                 pass  # what is wrong is said by opening it
             else:
                 return known

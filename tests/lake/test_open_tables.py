@@ -17,7 +17,9 @@ from deltalake.exceptions import TableNotFoundError
 from cdc_platform.lake import open_tables
 from cdc_platform.lake.filters import PASSES
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrored_logs import OpenedLog
 from cdc_platform.lake.open_tables import OpenTables, rows_of
+from cdc_platform.lake.tables import CHECKPOINT_EVERY
 
 
 def rows(*numbers: int) -> pa.Table:
@@ -141,6 +143,28 @@ def test_many_rows_are_not_kept(tmp_path: Path) -> None:
     assert everything[0] is not everything[1]
     write_deltalake(path, rows(1), mode="append")
     assert rows_of(opened.newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows == little.num_rows + 1
+
+
+def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a checkpoint, by own commits and by others'; each version is read as by who opens it then."""
+    opened, path, openings = OpenTables(), tmp_path / "t", list[int]()
+    write_deltalake(path, rows(0), configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)})
+    first = opened.newest(str(path))
+    whole = OpenedLog.open_whole
+
+    def counted(self: OpenedLog) -> None:
+        whole(self)
+        openings.append(self.version())
+
+    monkeypatch.setattr(OpenedLog, "open_whole", counted)
+    for number in range(1, 35):
+        write_deltalake(opened.newest(str(path)) if number % 3 else path, rows(number), mode="append")
+        assert opened.newest(str(path)) is first
+        assert sorted(rows_of(first, rows().schema)["n"].to_pylist()) == list(range(number + 1))
+    assert openings == [9, 19, 29]
+    assert first.version() == DeltaTable(path).version()
 
 
 def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cdc_platform.lake.tables.clusters import CLUSTER_CHANGES
-from cdc_platform.lake.tables.declaration import ALLOWED_FEATURES, STREAMS, TIMESTAMP, Table, array_of, column
+from cdc_platform.lake.tables.declaration import (
+    ALLOWED_FEATURES,
+    CHECKPOINT_EVERY,
+    STREAMS,
+    TIMESTAMP,
+    Table,
+    array_of,
+    column,
+)
 from cdc_platform.lake.tables.generations import (
     COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS,
@@ -85,6 +93,7 @@ __all__ = [
     "CDC_LOCAL",
     "CDC_TABLES",
     "CDC_TABLE_CHANGES",
+    "CHECKPOINT_EVERY",
     "CLUSTER_CHANGES",
     "COMMITTED_GENERATIONS",
     "CONSUMED_HOURS",

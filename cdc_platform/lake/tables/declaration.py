@@ -17,12 +17,15 @@ TIMESTAMP = pa.timestamp("us", "UTC")
 ALLOWED_FEATURES = frozenset({"appendOnly", "checkConstraints", "invariants"})
 """The only Delta features that a table may need of its writers, none of its readers; every Delta reader has them."""
 
+CHECKPOINT_EVERY = 10
+"""Commits from one checkpoint to the next."""
+
 # Deletion vectors are what Delta on Spark would turn on by itself for new tables, and many readers lack them.
 PROPERTIES: Mapping[str, str] = MappingProxyType(
     {
         "delta.enableDeletionVectors": "false",
         # Who opens a table reads the commits since its last checkpoint, one by one: of a hundred, 80 ms.
-        "delta.checkpointInterval": "10",
+        "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     }
 )
 APPEND_ONLY: Mapping[str, str] = MappingProxyType({**PROPERTIES, "delta.appendOnly": "true"})
