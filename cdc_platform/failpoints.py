@@ -75,6 +75,7 @@ AFTER_CURRENT_STATE = "after-current-state"
 BEFORE_CURRENT_MARK = "before-current-mark"
 CURRENT = (AFTER_COPY, AFTER_CURRENT_STATE, BEFORE_CURRENT_MARK)
 HOURS = (*CONSUME, AFTER_HOUR_NOTED)
+AFTER_STORE_TRIED = "after-store-tried"
 NAMES = (
     *JOIN,
     *V1_JOIN,
@@ -87,6 +88,7 @@ NAMES = (
     *CONSUME,
     AFTER_HOUR_NOTED,
     *CURRENT,
+    AFTER_STORE_TRIED,
 )
 
 

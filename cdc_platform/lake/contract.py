@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import lru_cache
 from threading import Barrier, BrokenBarrierError
 
+from cdc_platform import failpoints
 from cdc_platform.errors import NoConditionalWrites, PlatformError
 from cdc_platform.lake.room import assert_room
 from cdc_platform.places import Place, Stored
@@ -106,6 +107,7 @@ def winners(folder: Stored) -> list[int]:
     tried = [folder / f"{TRIED}/{uuid.uuid4().hex}" for _ in range(KEYS)]
     try:
         found = _put_at_once(tried)
+        failpoints.reached(failpoints.AFTER_STORE_TRIED)
     except BaseException:
         with suppress(PlatformError):  # of a store that has failed already, the first failure is told
             _remove(tried)

@@ -6,9 +6,9 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from support.store.s3 import S3
 from support.worlds.rehearsal import QUIET
 
 from assets.upkeep import UPKEEP_JOB, lakes, scheduled_upkeep
+from cdc_platform import failpoints
 from cdc_platform.clock import Clock
 from cdc_platform.cluster import known
 from cdc_platform.cluster.connection import Connection
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE, open_home
 from cdc_platform.invariants.stored import audit_stored
-from cdc_platform.lake import contract, files
+from cdc_platform.lake import contract, files, leases
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import TABLES
@@ -232,24 +233,21 @@ def test_dagster_does_it_every_day(aged: Aged, monkeypatch: pytest.MonkeyPatch) 
 
 
 def killed_try(s3: S3) -> tuple[str, list[Place]]:
-    """A home whose first writer was killed as it tried the store out, and what that left; a quick one is missed."""
-    for _ in range(5):
-        home = f"{s3.bucket()}/home"
-        tried = place_of(f"{home}/{contract.TRIED}")
-        command = [sys.executable, "-m", "cdc_platform", "--home", home, "tables", "add", "ks.t", "--ttl", "60"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as writer:
-            while writer.poll() is None and not tried.names():
-                time.sleep(0.01)
-            writer.kill()
-        left = [tried / name for name in tried.names()]
-        if left:
-            return home, left
-    raise AssertionError("every try of a store was over before its process was killed")
+    """A home whose first writer was killed as it tried the store out, and what that left."""
+    home = f"{s3.bucket()}/home"
+    command = [sys.executable, "-m", "cdc_platform", "--home", home, "tables", "add", "ks.t", "--ttl", "60"]
+    killed = subprocess.run(command, env=os.environ | {failpoints.VARIABLE: failpoints.AFTER_STORE_TRIED}, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    tried = place_of(f"{home}/{contract.TRIED}")
+    left = [tried / name for name in tried.names()]
+    assert left
+    return home, left
 
 
-def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3) -> None:
+def test_what_a_killed_try_of_a_store_left_goes_by_age(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check lists it, upkeep takes the old away and leaves the young; who writes next tries the store out anew."""
     home, left = killed_try(s3)
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the killed one's turn, which nobody keeps
     added = run("--home", home, "tables", "add", "ks.t", "--ttl", "60")
     assert (added.exit_code, there(left)) == (0, [True] * len(left)), added
     found = verify(Lake(f"{home}/lake"))
