@@ -129,8 +129,8 @@ def _pss_bytes(pid: int) -> int:
 def _part(pid: int) -> str:
     """A process by its number and what it runs."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
     except OSError:
         words = []
-    named = [word for word in words if word.startswith(("cdc_platform", "from multiprocessing"))]
-    return f"{pid} {named[0].partition(';')[0] if named else Path(words[0]).name if words else ''}"
+    named = [word for word in words if word.startswith(("cdc_platform", "multiprocessing."))]
+    return f"{pid} {(named or [Path(word).name for word in words] or [''])[0]}"

@@ -64,7 +64,9 @@ class Service:
     """One process: what it is called, how it is started, where its output goes, and whether it answers by now.
 
     `answers` is asked again and again until it says True; errors of the operating system mean not yet. `keeps_open`:
-    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes.
+    file descriptors of ours that it inherits, as for a lock that lasts as long as any of the processes. `parts`: what
+    the process starts itself, in its own group, and watches: each is asked whether it answers in its place, and the
+    last line of its own log tells which of them has ended.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Service:
     log: Path
     answers: Callable[[], bool]
     keeps_open: Sequence[int] = ()
+    parts: Sequence[Service] = ()
 
 
 @dataclass
@@ -151,7 +154,7 @@ class Supervisor:
             ServiceDied: one has ended, or does not answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
-        silent = [service for service, _ in self._running]
+        silent = [each for service, _ in self._running for each in service.parts or [service]]
         while silent:
             self._raise_for_the_dead()
             silent = [service for service in silent if not _answers(service)]
@@ -201,9 +204,8 @@ class Supervisor:
         for service, process in self._running:
             code = process.poll()
             if code is not None:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                why = "" if code < 0 else _last_words(service.log)
-                raise ServiceDied(f"{service.name} {how}; its log is {service.log}{why}")
+                told = _last_line(service.log) if service.parts and code > 0 else ""
+                raise ServiceDied(told or how_it_ended(service.name, code, service.log))
         for adopted in self._adopted:
             if adopted.server.pid is None and adopted.told is None and not adopted.asleep:
                 raise ServiceDied(f"{adopted.name} has ended; its log is {adopted.log}")
@@ -289,16 +291,23 @@ def _end_with(libc: ctypes.CDLL, parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
-def _last_words(log: Path) -> str:
-    """How the end of a log is told behind its name: the last line in it, if there is one."""
+def how_it_ended(name: str, code: int, log: Path) -> str:
+    """What is told of a process with this exit code, negative of one that a signal has ended, and the log."""
+    if code < 0:
+        return f"{name} was killed by {signal.Signals(-code).name}; its log is {log}"
+    said = _last_line(log)
+    return f"{name} ended with exit code {code}; its log is {log}{said and f' and ends with: {said}'}"
+
+
+def _last_line(log: Path) -> str:
+    """The last line in a log, as far as it is told; empty without one."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8 * _LONGEST_WORDS))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return ""
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f" and ends with: {said[:_LONGEST_WORDS]}" if said else ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_WORDS]
 
 
 def _answers(service: Service) -> bool:

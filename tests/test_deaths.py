@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from support.drawing import KILLS, SEED
 from support.homes.v1_tables import nodes, old_cluster, published, times
+from support.processes.below import parent
 from support.waiting import await_true
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
@@ -40,6 +41,7 @@ _BELOW = {"forks": "code", "run": "forks"}
 PARTS = {
     "up": "cdc-platform|cdc_platform --home",
     "spark": "SparkConnectServer",
+    "parent": "cdc_platform.serving.parent",
     "code": "cdc_platform.serving.code",
     "ui": "cdc_platform.serving.ui",
     "daemon": "cdc_platform.serving.daemon",
@@ -47,7 +49,7 @@ PARTS = {
     "run": "",
     "workers": "cdc_platform.lake.worker_daemon",
 }
-ENDS = ("up", "code", "ui", "daemon")
+ENDS = ("up", "parent", "code", "ui", "daemon")
 """Those whose death ends everything."""
 _RUNS = "{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { jobName } } } }"
 _LAUNCH = """mutation { launchRun(executionParams: {selector: {repositoryName: "__repository__",
@@ -89,14 +91,6 @@ def strays(serving: Serving) -> dict[int, str]:
     mine = serving.processes()
     parents = {pid: parent(pid) for pid in mine}
     return {pid: mine[pid] for pid, above in parents.items() if above == 1}
-
-
-def parent(pid: int) -> int | None:
-    """The parent of a process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def check(serving: Serving) -> subprocess.CompletedProcess[str]:

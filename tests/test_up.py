@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
+from support.processes.below import parent
 from support.worlds.serving import Serving
 
 from cdc_platform.dagster_home import dagster_home
@@ -20,12 +21,19 @@ from cdc_platform.home import open_home
 from cdc_platform.serving.ready import make_ready
 
 AN_END = pytest.mark.grid("ends of `up`", 1)
+PARTS = {
+    "code": ("the Dagster code server", "dagster-code.log"),
+    "daemon": ("the Dagster daemon", "dagster-daemon.log"),
+    "parent": ("the parent of Dagster's parts", "dagster.log"),
+    "ui": ("the Dagster UI", "dagster-ui.log"),
+}
+_MODULE = "cdc_platform.serving"
 _LISTENING = "0A"
 _LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def listening(pids: set[int]) -> list[str]:
-    """The addresses, as /proc has them in hexadecimal, that these processes listen on."""
+def listening(pids: set[int]) -> list[tuple[str, int]]:
+    """The addresses, as /proc has them in hexadecimal, and the ports that these processes listen on."""
     sockets = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -38,7 +46,8 @@ def listening(pids: set[int]) -> list[str]:
         for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
-                addresses.append(fields[1].partition(":")[0])
+                address, _, port = fields[1].partition(":")
+                addresses.append((address, int(port, 16)))
     return addresses
 
 
@@ -55,7 +64,7 @@ def test_it_answers_on_loopback_only(serving: Serving) -> None:
         "dagster-daemon.log",
         "dagster-code.log",
     }
-    addresses = listening(set(serving.processes()))
+    addresses = [address for address, _ in listening(set(serving.processes()))]
     assert len(addresses) >= 2
     assert set(addresses) <= _LOOPBACK
 
@@ -67,7 +76,8 @@ def test_a_home_is_up_once(serving: Serving) -> None:
     second = serving.command("up", "--port", "0")
     said = second.communicate(timeout=60)[1]
     assert second.returncode == 2
-    held = r"is up already \(processes \d+ \d+ \d+ \d+\); end that one, or choose another home"
+    # The command and, on Linux, the parent of all of Dagster's parts: who ends one has ended all.
+    held = r"is up already \(processes \d+ \d+\); end that one, or choose another home"
     assert re.fullmatch(f"error: home {serving.home} {held} \\[[a-z-]+\\]", said.strip())
 
 
@@ -92,19 +102,33 @@ def test_ctrl_c_ends_all_of_it(serving: Serving) -> None:
     assert serving.processes() == {}
 
 
+@pytest.mark.spark
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are parts forked")
+def test_parts_are_forks_of_one_and_told_apart(serving: Serving) -> None:
+    """Each once and by its name, below the one that has imported what they share; nobody but the UI has its port."""
+    port = int(serving.start()["url"].rpartition(":")[2])
+    every = serving.processes()
+    above = {pid: parent(pid) for pid in every}
+    (forked,) = (pid for pid, command in every.items() if f"{_MODULE}.parent" in command)
+    assert above[forked] == serving.pid
+    below = sorted(every[pid].split()[2] for pid in every if above[pid] == forked)
+    assert below == [f"{_MODULE}.code", f"{_MODULE}.daemon", f"{_MODULE}.ui"]
+    (ui,) = (pid for pid, command in every.items() if f"{_MODULE}.ui" in command)
+    assert [pid for pid in every if port in {each for _, each in listening({pid})}] == [ui]
+
+
 @AN_END
 @pytest.mark.spark
-def test_one_that_dies_ends_all_of_it(serving: Serving) -> None:
-    """When the daemon is killed the rest ends too, and one line says what died and where its log is."""
+@pytest.mark.parametrize("part", PARTS)
+def test_one_that_dies_ends_all_of_it(serving: Serving, part: str) -> None:
+    """When one is killed the rest ends too, and one line says what died and where its log is."""
     logs = serving.start()["logs"]
-    daemon = next(pid for pid, command in serving.processes().items() if "serving.daemon" in command)
-    os.kill(daemon, signal.SIGKILL)
+    # The process that runs are forked from is a fork of the code server, and comes behind it.
+    victim = min(pid for pid, command in serving.processes().items() if f"{_MODULE}.{part}" in command)
+    os.kill(victim, signal.SIGKILL)
     code, said = serving.end()
-    assert code == 1
-    assert (
-        said.strip()
-        == f"error: the Dagster daemon was killed by SIGKILL; its log is {logs}/dagster-daemon.log [service-died]"
-    )
+    name, log = PARTS[part]
+    assert (code, said.strip()) == (1, f"error: {name} was killed by SIGKILL; its log is {logs}/{log} [service-died]")
     assert serving.processes() == {}
 
 

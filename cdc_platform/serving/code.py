@@ -16,14 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from cdc_platform.collector import importing
 from cdc_platform.errors import PlatformError
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
+from cdc_platform.serving.parent import FORKS, PRELOADED, preload
 from cdc_platform.serving.ready import make_ready
 from cdc_platform.supervisor import end_with_parent
 
-PRELOADED = "cdc_platform.serving.preloaded"
 _STANDARD = 3
 """So many of the first file descriptors are everybody's: input, output, errors."""
 
@@ -35,8 +34,7 @@ if __name__ == "__mp_main__":
 
 def serve() -> None:
     """Serve until the end."""
-    forks = sys.platform == "linux"  # where a fork of what has no threads is safe
-    if forks:
+    if FORKS:
         _fork_the_parent_of_runs()
     bind()
     _make_ready()
@@ -52,7 +50,7 @@ def serve() -> None:
             forkserver.ensure_running()
 
     databases.keep_open()
-    if forks:
+    if FORKS:
         server.DagsterApiServer = ForkingServer
     grpc_command()
 
@@ -71,10 +69,7 @@ def _fork_the_parent_of_runs() -> None:
     of a dead one, when there are threads, a program as there. Code that does not load is left to Dagster, which tells.
     """
     forkserver.set_forkserver_preload([PRELOADED])
-    try:
-        with importing():
-            __import__(PRELOADED)
-    except Exception:  # noqa: BLE001 whatever it is, Dagster meets it again
+    if not preload():
         return
     resource_tracker.ensure_running()
     spawn = util.spawnv_passfds

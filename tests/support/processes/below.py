@@ -1,4 +1,4 @@
-"""The processes below this one: those that it started, and what those started."""
+"""Who is below whom: the processes that this one started, and what those started; the parent of any."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def below() -> dict[int, list[str]]:
     while more := {pid for pid, fields in found.items() if int(fields[1]) in mine} - mine:
         mine |= more
     return {pid: found[pid] for pid in mine - {os.getpid()}}
+
+
+def parent(pid: int) -> int | None:
+    """The parent of a process; None of one that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return None
