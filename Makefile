@@ -109,10 +109,12 @@ emulators: .venv ## fetch the emulators of stores that tests use where they are 
 classes: java .venv ## record the classes that the JVMs of the tests share
 	@PYTHONPATH=tests $(BIN)/python -m support.spark.classes
 
-# Once in a checkout: workers that begin at the same moment would each compile all of the tests, and what they import.
+# Once in a checkout: workers that begin at the same moment would each compile all of the tests, and what they import; and
+# where Python may not write down what it has compiled, so would each of the hundreds of processes that tests start.
 .PHONY: collected
-collected: .venv ## compile the tests
-	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only -q >/dev/null
+collected: .venv ## compile the project and its tests
+	@$(BIN)/python -m compileall -q assets cdc_platform resources tests/support
+	@test -n "$(PYTHONDONTWRITEBYTECODE)" || test -d tests/__pycache__ || $(BIN)/pytest --collect-only -q >/dev/null
 
 .PHONY: clean
 clean: ## remove .venv, the demo's home and everything that tools left behind
