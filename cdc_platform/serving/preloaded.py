@@ -15,6 +15,7 @@ _MODULES = (
     "cdc_platform.definitions",
     "dagster._grpc.impl",
     "structlog.dev",
+    "upath.implementations.local",
     # Of the servers, each of which would have a copy of what these have in common.
     "alembic.config",
     "alembic.script",
