@@ -15,7 +15,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -32,7 +32,7 @@ _KEEPS_ENVIRONMENT = "SPT_NOENV"
 
 def parent_of(parts: Sequence[Service], log: Path) -> Service:
     """All of these as one service: each runs a module of Python, in an environment that they have in common."""
-    said = json.dumps([_Part.of(part).__dict__ for part in parts])
+    said = json.dumps([asdict(_Part.of(part)) for part in parts])
     keeps = sorted({descriptor for part in parts for descriptor in part.keeps_open})
     command = [sys.executable, "-m", _MODULE, said]
     return Service("the parent of Dagster's parts", command, parts[0].environment, log, lambda: True, keeps, parts)
@@ -56,7 +56,7 @@ class _Part:
     module: str
     arguments: list[str]
     log: str
-    keeps_open: list[int] = field(default_factory=list)
+    keeps_open: list[int]
 
     @classmethod
     def of(cls, service: Service) -> _Part:
