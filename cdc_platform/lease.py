@@ -28,7 +28,10 @@ VARIABLE = "CDC_PLATFORM_UP"
 """In the environment of the parts of an `up`: the file that it holds as long as it lives."""
 PATIENCE_SECONDS = 60.0
 """How long an `up` waits for what an earlier one has left behind, which is about to end."""
+ENDING_SECONDS = 5.0
+"""How long `up.lock` may be held by a process of which nothing else is seen: it starts, ends or has just looked."""
 _PARTS = "parts.lock"
+_MARK = "alive-"
 _LOOK_SECONDS = 0.1
 
 
@@ -61,13 +64,13 @@ def alone(home: Home) -> Iterator[Lease]:
     """
     folder = owners_alone(home.path / "up")
     with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
-        if not _taken(lock, fcntl.LOCK_EX):
+        if not _taken_from_who_ends(lock, fcntl.LOCK_EX, folder):
             raise _is_up(home, lock)
         with (folder / _PARTS).open("a+", encoding="utf-8") as parts:
             _await_parts(home, parts)
             _sweep(folder)
             parts.truncate(0)
-            alive = folder / f"alive-{uuid.uuid4().hex}"
+            alive = folder / f"{_MARK}{uuid.uuid4().hex}"
             with alive.open("x", encoding="utf-8") as mark:
                 fcntl.flock(mark, fcntl.LOCK_EX)
                 fcntl.flock(parts, fcntl.LOCK_SH)
@@ -118,7 +121,7 @@ def hold(home: Home) -> None:
     folder = owners_alone(home.path / "up")
     parts = _joined(folder)
     with (home.path / "up.lock").open("a+", encoding="utf-8") as lock:
-        if parts is None or not _taken(lock, fcntl.LOCK_SH):
+        if parts is None or not _taken_from_who_ends(lock, fcntl.LOCK_SH, folder):
             raise _is_up(home, lock)
     parts.write(f"{os.getpid()}\n")
     parts.flush()
@@ -199,6 +202,25 @@ def _is_up(home: Home, lock: TextIO) -> StateError:
         f"home {home.name} is up already (processes {lock.read().strip() or 'unknown'}); end that one, "
         "or choose another home"
     )
+
+
+def _taken_from_who_ends(lock: TextIO, how: int, folder: Path) -> bool:
+    """Take `up.lock`, also from an `up` that is about to have ended: the system lets its locks go in no given order."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    while not _taken(lock, how):
+        if _lives(folder) or time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _lives(folder: Path) -> bool:
+    """Whether an `up` holds its file now."""
+    for path in folder.glob(f"{_MARK}*"):
+        with suppress(FileNotFoundError), path.open(encoding="utf-8") as mark:
+            if not _taken(mark, fcntl.LOCK_SH):
+                return True
+    return False
 
 
 def _taken(file: TextIO, how: int) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,14 @@ except StateError as refusal:
 else:
     print("works", flush=True)
     sys.stdin.read()
+"""
+_HOLDS_THE_LOCK_ALONE = """
+import fcntl
+import sys
+lock = open(sys.argv[1], "a+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -112,6 +121,27 @@ def test_parts_end_with_their_up(home: Home, start: Start, number: signal.Signal
         assert not (held.folder / "left").exists()
         assert not Path(alive).exists()
     assert [path.name for path in (home.path / "up").iterdir()] == ["parts.lock"]
+
+
+def test_an_up_that_ends_is_waited_for(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system lets go of last of all that it held may be `up.lock`; who goes on to hold that alone is told."""
+    (home.path / "up").mkdir(parents=True)
+    ends = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
+    assert said(ends) == "held"
+    threading.Timer(0.3, ends.kill).start()
+    with alone(home):
+        pass
+    ends = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
+    assert said(ends) == "held"
+    by_hand = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
+    threading.Timer(1.5, ends.kill).start()
+    assert said(by_hand) == "works"
+    by_hand.kill()
+    by_hand.wait()
+    monkeypatch.setattr(lease, "ENDING_SECONDS", 0.3)
+    assert said(start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))) == "held"
+    with pytest.raises(StateError, match="is up already"), alone(home):
+        pytest.fail("it was let in")
 
 
 def test_a_part_that_comes_too_late_ends(home: Home, start: Start) -> None:
