@@ -45,6 +45,8 @@ _NOBODY = "anonymous"
 _EVERY_NODE = 1_000_000
 _RAW = "raw"
 _LOOK_SECONDS = 0.02
+_SILENT_SECONDS = 5.0
+"""How long a node may take to its first connection, before it is asked all the same."""
 
 Row = dict[str, Any]
 
@@ -89,6 +91,7 @@ class LiveCluster:
         self._cluster, self._session = cluster, session
         self._contact, self._one = contact, one
         self._prepared: dict[str, Any] = {}
+        self._awaited: set[str] = set()
 
     @property
     def _hosts(self) -> dict[str, Host]:
@@ -116,13 +119,26 @@ class LiveCluster:
         self._one.leave(node)
         self._session.update_created_pools()
         deadline = time.monotonic() + self.connection.connect_timeout
-        while time.monotonic() < deadline and not self._is_open():
+        while time.monotonic() < deadline and not self._is_open(self.node):
             time.sleep(_LOOK_SECONDS)
 
-    def _is_open(self) -> bool:
-        """Whether a connection is open to the node that is asked alone."""
+    def _await_first_connection(self, host: Host) -> None:
+        """Wait for one to a node that is asked by itself, once a session: the driver's is there with one to any.
+
+        A node that is known to be down is not waited for, and one that stays silent not for long.
+        """
+        address = str(host.address)
+        if self._one is not None or address in self._awaited:
+            return
+        self._awaited.add(address)
+        deadline = time.monotonic() + min(self.connection.connect_timeout, _SILENT_SECONDS)
+        while time.monotonic() < deadline and host.is_up is not False and not self._is_open(address):
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_open(self, address: str | None) -> bool:
+        """Whether a connection is open to a node."""
         state = self._session.get_pool_state()
-        found = {str(host.address): each for host, each in state.items()}.get(self.node or "")
+        found = {str(host.address): each for host, each in state.items()}.get(address or "")
         return found is not None and not found["shutdown"] and found["open_count"] > 0
 
     @property
@@ -175,6 +191,8 @@ class LiveCluster:
         host = None if at is None else self._hosts.get(at)
         if at is not None and host is None:
             raise Unreachable(f"{at} is no node of {self.name} any more")
+        if host is not None:
+            self._await_first_connection(host)
         where_asked = self.name if at is None else f"{self.name}, node {at}"
         return tries()(self._read, statement, tuple(values), host, where_asked, table)
 

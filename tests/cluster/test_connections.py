@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,9 +16,12 @@ from support.standin.cluster import StandIn, nodes
 from support.standin.live_log import LiveLog, keys_of
 from support.waiting import await_true
 
+from cdc_platform.clock import Clock
+from cdc_platform.cluster import session
 from cdc_platform.cluster.cells import log_rows
 from cdc_platform.cluster.ingest import asking
 from cdc_platform.cluster.ingest.asking import Asking
+from cdc_platform.cluster.ingest.pace import Pace, horizon_us
 from cdc_platform.cluster.session import LiveCluster, connected
 
 pytestmark = pytest.mark.cassandra
@@ -112,6 +116,23 @@ def test_a_session_sees_its_cluster_grow(standin: StandIn) -> None:
         for member in live.members:
             await_true(lambda member=member: member.address in reached(live), 20, f"a connection to {member.address}")
             assert live.select("system.local", "host_id", at=member.address)[0]["host_id"] == member.host_id
+
+
+def test_a_node_is_asked_when_it_is_connected_to(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is there with the first connection: who asks a slower node by itself waits for that one's, not long."""
+    monkeypatch.setattr(session, "ATTEMPTS", 1)
+    standin.proxy.faults.paused.add(1)
+    threading.Timer(0.7, standin.proxy.faults.paused.discard, [1]).start()
+    told: list[str] = []
+    with connected("prod", standin.connection()) as live:
+        horizon_us(live, Clock(), Pace(), told.append)
+    assert not told
+    monkeypatch.setattr(session, "_SILENT_SECONDS", 0.3)
+    standin.proxy.faults.paused.add(1)
+    # Where it happens to look at that node's connection first, the driver itself waits for it to the end.
+    with connected("prod", standin.connection(connect_timeout=2.0)) as live:
+        horizon_us(live, Clock(), Pace(), told.append)
+    assert told == ["node 127.0.0.2 does not tell its time; rows that it writes late come as late ones"]
 
 
 def reached(live: LiveCluster) -> set[str]:
