@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from support.connections import connections_below, own_connections
@@ -55,10 +55,10 @@ def log(standin: StandIn) -> LiveLog:
     return live
 
 
-def _connections(standin: StandIn) -> tuple[int, list[int]]:
+def _connections(standin: StandIn, spark: SparkSession) -> tuple[int, list[int]]:
     """How many this process has, and each worker of its Spark, whoever else asks the stand-in."""
-    port = standin.proxy.port
-    return own_connections(port, NODES).total(), connections_below(port, NODES)
+    port, gateway = standin.proxy.port, cast("Any", spark.sparkContext._gateway)
+    return own_connections(port, NODES).total(), connections_below(gateway.proc.pid, port, NODES)
 
 
 def test_tasks_read_and_one_commit_has_their_rows(
@@ -70,7 +70,7 @@ def test_tasks_read_and_one_commit_has_their_rows(
     workers = Workers(lambda: spark, in_process=0)
     counted = list[tuple[int, list[int]]]()
     for page in range(1, 3 * LEAST_RANGES, 4):
-        standin.proxy.faults.meanwhile[page] = lambda: counted.append(_connections(standin))
+        standin.proxy.faults.meanwhile[page] = lambda: counted.append(_connections(standin, spark))
     done = ingest(cluster, Clock(), "shop", "t", workers, way="ranges")
     assert done.rows == 4
     # One a node and the driver's own here; one a worker, and while it connects, its driver's own besides. Workers that

@@ -28,9 +28,9 @@ def own_connections(port: int, nodes: int = 3, process: int | str = "self") -> C
     return found
 
 
-def connections_below(port: int, nodes: int = 3) -> list[int]:
-    """How many each process below this one has to all nodes, as the workers of its Spark: of those that have any."""
-    found = (own_connections(port, nodes, process).total() for process in below())
+def connections_below(top: int, port: int, nodes: int = 3) -> list[int]:
+    """How many each process below another has to all nodes, as the workers below a JVM: of those that have any."""
+    found = (own_connections(port, nodes, process).total() for process in below(top))
     return [count for count in found if count]
 
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def below() -> dict[int, list[str]]:
-    """Those that have not ended, each with what `/proc/PID/stat` has behind its name."""
+def below(top: int | None = None) -> dict[int, list[str]]:
+    """Those that have not ended, each with what `/proc/PID/stat` has behind its name; of another one below `top`."""
     found: dict[int, list[str]] = {}
     for process in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -15,10 +15,11 @@ def below() -> dict[int, list[str]]:
         except OSError:  # it has ended
             continue
         found[int(process.parent.name)] = fields
-    mine = {os.getpid()}
+    top = top or os.getpid()
+    mine = {top}
     while more := {pid for pid, fields in found.items() if int(fields[1]) in mine} - mine:
         mine |= more
-    return {pid: found[pid] for pid in mine - {os.getpid()}}
+    return {pid: found[pid] for pid in mine - {top}}
 
 
 def parent(pid: int) -> int | None:
