@@ -118,9 +118,7 @@ class LiveCluster:
             return
         self._one.leave(node)
         self._session.update_created_pools()
-        deadline = time.monotonic() + self.connection.connect_timeout
-        while time.monotonic() < deadline and not self._is_open(self.node):
-            time.sleep(_LOOK_SECONDS)
+        _look_until(lambda: self._is_open(self.node), self.connection.connect_timeout)
 
     def _await_first_connection(self, host: Host) -> None:
         """Wait for one to a node that is asked by itself, once a session: the driver's is there with one to any.
@@ -131,9 +129,9 @@ class LiveCluster:
         if self._one is not None or address in self._awaited:
             return
         self._awaited.add(address)
-        deadline = time.monotonic() + min(self.connection.connect_timeout, _SILENT_SECONDS)
-        while time.monotonic() < deadline and host.is_up is not False and not self._is_open(address):
-            time.sleep(_LOOK_SECONDS)
+        _look_until(
+            lambda: host.is_up is False or self._is_open(address), min(self.connection.connect_timeout, _SILENT_SECONDS)
+        )
 
     def _is_open(self, address: str | None) -> bool:
         """Whether a connection is open to a node."""
@@ -259,6 +257,13 @@ class LiveCluster:
             return list(self._session.execute(statement, values or None, host=host))
         except DRIVER_ERRORS as error:
             raise translated(error, where, table, self.role) from None
+
+
+def _look_until(happens: Callable[[], bool], seconds: float) -> None:
+    """Wait until something has happened, or for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not happens():
+        time.sleep(_LOOK_SECONDS)
 
 
 @contextmanager
