@@ -269,8 +269,7 @@ def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str,
     wanted = [name for name in ("range_start", "owner", "num_ranges") if name in table.schema.names]
     chosen = None if keys is None else {_stored(table, key) for key in keys}
     rows, held = lake.rows_by_slice(table, ["range_end", *wanted], chosen)
-    # Of a home that is old a look at one generation would name the files of thousands of others.
-    files = _files_by_key(table, held if chosen is None else (file for file in held if file.partition[0] in chosen))
+    files = _files_by_key(table, held)
     by_key = {_key(table, value): part for value, part in rows.items() if part.num_rows}
     unordered = _unordered(lake, table, keys) if by_key else {}
     return {key: _holding(table, files[key], key, part, unordered.get(key)) for key, part in by_key.items()}

@@ -349,7 +349,7 @@ class Lake:
     def rows_by_slice(
         self, table: Table, columns: Sequence[str], keys: Collection[Any] | None = None
     ) -> tuple[dict[Any, pa.Table], list[DataFile]]:
-        """Columns of the rows of slices, by the value of the one partition column, and the table's files.
+        """Columns of the rows of slices, by the value of the one partition column, and the files that have them.
 
         `keys`: of the slices of these values alone. Both are of one version. The rows are as they are, with the nulls
         that a foreign writer may have left.
@@ -363,7 +363,8 @@ class Lake:
         files.refuse_features(table, opened)
         held = files.data_files(opened, table, self.path(table))
         with translated(f"reading {table.full_name}"):
-            return by_slice(opened, table, columns, held, keys), held
+            chosen = held if keys is None else [file for file in held if file.partition[0] in keys]
+            return by_slice(opened, table, columns, chosen, are_all=keys is None), chosen
 
     def taken(self, table: Table, size: int = 0) -> AbstractContextManager[Opened]:
         """The table at its newest version, for one commit on it; whatever others read meanwhile, it stays there."""

@@ -158,14 +158,13 @@ def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -
 
 
 def by_slice(
-    opened: Opened, table: Table, columns: Sequence[str], held: Sequence[DataFile], keys: Collection[Any] | None
+    opened: Opened, table: Table, columns: Sequence[str], chosen: Sequence[DataFile], *, are_all: bool
 ) -> dict[Any, pa.Table]:
-    """Columns of the rows by the value of the one partition column: of all slices, or those of some values (`keys`)."""
+    """Columns of the rows of files by the value of the one partition column; `are_all`: these are all of the table."""
     (key,) = table.partition_by
-    if keys is None and len(held) > FEW_FILES and not small_files.keeps(held):
+    if are_all and len(chosen) > FEW_FILES and not small_files.keeps(chosen):
         return cut_by(key, opened.to_pyarrow_table(columns=[key, *columns]))
     # deltalake would make a dataset of all files first, of a thousand slices as of the one that is asked for.
-    chosen = [file for file in held if keys is None or file.partition[0] in keys]
     if len(chosen) > FEW_FILES:
         return cut_by(key, of_files(table, [key, *columns], chosen))
     return of_slices(table, columns, chosen)
