@@ -4,6 +4,9 @@ A lease is an object that its holder puts anew every few seconds. Who waits take
 longer, by its own clock: no two clocks are compared. A holder that was stopped for so long learns that it has lost it
 when it goes on, by the next time that it would put it anew; until then it may write, so a lease decides nothing that a
 commit does not decide again.
+
+It goes from one to the next by compare-and-set alone, and one that is free says so. It is not removed: a removal has no
+condition, and one whose answer was lost, or that is late, would be done again to the lease of whoever came next.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from cdc_platform.errors import PlatformError, StateError
 from cdc_platform.places import Stored
@@ -23,6 +27,8 @@ from cdc_platform.places import Stored
 RENEWED_SECONDS, STALE_SECONDS = 5.0, 20.0
 """How often a lease is put anew, and for how long it has to be as it was before another takes it over."""
 _LOOK_SECONDS = 0.5
+_REMEMBERED = 16
+"""How many who gave it back a lease tells of: of so many turns one may learn late that its own had ended well."""
 
 
 class LeaseLost(PlatformError):
@@ -53,22 +59,19 @@ def held_alone(place: Stored, what: str) -> Iterator[Held]:
     Raises:
         StateError: somebody else keeps it; `what` is what they have.
     """
-    wait, first = Wait(place), ""
     while True:
         with held(place) as lease:
             if lease is not None:
                 yield lease
                 return
+        wait = Wait(place)
         while not wait.is_over():
-            seen = place.seen()
-            first = first or (seen.mark if seen is not None else "")
-            if seen is not None and seen.mark != first:
+            if wait.is_kept:
                 raise StateError(
                     f"{what} already on another machine or from another folder (process {wait.holder()}); end that "
                     "one, or choose another home"
                 )
             time.sleep(_LOOK_SECONDS)
-        first = ""
 
 
 def is_any_kept(folder: Stored) -> bool:
@@ -87,33 +90,63 @@ def is_any_kept(folder: Stored) -> bool:
     return any(before.get(name) != seen for name, seen in after.items())
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A lease as it is in the store: whose it is, "" of a free one; and who gave it back last, the newest behind."""
+
+    mark: str
+    identity: str
+    who: str = "unknown"
+    given_back: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, place: Stored) -> _Found | None:
+        """The lease in a place, if there is one; one that cannot be read is somebody's."""
+        try:
+            content, mark = place.read_marked()
+        except FileNotFoundError:
+            return None
+        try:
+            told = json.loads(content)
+            return cls(mark, str(told["id"]), str(told["who"]), tuple(told.get("given_back", ())))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls(mark, "unknown")
+
+
 class Wait:
     """What one who waits for a lease has seen of it."""
 
     def __init__(self, place: Stored) -> None:
         self._place = place
-        self._mark, self._since = "", time.monotonic()
+        self._marks: list[str] = []
+        self._since = time.monotonic()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody has put it anew meanwhile."""
+        return len(self._marks) > 1
 
     def is_over(self) -> bool:
-        """Whether the lease is free, or its holder is gone: then it is taken away, if it still is as it was."""
-        seen = self._place.seen()
-        if seen is None:
+        """Whether the lease is free, or its holder is gone: then it is freed, if it still is as it was."""
+        found = _Found.at(self._place)
+        if found is None or not found.identity:
             return True
-        if seen.mark != self._mark:
-            self._mark, self._since = seen.mark, time.monotonic()
+        if found.mark not in self._marks[-1:]:
+            self._marks.append(found.mark)
+            self._since = time.monotonic()
             return False
         if time.monotonic() - self._since < STALE_SECONDS:
             return False
-        if self._place.replace(_written(uuid.uuid4().hex, 0), seen.mark) is not None:
-            self._place.remove()
+        self._place.replace(_written(found.given_back), found.mark)
         return True
 
     def holder(self) -> str:
         """Who has it."""
         try:
-            return str(json.loads(self._place.read())["who"])
-        except (OSError, ValueError, KeyError, PlatformError):
-            return "unknown"
+            found = _Found.at(self._place)
+        except PlatformError:
+            found = None
+        return "unknown" if found is None else found.who
 
 
 class Held:
@@ -123,6 +156,7 @@ class Held:
         self._place = place
         self._id = uuid.uuid4().hex
         self._mark: str | None = None
+        self._given_back: tuple[str, ...] = ()
         self._ended, self._lost = threading.Event(), threading.Event()
         self._keeper = threading.Thread(target=self._renew, name=f"lease of {place.name}", daemon=True)
 
@@ -145,7 +179,12 @@ class Held:
 
     def take(self) -> bool:
         """Have it, if nobody has; whether it is had."""
-        self._mark = self._place.create(_written(self._id, 0)) or self._mark_of_mine()
+        found = _Found.at(self._place)
+        if found is None:
+            self._mark = self._place.create(self._written(0)) or self._mark_of_mine()
+        elif not found.identity:
+            self._given_back = found.given_back
+            self._mark = self._place.replace(self._written(0), found.mark) or self._mark_of_mine()
         return self._mark is not None
 
     def keep(self) -> None:
@@ -157,19 +196,28 @@ class Held:
         self._ended.set()
         self._keeper.join()
         try:
-            if self._mark_of_mine() is not None:
-                self._place.remove()
-            else:
-                self._lost.set()
+            self._free()
         except PlatformError:
             return  # it is taken over in a while
+
+    def _free(self) -> None:
+        """Say that it is free, if it is this one's; a store may have done so when it says it could not."""
+        free = _written((*self._given_back, self._id)[-_REMEMBERED:])
+        while self._mark is not None:
+            if self._place.replace(free, self._mark) is not None:
+                return
+            found = _Found.at(self._place)
+            if found is not None and self._id in found.given_back:
+                return
+            self._mark = found.mark if found is not None and found.identity == self._id else None
+        self._lost.set()
 
     def _renew(self) -> None:
         number = 0
         while self._mark is not None and not self._ended.wait(RENEWED_SECONDS):
             number += 1
             try:
-                self._mark = self._place.replace(_written(self._id, number), self._mark) or self._mark_of_mine()
+                self._mark = self._place.replace(self._written(number), self._mark) or self._mark_of_mine()
             except PlatformError:
                 continue
         if self._mark is None:
@@ -177,13 +225,13 @@ class Held:
 
     def _mark_of_mine(self) -> str | None:
         """The mark of the lease as it is, if it is this one: a store may have done what it says it could not."""
-        try:
-            content, mark = self._place.read_marked()
-            return mark if json.loads(content)["id"] == self._id else None
-        except (FileNotFoundError, ValueError, KeyError):
-            return None
+        found = _Found.at(self._place)
+        return found.mark if found is not None and found.identity == self._id else None
+
+    def _written(self, number: int) -> bytes:
+        return _written(self._given_back, self._id, number, f"{os.getpid()} on {socket.gethostname()}")
 
 
-def _written(identity: str, number: int) -> bytes:
-    who = f"{os.getpid()} on {socket.gethostname()}"
-    return json.dumps({"id": identity, "number": number, "who": who}).encode() + b"\n"
+def _written(given_back: tuple[str, ...], identity: str = "", number: int = 0, who: str = "nobody") -> bytes:
+    told = {"id": identity, "number": number, "who": who, "given_back": given_back}
+    return json.dumps(told).encode() + b"\n"

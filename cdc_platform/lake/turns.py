@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, TextIO, TypeVar
 
-from cdc_platform.errors import ConflictError, EnvironmentProblem
+from cdc_platform.errors import ConflictError, EnvironmentProblem, PlatformError
 from cdc_platform.lake import leases
 from cdc_platform.lake.lake import Lake
 from cdc_platform.places import Place, Stored
@@ -79,8 +79,13 @@ def busy(lake: Lake, name: str) -> Iterator[None]:
     """
     place = _place(lake, name)
     if isinstance(place, Stored):
-        with leases.held(place / uuid.uuid4().hex):
-            yield
+        mine = place / uuid.uuid4().hex  # nobody else's, ever: it may be removed
+        try:
+            with leases.held(mine):
+                yield
+        finally:
+            with suppress(PlatformError):  # who looks next takes away what nobody keeps
+                mine.remove()
         return
     with _opened(place) as lock:
         with suppress(OSError):  # without locks nobody can see it
@@ -130,7 +135,7 @@ def _place(lake: Lake, name: str) -> Place:
 
 @contextmanager
 def _leased(place: Stored, name: str) -> Iterator[None]:
-    wait, patience = leases.Wait(place), _Patience(name)
+    patience = _Patience(name)
     while True:
         with leases.held(place) as lease:
             if lease is not None:
@@ -143,6 +148,7 @@ def _leased(place: Stored, name: str) -> Iterator[None]:
                     "what is written stands, run it again"
                 )
             return
+        wait = leases.Wait(place)
         while not wait.is_over():
             patience.pause(wait.holder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from support.waiting import await_true
 from cdc_platform.errors import StateError
 from cdc_platform.lake import leases, turns
 from cdc_platform.lake.lake import Lake
-from cdc_platform.places import Stored, place_of
+from cdc_platform.places import Place, Stored, place_of
 
 _HOLDER = """
 import sys
@@ -54,6 +55,11 @@ def holder(place: Stored) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+def is_free(place: Place) -> bool:
+    """Whether the next one would have it at once; it is there, and says so."""
+    return json.loads(place.read())["id"] == ""
+
+
 @contextmanager
 def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A process of a program that has said that it has what it holds; it is killed in the end."""
@@ -78,8 +84,8 @@ def test_a_lease_that_is_kept_is_refused_and_then_given_back(
     holder.stdin.close()
     assert holder.wait(30) == 0
     with leases.held_alone(place, "home is up"):
-        assert place.seen() is not None
-    assert place.seen() is None
+        assert not is_free(place)
+    assert is_free(place)
 
 
 def test_a_lease_of_one_that_was_killed_is_taken_over(
@@ -125,5 +131,45 @@ def test_a_turn_that_was_taken_over_says_so_at_its_end(s3: S3, monkeypatch: pyte
                 1,
                 True,
             )
-            assert (lake.place.folder / ".lake.turns/joins").seen() is not None
-    assert (lake.place.folder / ".lake.turns/joins").seen() is None
+            assert not is_free(lake.place.folder / ".lake.turns/joins")
+    assert is_free(lake.place.folder / ".lake.turns/joins")
+
+
+@pytest.mark.parametrize("takers", [0, 1, 3])
+def test_one_that_was_given_back_is_not_lost(place: Stored, takers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store denies it, and whoever has had it meanwhile; nothing is done to the one who has it then."""
+    replace, denied = Stored.replace, list[bytes]()
+
+    def denying(self: Stored, content: bytes, mark: str) -> str | None:
+        done = replace(self, content, mark)
+        if denied or json.loads(content)["id"]:
+            return done
+        denied.append(content)
+        for _ in range(takers):
+            with leases.held(place) as another:
+                assert another is not None
+        assert last.take()
+        return None
+
+    last = leases.Held(place)
+    monkeypatch.setattr(Stored, "replace", denying)
+    with leases.held(place) as lease:
+        assert lease is not None
+    assert denied
+    assert not lease.is_lost
+    assert not leases.Held(place).take()
+    last.keep()
+    last.give_back()
+    assert is_free(place)
+    assert not last.is_lost
+
+
+def test_a_lease_that_somebody_removed_can_be_had(place: Stored) -> None:
+    """Who had it says that it is lost; the next one has a new one."""
+    with leases.held(place) as lease:
+        assert lease is not None
+        place.remove()
+    assert lease.is_lost
+    with leases.held(place) as again:
+        assert again is not None
+    assert not again.is_lost
