@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +298,18 @@ def standin_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandI
 
 
 @pytest.fixture
-def standin(standin_process: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def sessions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    """What tasks open that run in this process, closed with the test: they keep it as long as their process lives."""
+    from cdc_platform.cluster.ingest import asking
+
+    with ExitStack() as opened:
+        monkeypatch.setattr(asking, "_opened", opened)
+        monkeypatch.setattr(asking, "_sessions", {})
+        yield opened
+
+
+@pytest.fixture
+def standin(standin_process: StandIn, sessions_of_tasks: ExitStack, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """That server with one generation, as no test has changed it; the environment has a user that may read all."""
     from support.standin.cluster import PASSWORD, USER
     from support.standin.world import OBSERVER
