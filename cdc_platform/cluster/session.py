@@ -316,6 +316,10 @@ def connected(name: str, connection: Connection, one_node: int | None = None) ->
         yield live
     finally:
         driver.shutdown()
+        # What the driver was connecting to meanwhile it has waited for, and keeps open.
+        for ended in tuple(driver.sessions or ()):
+            for pool in tuple(ended.get_pools()):
+                pool.shutdown()
 
 
 def _opened(driver: Cluster, one: OneNode | None) -> DriverSession:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,15 +27,6 @@ pytestmark = pytest.mark.cassandra
 
 TOKENS = [-(2**63) + 2**60 * place for place in range(16)]
 RANGES = [f'token("cdc$stream_id") > {low} AND token("cdc$stream_id") <= {low + 2**60 - (low > 0)}' for low in TOKENS]
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    """Sessions of tasks that are closed with the test, not with its process."""
-    with ExitStack() as stack:
-        monkeypatch.setattr(asking, "_opened", stack)
-        monkeypatch.setattr(asking, "_sessions", {})
-        yield stack
 
 
 def own(standin: StandIn) -> Counter[int]:
@@ -67,7 +57,7 @@ def test_an_observer_has_one_a_node_and_the_drivers_own(standin: StandIn) -> Non
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_task_has_one_to_the_node_whose_turn_it_is(
-    standin: StandIn, log: LiveLog, opened: ExitStack, number: int
+    standin: StandIn, log: LiveLog, sessions_of_tasks: ExitStack, number: int
 ) -> None:
     """By its number, so that many are spread; all rows come over it, at the consistency that the log is read at."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
@@ -77,7 +67,7 @@ def test_a_task_has_one_to_the_node_whose_turn_it_is(
     assert sorted(rows) == log.written_keys()
     await_true(lambda: new(standin, before) == {number % 3: 1}, 20, "its connection")
     assert {node for node, text in standin.proxy.statements if "_scylla_cdc_log" in text} == {number % 3}
-    opened.close()
+    sessions_of_tasks.close()
     await_true(lambda: new(standin, before) == {}, 20, "its end")
 
 
@@ -133,6 +123,20 @@ def test_a_node_is_asked_when_it_is_connected_to(standin: StandIn, monkeypatch: 
     with connected("prod", standin.connection(connect_timeout=2.0)) as live:
         horizon_us(live, Clock(), Pace(), told.append)
     assert told == ["node 127.0.0.2 does not tell its time; rows that it writes late come as late ones"]
+
+
+def test_what_is_opened_while_a_session_ends_is_closed(standin: StandIn) -> None:
+    """A node that is back answers a first time behind the session's end."""
+    before, proxy = own(standin), standin.proxy
+    with connected("prod", standin.connection()) as live:
+        await_true(lambda: len(reached(live)) == 3, 20, "its connections")
+        opened = proxy.open[1]
+        proxy.faults.paused.add(1)
+        (back,) = (host for host in live.driver.get_pool_state() if str(host.address).endswith(".2"))
+        live.driver.add_or_renew_pool(back, is_host_addition=False)
+        await_true(lambda: proxy.open[1] > opened, 20, "a connection that is being made")
+        threading.Timer(0.7, proxy.faults.paused.discard, [1]).start()
+    await_true(lambda: new(standin, before) == {}, 20, "their end")
 
 
 def reached(live: LiveCluster) -> set[str]:
