@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_from_datetime, us_of
+from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.cluster import changes, generations, known, made_up, removed, tables
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
@@ -20,6 +20,7 @@ from cdc_platform.cluster.tablets import read_stream_sets
 from cdc_platform.cluster.topology import Topology, read_topology
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.errors import InputError, NotFound, StateError
+from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import (
@@ -168,7 +169,7 @@ def _known(lake: Lake) -> generations.Known:
 
 
 def _times(lake: Lake, table: Table) -> set[Milliseconds]:
-    return {ms_from_datetime(moment) for moment in lake.read(table, ["time"])["time"].unique().to_pylist()}
+    return set(known_milliseconds(lake.read(table, ["time"])["time"]))
 
 
 def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:

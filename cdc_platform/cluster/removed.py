@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.lifecycle.expiry import purge_plan, removal
 from cdc_platform.lifecycle.expiry.purge_plan import Action
+from cdc_platform.records import descriptions
 from cdc_platform.settings import Settings
 
 
@@ -26,7 +26,7 @@ def follow(lake: Lake, clock: Clock, settings: Settings, listed: Collection[Mill
 
     Who is killed in between is followed by one that ends it, as of `expire`.
     """
-    here = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    here = descriptions.listed_times(lake)
     lacking = here - set(listed)
     if not lacking and not removal.unfinished(lake):
         return

@@ -16,6 +16,7 @@ import pyarrow as pa
 from cdc_platform.invariants import inventory
 from cdc_platform.invariants.fingerprints import fingerprints_of, numbers_of, streams_of
 from cdc_platform.invariants.inventory import Holding
+from cdc_platform.lake.arrow import values
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAM_FINGERPRINTS
@@ -49,7 +50,7 @@ def known(lake: Lake, besides: str) -> Known:
     if not rows.num_rows:
         return NOTHING
     rows = rows.filter(_mask(rows, _kept(rows, inventory.standing_files(lake)) - {besides}))
-    columns = (rows[name].to_pylist() for name in ("generation_id", "streams", "fingerprints"))
+    columns = (values(rows[name]) for name in ("generation_id", "streams", "fingerprints"))
     whole = [(id_, value) for id_, count, value in zip(*columns, strict=True) if len(value) == count * _STORED.itemsize]
     joined = np.frombuffer(b"".join(value for _, value in whole), dtype=_STORED)
     return Known(frozenset(id_ for id_, _ in whole), joined.astype(np.uint64, copy=False))
@@ -98,12 +99,12 @@ def differing(lake: Lake) -> list[str | None]:
 
 def _kept(rows: pa.Table, there: Mapping[str, Sequence[DataFile]]) -> set[str]:
     """The generations of rows that are of the very files that they have."""
-    of = zip(rows["generation_id"].to_pylist(), rows["files"].to_pylist(), strict=True)
+    of = zip(values(rows["generation_id"]), rows["files"].to_pylist(), strict=True)
     return {id_ for id_, files in of if files == _names(there.get(id_, ()))}
 
 
 def _mask(rows: pa.Table, chosen: set[str]) -> pa.Array:
-    return pa.array([id_ in chosen for id_ in rows["generation_id"].to_pylist()], pa.bool_())
+    return pa.array([id_ in chosen for id_ in values(rows["generation_id"])], pa.bool_())
 
 
 def _row(generation_id: str, files: Sequence[DataFile]) -> dict[str, Any]:
@@ -117,4 +118,5 @@ def _row(generation_id: str, files: Sequence[DataFile]) -> dict[str, Any]:
 
 
 def _names(files: Sequence[DataFile]) -> list[str]:
-    return sorted(file.path.rpartition("/")[2] for file in files)
+    names = [file.path.rpartition("/")[2] for file in files]
+    return sorted(names) if len(names) > 1 else names

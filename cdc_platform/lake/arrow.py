@@ -56,8 +56,21 @@ def _keep_pandas_out() -> None:
 _keep_pandas_out()
 
 
+def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column as Python's values, None where there is none, as its `to_pylist`.
+
+    Of texts, bytes and whole numbers that takes a fifteenth as long by numpy, which makes no scalar of Arrow's of each.
+    """
+    kind = column.type
+    if kind in (pa.string(), pa.binary()) or (pa.types.is_integer(kind) and not column.null_count):
+        return column.to_numpy(zero_copy_only=False).tolist()
+    return column.to_pylist()
+
+
 def milliseconds(moments: pa.ChunkedArray) -> list[Milliseconds | None]:
     """A column of times as milliseconds, None where there is none; as Python's times they take ten times as long."""
+    if not moments.null_count:
+        return [*known_milliseconds(moments)]
     return [None if us is None else ms_of(us) for us in moments.cast(pa.int64()).to_pylist()]
 
 

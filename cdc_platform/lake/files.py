@@ -22,6 +22,7 @@ from deltalake import DeltaTable
 from cdc_platform.clock import MILLISECOND_US
 from cdc_platform.errors import StateError
 from cdc_platform.home import state_folder
+from cdc_platform.lake import arrow
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.filters import PASSES, Filter
 from cdc_platform.lake.tables import ALLOWED_FEATURES, Table
@@ -34,9 +35,11 @@ _OF_FILE, _OF_PARTITION = ("path", "num_records", "size_bytes"), "partition."
 """What the log's columns are called that tell of a file: by their names, and by how the names of others begin."""
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a table: its path, rows (0 where the log does not say) and bytes, its values of partition columns."""
+class DataFile(NamedTuple):
+    """A file of a table: its path, rows (0 where the log does not say) and bytes, its values of partition columns.
+
+    A tuple: of an old home's thousands each commit makes new ones.
+    """
 
     path: str
     rows: int
@@ -71,7 +74,13 @@ def plain_path(written: str) -> str:
 
     That is on top of what is quoted in the names of the folders.
     """
-    return unquote(written) if "%" in written else written
+    return _unquoted(written) if "%" in written else written
+
+
+@lru_cache(maxsize=1 << 13)
+def _unquoted(written: str) -> str:
+    """The same, which is asked of an old home's thousands by each commit."""
+    return unquote(written)
 
 
 def parquet(file: Place | str) -> pq.ParquetFile:
@@ -149,9 +158,12 @@ def files_of_partitions(
     deciding = [
         (partition_by.index(name), PASSES[operator], value) for name, operator, value in filters if name in partition_by
     ]
+    every = _every(opened, tuple(partition_by), folder)
+    if not deciding:
+        return list(every)
     return [
         file
-        for file in _every(opened, tuple(partition_by), folder)
+        for file in every
         if all(
             file.partition[place] is not None and passes(file.partition[place], value)
             for place, passes, value in deciding
@@ -184,7 +196,7 @@ def _every(opened: DeltaTable, partition_by: tuple[str, ...], folder: str) -> li
 
 
 def _files_of(added: pa.Table, partition_by: tuple[str, ...], folder: str) -> list[DataFile]:
-    columns = [added[f"{_OF_PARTITION}{name}"].to_pylist() for name in partition_by] if added.num_rows else []
+    columns = [arrow.values(added[f"{_OF_PARTITION}{name}"]) for name in partition_by] if added.num_rows else []
     keys = list(zip(*columns, strict=True)) if columns else [()] * added.num_rows
     told = (_known(added, "num_records"), _known(added, "size_bytes"))
     return [
@@ -200,7 +212,7 @@ def paths(opened: DeltaTable) -> list[str]:
 
 def sizes(opened: DeltaTable) -> list[int]:
     """The bytes of each file."""
-    return _added(opened)["size_bytes"].to_pylist()
+    return arrow.values(_added(opened)["size_bytes"])
 
 
 def slices_of(files: Sequence[DataFile]) -> list[Slice]:
@@ -246,14 +258,14 @@ def _once(opened: DeltaTable, of: object, tell: Callable[[], _Told]) -> _Told:
 def _paths(added: pa.Table, folder: str) -> list[str]:
     place = place_of(folder)
     inside = f"{place}/"
-    plain = map(plain_path, added["path"].to_pylist())
+    plain = map(plain_path, arrow.values(added["path"]))
     # As the place names them, in a tenth of the time.
     return [str(place / path) if path.startswith("/") else inside + path for path in plain]
 
 
 def _known(added: pa.Table, column: str) -> list[Any]:
     """What the log says of each file; None throughout where no file has it."""
-    return added[column].to_pylist() if column in added.schema.names else [None] * added.num_rows
+    return arrow.values(added[column]) if column in added.schema.names else [None] * added.num_rows
 
 
 def foreign_features(opened: DeltaTable) -> list[str]:

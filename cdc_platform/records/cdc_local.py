@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import Milliseconds, ms_to_datetime
 from cdc_platform.generations import GenerationId
-from cdc_platform.lake.arrow import milliseconds
+from cdc_platform.lake.arrow import milliseconds, values
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL
 
@@ -153,7 +153,7 @@ _OF_MARKERS = ("key", "=", REWRITTEN)
 
 def _read(lake: Lake, where: list[tuple[str, str, object]]) -> Iterator[KeptRow]:
     rows = lake.read(CDC_LOCAL, filters=where)
-    hosts, keys, uuids = (rows[name].to_pylist() for name in ("host_id", "key", "uuid"))
+    hosts, keys, uuids = (values(rows[name]) for name in ("host_id", "key", "uuid"))
     return map(KeptRow, hosts, keys, milliseconds(rows["streams_timestamp"]), uuids)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations import TopologyDescription
-from cdc_platform.lake.arrow import compute, flat_streams
+from cdc_platform.lake.arrow import compute, flat_streams, known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -77,7 +77,7 @@ def published_times(lake: Lake) -> set[Milliseconds]:
 
 def listed_times(lake: Lake) -> set[Milliseconds]:
     """The times (ms) that readers see."""
-    return {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    return set(known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"]))
 
 
 def published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:

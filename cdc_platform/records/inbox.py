@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, from_datetime, to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError, UnfinishedJoin
+from cdc_platform.lake.arrow import values
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS, GENERATION_SWITCHES, GENERATIONS
 from cdc_platform.lake.turns import JOINS, in_turn
@@ -127,8 +128,8 @@ def waiting(lake: Lake) -> list[WaitingJoin]:
     inbox = lake.read(BOOTSTRAP_EVENTS, ["event_id", "kind", "generation_id", "host_id", "created_at"])
     inbox = inbox.sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     ledger = lake.read(GENERATIONS, ["generation_id", "published_at"])
-    published = set(ledger["generation_id"].filter(ledger["published_at"].is_valid()).to_pylist())
-    columns = [inbox[name].to_pylist() for name in ("event_id", "kind", "generation_id", "host_id")]
+    published = set(values(ledger["generation_id"].filter(ledger["published_at"].is_valid())))
+    columns = [values(inbox[name]) for name in ("event_id", "kind", "generation_id", "host_id")]
     rows = list(zip(*columns, strict=True))
     withdrawn = {generation for _, kind, generation, _ in rows if kind == WITHDRAW}
     return [

@@ -6,20 +6,18 @@ Whoever writes a generation's row first has chosen its timestamp. Which other ge
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.generations import GenerationId
-from cdc_platform.lake.arrow import known_milliseconds
+from cdc_platform.lake.arrow import known_milliseconds, values
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import COMMITTED_GENERATIONS, GENERATIONS
 from cdc_platform.records import removals
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A generation that was given its timestamp (ms), the format of its data, and whether it was made elsewhere."""
 
     generation_id: str
@@ -31,7 +29,7 @@ class Entry:
 def entries(lake: Lake) -> list[Entry]:
     """Every generation that was given a timestamp here, those that were removed since among them; in no order."""
     rows = lake.read(GENERATIONS, ["generation_id", "time", "format", "event_id"])
-    ids, formats, events = (rows[name].to_pylist() for name in ("generation_id", "format", "event_id"))
+    ids, formats, events = (values(rows[name]) for name in ("generation_id", "format", "event_id"))
     return [
         Entry(id_, time_ms, "v1" if format_ == "v1" else "v2", event is None)
         for id_, time_ms, format_, event in zip(ids, known_milliseconds(rows["time"]), formats, events, strict=True)
@@ -41,7 +39,7 @@ def entries(lake: Lake) -> list[Entry]:
 def committed_elsewhere(lake: Lake) -> dict[Milliseconds, str]:
     """The UUIDs of generations that a cluster has committed and of which no row had come here, by time (ms)."""
     rows = lake.read(COMMITTED_GENERATIONS, ["time", "generation_id"])
-    return dict(zip(known_milliseconds(rows["time"]), rows["generation_id"].to_pylist(), strict=True))
+    return dict(zip(known_milliseconds(rows["time"]), values(rows["generation_id"]), strict=True))
 
 
 def introduced_at_ms(lake: Lake, generation_id: str) -> Milliseconds | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
+from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, REMOVED_GENERATIONS
 
@@ -51,5 +52,5 @@ def gone(lake: Lake) -> list[Removal]:
     begun = noted(lake)
     if not begun:
         return []
-    listed = [ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()]
+    listed = known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])
     return list(decided(begun, listed).values())

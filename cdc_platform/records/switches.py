@@ -12,6 +12,7 @@ from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_
 from cdc_platform.errors import NotFound
 from cdc_platform.generations.metadata import Undecided
 from cdc_platform.generations.switch import Phase, Switch
+from cdc_platform.lake.arrow import values
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_SWITCHES, GENERATIONS, SWITCH_PROMISES
 
@@ -57,7 +58,7 @@ def undecided(lake: Lake, known: Sequence[Switch] | None = None) -> list[Undecid
 
 def unfinished(lake: Lake) -> list[Switch]:
     """The switches of which something is left to do: undecided, or committed and not in the ledger; oldest first."""
-    entered = set(lake.read(GENERATIONS, ["generation_id"])["generation_id"].to_pylist())
+    entered = set(values(lake.read(GENERATIONS, ["generation_id"])["generation_id"]))
     return [
         switch
         for switch in switches(lake)

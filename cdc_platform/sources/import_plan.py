@@ -30,6 +30,7 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
+from cdc_platform.records import descriptions
 from cdc_platform.records.ledger import committed_elsewhere
 from cdc_platform.ring import Ring
 from cdc_platform.sources.cqlsh import Exports
@@ -93,7 +94,7 @@ def plan_import(
 
 def _check_times(plan: ImportPlan, lake: Lake, exports: Exports) -> None:
     """Readers rely on rows only after the timestamp: an export has to keep to it."""
-    listed = {ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()}
+    listed = descriptions.listed_times(lake)
     for time in exports.streams:
         if time not in exports.timestamps and time not in listed:
             plan.flaws.tell(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cql.written import without_notes
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
-from cdc_platform.records import cdc_tables
+from cdc_platform.records import cdc_tables, descriptions
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.described_schema import DescribedTable
@@ -61,6 +60,5 @@ def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
 
 def _created_ms(lake: Lake, clock: Clock, exports: Exports, table: DescribedTable) -> Milliseconds:
     """When the log was made (ms): by its ID, else before the oldest generation, so that none is missed for its rows."""
-    times = [ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist()]
-    oldest = min([*times, *exports.timestamps, clock.now_ms()])
+    oldest = min([*descriptions.listed_times(lake), *exports.timestamps, clock.now_ms()])
     return min(clock.now_ms(), oldest if table.created_at_ms is None else table.created_at_ms)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from cdc_platform.clock import Milliseconds, cql_time, ms_from_datetime
+from cdc_platform.clock import Milliseconds, cql_time
+from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
@@ -63,4 +64,4 @@ def _delete(table: Table, where: str) -> str:
 
 
 def _times(lake: Lake, table: Table) -> set[Milliseconds]:
-    return {ms_from_datetime(each) for each in lake.read(table, ["time"])["time"].to_pylist()}
+    return set(known_milliseconds(lake.read(table, ["time"])["time"]))

@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from cdc_platform.clock import Clock, format_ms
-from cdc_platform.invariants import inventory
 from cdc_platform.invariants.findings import LIVE_GENERATIONS_REWRITTEN, REWRITTEN_EQUALS_V1, Finding, Tally, finding
 from cdc_platform.invariants.first_format import compared_with_published
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.upgrade import rewrite
-from cdc_platform.records import cdc_local, generation_data
+from cdc_platform.records import cdc_local, descriptions, generation_data
 from cdc_platform.settings import Settings
 
 
@@ -50,7 +49,7 @@ def _live_generations(lake: Lake, clock: Clock, settings: Settings) -> Finding:
 def _rewritten_rows(lake: Lake) -> Finding:
     """Rows of a time that has a V1 description are that description's: every stream, in shard order."""
     times = np.intersect1d(
-        generation_data.described_times(lake), np.array(inventory.listed_times(lake), dtype=np.int64)
+        generation_data.described_times(lake), np.array(sorted(descriptions.listed_times(lake)), dtype=np.int64)
     )
     parts = ((format_ms(time_ms), compared_with_published(lake, time_ms)) for time_ms in times.tolist())
     return finding(REWRITTEN_EQUALS_V1, parts, "no V1 generation is published")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime
+from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.lifecycle.upgrade.rewrite import RewriteDecision, decide, is_absent, unmarked_nodes
-from cdc_platform.records import no_tables
+from cdc_platform.records import descriptions, no_tables
 from cdc_platform.settings import Settings
 
 
@@ -38,7 +37,7 @@ class ClientTables:
 
 def judge(lake: Lake, clock: Clock, settings: Settings) -> ClientTables:
     """Judge by times alone. Where nobody has said which tables have a log each old generation counts."""
-    listed = sorted(ms_from_datetime(each) for each in lake.read(GENERATION_TIMESTAMPS, ["time"])["time"].to_pylist())
+    listed = sorted(descriptions.listed_times(lake))
     if is_absent(lake):
         return ClientTables(False, listed[0] if listed else None, (), ())
     done = ("skip-present", "skip-too-old") if no_tables.are_told(lake) else ("skip-present",)

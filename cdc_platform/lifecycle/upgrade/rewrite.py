@@ -21,12 +21,12 @@ from cdc_platform.clock import (
     Clock,
     Milliseconds,
     format_ms,
-    ms_from_datetime,
     ms_of_seconds,
     seconds_of_ms,
 )
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
+from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS, Table
@@ -280,5 +280,4 @@ def _enabled(lake: Lake) -> list[cdc_tables.CdcTable]:
 
 def _times(lake: Lake, table: Table) -> np.ndarray:
     """The times (ms, int64[n], ascending) in a table, of which no other column is read."""
-    moments = lake.read(table, ["time"])["time"].to_pylist()
-    return np.unique(np.array([ms_from_datetime(moment) for moment in moments], dtype=np.int64))
+    return np.unique(np.array(known_milliseconds(lake.read(table, ["time"])["time"]), dtype=np.int64))

@@ -1,0 +1,48 @@
+"""Columns between Arrow and Python."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from cdc_platform.lake.arrow import known_milliseconds, milliseconds, values
+
+MOMENTS = [datetime(2026, 1, 31, 12, 0, 0, 123000, UTC), datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)]
+COLUMNS = {
+    "text": (["", "ä", "a\0b", "x" * 100], pa.string()),
+    "long text": (["", "y"], pa.large_string()),
+    "views": (["", "y" * 50], pa.string_view()),
+    "bytes": ([b"", b"\0\xff"], pa.binary()),
+    "fixed bytes": ([b"ab", b"\0\xff"], pa.binary(2)),
+    "numbers": ([0, -(2**63), 2**63 - 1], pa.int64()),
+    "unsigned": ([0, 2**64 - 1], pa.uint64()),
+    "small numbers": ([0, -128], pa.int8()),
+    "truths": ([True, False], pa.bool_()),
+    "moments": (MOMENTS, pa.timestamp("us", "UTC")),
+    "lists": ([[], [1, 2]], pa.list_(pa.int64())),
+    "names": (["a", "b", "a"], pa.dictionary(pa.int32(), pa.string())),
+}
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_values_are_those_of_the_list(name: str, *, nulls: bool) -> None:
+    """Of the same types, None where there is none: of arrays, of parts of them, of several chunks and of none."""
+    told, kind = COLUMNS[name]
+    array = pa.array([*told, *([None] if nulls else [])], kind)
+    chunked = pa.chunked_array([array, array.slice(1), array.slice(0, 0)], kind)
+    for column in (array, array.slice(1), array.slice(0, 0), chunked, chunked.slice(2), pa.chunked_array([], kind)):
+        found = values(column)
+        assert found == column.to_pylist()
+        assert [type(each) for each in found] == [type(each) for each in column.to_pylist()]
+
+
+def test_times_are_whole_milliseconds() -> None:
+    """Rounded to none: tables hold no others; None where there is none."""
+    told = [1_769_860_800_123, -1]
+    assert known_milliseconds(pa.chunked_array([pa.array(MOMENTS, pa.timestamp("us", "UTC"))])) == told
+    for nulls in ([], [None]):
+        moments = pa.chunked_array([pa.array([*MOMENTS, *nulls], pa.timestamp("us", "UTC"))])
+        assert milliseconds(moments) == told + nulls
