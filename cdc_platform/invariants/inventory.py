@@ -21,7 +21,7 @@ from cdc_platform.clock import (
     parse_time_ms,
 )
 from cdc_platform.errors import InputError, UnknownGeneration
-from cdc_platform.lake.arrow import compute, known_milliseconds
+from cdc_platform.lake.arrow import compute, known_milliseconds, values
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -200,7 +200,7 @@ def one(lake: Lake, name: str) -> HeldGeneration:
     Raises:
         NotFound: the lake holds nothing of it.
     """
-    told = next((each for each in Timeline.read(lake).generations if each.id == name.lower()), None)
+    told = Timeline.read(lake).with_id(name.lower())
     if told is None or told.id is None:
         return find(generations(lake), name)
     return HeldGeneration(
@@ -232,12 +232,7 @@ def find(held: Sequence[HeldGeneration], name: str) -> HeldGeneration:
 def ledger_times(lake: Lake) -> dict[str, Milliseconds]:
     """The time (ms) of every generation that has been given one, by its UUID."""
     rows = lake.read(GENERATIONS, ["generation_id", "time"])
-    return dict(zip(rows["generation_id"].to_pylist(), known_milliseconds(rows["time"]), strict=True))
-
-
-def listed_times(lake: Lake) -> list[Milliseconds]:
-    """The times (ms) in `cdc_generation_timestamps`, ascending."""
-    return sorted(known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"]))
+    return dict(zip(values(rows["generation_id"]), known_milliseconds(rows["time"]), strict=True))
 
 
 def ring_nodes(lake: Lake) -> RingNodes:
@@ -262,7 +257,7 @@ def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
     tokens, widths = _tokens(rows)
     ends = np.cumsum(widths)
     parts = [tokens[end - width : end] for end, width in zip(ends.tolist(), widths.tolist(), strict=True)]
-    return dict(zip(rows[column].to_pylist(), parts, strict=True))
+    return dict(zip(values(rows[column]), parts, strict=True))
 
 
 def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str, Holding]:
@@ -276,10 +271,11 @@ def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str,
 
 
 def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
-    found: dict[str, list[DataFile]] = {}
+    found: dict[Any, tuple[DataFile, ...]] = {}
     for file in held:
-        found.setdefault(_key(table, file.partition[0]), []).append(file)
-    return {key: tuple(files) for key, files in found.items()}
+        stored = file.partition[0]
+        found[stored] = (*found[stored], file) if stored in found else (file,)
+    return {_key(table, stored): files for stored, files in found.items()}
 
 
 def _holding(

@@ -41,13 +41,10 @@ class Timeline:
 
     Who asks which generation operated at some time in the past needs the removed ones: of the others alone, the one
     before a removed one would seem to go on. `undecided` are the switches whose decision writes have to wait for.
-    `last_given_ms` is the greatest time (ms) that anything was ever given, None where nothing was: also that of a V1
-    generation that waits for its data, which no node knows before.
     """
 
-    generations: tuple[Generation, ...]
     undecided: tuple[Undecided, ...]
-    last_given_ms: Milliseconds | None
+    _told: _Told
 
     @classmethod
     def read(cls, lake: Lake) -> Timeline:
@@ -66,9 +63,24 @@ class Timeline:
         listed = dict(zip(known_milliseconds(times["time"]), milliseconds(times["expired"]), strict=True))
         gone = removals.decided(removals.noted(lake), listed)
         told = _Told(known_switches, kept, entries, cells, shown_v1, listed, gone, _Held(lake, cells))
-        generations = tuple(told.of(time_ms) for time_ms in sorted(told.times()))
-        last = max([*told.times(), *(entry.time_ms for entry in entries)], default=None)
-        return cls(generations, tuple(undecided), last)
+        return cls(tuple(undecided), told)
+
+    @cached_property
+    def generations(self) -> tuple[Generation, ...]:
+        """All of them, put together when they are asked for: of thousands that takes as long as to read what tells."""
+        return tuple(map(self._told.of, self._told.times))
+
+    @cached_property
+    def last_given_ms(self) -> Milliseconds | None:
+        """The greatest time (ms) that anything was ever given, None where nothing was: also that of a V1 generation
+        that waits for its data, which no node knows before.
+        """
+        return max([*self._told.times[-1:], *(entry.time_ms for entry in self._told.entries)], default=None)
+
+    def with_id(self, id_: str) -> Generation | None:
+        """The generation with this UUID, were it removed since; None where there never was one."""
+        told = self._told
+        return next((told.of(time_ms) for time_ms in told.times if told.id_of(time_ms) == id_), None)
 
     @cached_property
     def known(self) -> list[Generation]:
@@ -191,20 +203,31 @@ class _Told:
             if switch.time_ms is not None and switch.generation_id not in ids
         }
 
-    def times(self) -> set[Milliseconds]:
-        """The times of all generations."""
+    @cached_property
+    def times(self) -> list[Milliseconds]:
+        """The times of all generations, ascending."""
         sources = (self.entered, self.committed, self.kept, self.cells, self.shown_v1, self.listed, self.gone)
-        return set().union(*sources)
+        return sorted(set().union(*sources))
+
+    def id_of(self, time_ms: Milliseconds) -> str | None:
+        """The UUID of the generation of a time; None where only its time is known."""
+        gone, entry = self.gone.get(time_ms), self.entered.get(time_ms)
+        if gone is not None:
+            return gone.id
+        if entry is not None:
+            return entry.generation_id
+        kept = self.kept.get(time_ms)
+        id_ = self.committed.get(time_ms)
+        if id_ is None and kept is not None and kept.uuid is not None and time_ms not in self.cells:
+            return str(kept.uuid)
+        return id_
 
     def of(self, time_ms: Milliseconds) -> Generation:
         """Everything that is told of the generation of a time."""
-        gone = self.gone.get(time_ms)
+        gone, id_ = self.gone.get(time_ms), self.id_of(time_ms)
         if gone is not None:
-            return Generation(time_ms, gone.id, expired_ms=gone.expired_ms, removed_ms=gone.removed_ms)
+            return Generation(time_ms, id_, expired_ms=gone.expired_ms, removed_ms=gone.removed_ms)
         entry, kept = self.entered.get(time_ms), self.kept.get(time_ms)
-        id_ = entry.generation_id if entry is not None else self.committed.get(time_ms)
-        if id_ is None and kept is not None and kept.uuid is not None and time_ms not in self.cells:
-            id_ = str(kept.uuid)
         return Generation(
             time_ms,
             id_,

@@ -89,6 +89,16 @@ def test_names_are_uuids_or_times(lake: Lake) -> None:
     assert timeline.find(uuid_of(FIRST_MS)) == timeline.find(FIRST_MS) == only
 
 
+@pytest.mark.parametrize("name", HOMES)
+def test_one_is_found_by_its_uuid(lake: Lake, name: str) -> None:
+    """Each as among all of them, the removed ones too; what was never there is not."""
+    HOMES[name](lake)
+    timeline = Timeline.read(lake)
+    for each in timeline.generations:
+        assert each.id is None or timeline.with_id(each.id) == each
+    assert timeline.with_id(str(UUID(int=0))) is None
+
+
 def test_what_is_not_there_is_said_so(lake: Lake) -> None:
     """Unknown, removed and unpublished generations each have their own refusal."""
     timelines.removed(lake)
