@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from support.spark.driven import Cluster
     from support.store.s3 import S3
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 2)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 1)]
 AT_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
 _LATE_SECONDS = 25
 """So long that a second attempt of the task ends before: Spark begins one after some seconds."""
@@ -190,7 +190,7 @@ def profile_of_worker(s3: S3, folder: Path) -> dict[str, str]:
         place = importlib.util.find_spec(name)
         assert place is not None
         assert place.origin is not None
-        shutil.copytree(Path(place.origin).parent, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(Path(place.origin).parent, packages / name)
     door = s3.environment("keyed")
     config, credentials = folder / "config", folder / "credentials"
     config.write_text(
