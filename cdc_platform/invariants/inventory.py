@@ -21,7 +21,7 @@ from cdc_platform.clock import (
     parse_time_ms,
 )
 from cdc_platform.errors import InputError, UnknownGeneration
-from cdc_platform.lake.arrow import compute, known_milliseconds, values
+from cdc_platform.lake.arrow import compute, int64s, known_milliseconds, values
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
@@ -326,4 +326,4 @@ def _unmarked(table: Table, name: str) -> str:
 
 def _numbers(column: pa.ChunkedArray) -> Int64s:
     """A column as int64[n]; nulls, which only a foreign writer can leave, are the minimum token: no key has it."""
-    return np.asarray(compute.fill_null(column.cast(pa.int64()), -(2**63)), dtype=np.int64)
+    return int64s(column, -(2**63))

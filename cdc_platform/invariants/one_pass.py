@@ -20,7 +20,7 @@ from cdc_platform.invariants.facts import Facts, judged
 from cdc_platform.invariants.findings import Tally, add_up
 from cdc_platform.invariants.inventory import Holding
 from cdc_platform.invariants.rows import RangeEnds, Rows, add_facts
-from cdc_platform.lake.arrow import compute, fixed_bytes
+from cdc_platform.lake.arrow import compute, fixed_bytes, int64s
 from cdc_platform.lake.files import DataFile
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import TaskRows, Workers, file_batches
@@ -144,7 +144,7 @@ def row_streams(lists: pa.Array) -> tuple[Int64s, UInt8s, dict[int, bytes | None
 
     What is there instead of 16 bytes comes by its place; the bytes at such a place are zeros.
     """
-    lengths = _numbers(compute.list_value_length(lists), -1)
+    lengths = int64s(compute.list_value_length(lists), -1)
     values = lists.flatten()
     wrong = np.flatnonzero(np.asarray(compute.fill_null(compute.binary_length(values), -1)) != STREAM_ID_BYTES)
     if not len(wrong):
@@ -185,9 +185,9 @@ def _read(task: _Task, path: str, facts: Facts) -> Iterator[np.ndarray]:
     """Add the facts of a file's ranges, and give the digests of its rows, a batch at a time."""
     columns = ["range_end", *["ignore_msb"] * task.own_msb, *["owner"] * task.own_owners, "streams"]
     for batch in file_batches(path, columns):
-        ends = _numbers(batch.column("range_end"), -(2**63))
+        ends = int64s(batch.column("range_end"), -(2**63))
         own_msb = batch.column("ignore_msb") if task.own_msb else pa.nulls(len(ends), pa.int8())
-        msbs = _numbers(own_msb, NO_MSB)
+        msbs = int64s(own_msb, NO_MSB)
         lengths, streams, damaged = row_streams(batch.column("streams"))
         if task.judged:
             owners = np.array(batch.column("owner").to_pylist(), dtype=object) if task.own_owners else None
@@ -226,10 +226,6 @@ def _shown(value: bytes | None) -> str:
     if value is None:
         return "null"
     return f"0x{value[:24].hex()}{'...' if len(value) > 24 else ''}, {len(value)} bytes"
-
-
-def _numbers(column: pa.Array, null: int) -> Int64s:
-    return np.asarray(compute.fill_null(column.cast(pa.int64()), null), dtype=np.int64)
 
 
 def _output(number: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from cdc_platform.invariants.fingerprints import fingerprints_of
 from cdc_platform.invariants.inventory import HeldGeneration, Holding
 from cdc_platform.invariants.one_pass import row_streams, shared_out
 from cdc_platform.invariants.rows import RangeEnds
-from cdc_platform.lake.arrow import compute
+from cdc_platform.lake.arrow import int64s
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.volume import Batches, TaskRows, Workers, file_batches
 from cdc_platform.ring import MINIMUM
@@ -300,7 +300,7 @@ def _looked_at(side: _Side, rows: pa.RecordBatch) -> tuple[int, int, UInt8s]:
     whole = np.ones(len(streams), dtype=bool)
     whole[list(damaged)] = False
     # A null, which only a foreign writer can leave, is the minimum token, which no key has.
-    ends = np.asarray(compute.fill_null(rows.column("range_end"), MINIMUM), dtype=np.int64)
+    ends = int64s(rows.column("range_end"), MINIMUM)
     places, lengths = np.searchsorted(side.ranges.ends, ends), np.maximum(lengths, 0)
     strays, chosen = 0, whole
     if side.contested is not None:

@@ -67,6 +67,12 @@ def values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     return column.to_pylist()
 
 
+def int64s(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
+    """A column of whole numbers as int64[n], with `null` where there is none."""
+    numbers = column if column.type == pa.int64() else column.cast(pa.int64())
+    return np.asarray(compute.fill_null(numbers, null) if numbers.null_count else numbers, dtype=np.int64)
+
+
 def milliseconds(moments: pa.ChunkedArray) -> list[Milliseconds | None]:
     """A column of times as milliseconds, None where there is none; as Python's times they take ten times as long."""
     if not moments.null_count:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_platform.lake.arrow import known_milliseconds, milliseconds, values
+from cdc_platform.lake.arrow import int64s, known_milliseconds, milliseconds, values
 
 MOMENTS = [datetime(2026, 1, 31, 12, 0, 0, 123000, UTC), datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)]
 COLUMNS = {
@@ -37,6 +38,17 @@ def test_values_are_those_of_the_list(name: str, *, nulls: bool) -> None:
         found = values(column)
         assert found == column.to_pylist()
         assert [type(each) for each in found] == [type(each) for each in column.to_pylist()]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
+def test_numbers_have_a_value_where_there_is_none(kind: pa.DataType) -> None:
+    """Whatever their width, and the same of those that all have one."""
+    array = pa.array([-128, None, 127], kind)
+    for column in (array, pa.chunked_array([array.slice(0, 1), array.slice(1)])):
+        found = int64s(column, -(2**63))
+        assert (found.dtype, found.tolist()) == (np.int64, [-128, -(2**63), 127])
+    assert int64s(array.drop_null(), 5).tolist() == [-128, 127]
+    assert int64s(pa.chunked_array([], kind), 5).tolist() == []
 
 
 def test_times_are_whole_milliseconds() -> None:
