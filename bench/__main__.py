@@ -32,6 +32,7 @@ ROWS: dict[str, str] = {
     "small-join": "bench.small:small_join",
     "few-tasks": "bench.small:few_tasks",
     "look-ups": "bench.look_ups:look_ups",
+    "look-ups-of-many": "bench.look_ups:look_ups_of_many",
     "many-generations": "bench.many:many_generations",
     "join-of-many": "bench.long_lived:join_of_many",
     "sql": "bench.queries:queries",

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from bench.cluster import Size
 from bench.life import Joins
+from bench.many import ANOTHER_RING, FEW, MANY, SOME, imported
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
 from cdc_platform.clock import format_us
-from cdc_platform.home import open_home
+from cdc_platform.home import Home, open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLES
 from cdc_platform.lake.volume import Workers
 
 _SIZE = Size(1, 256, 8)
-_GENERATIONS = 3
 COMMANDS = (
     ("generations",),
     ("explain", "--token", "42"),
@@ -33,25 +33,36 @@ _FLOOR += "    deltalake.DeltaTable(path)"
 
 def look_ups(bench: Bench) -> list[Result]:
     """Each command on a home of three generations; the floor opens every table that the home has once."""
-    repeats = bench.sizes.repeats
     with bench.scratch() as folder:
         home = open_home(folder / "home", create=True)
-        joins = Joins(Workers.alone(), _SIZE, home.path / "lake")
-        for _ in range(_GENERATIONS):
+        joins = Joins(Workers.alone(), _SIZE, home.lake)
+        for _ in range(FEW):
             joins.seconds()
-        lake = Lake(home.path / "lake")
-        paths = [lake.path(table) for table in TABLES.values() if lake.exists(table)]
-        floor = [sys.executable, "-c", _FLOOR, *paths]
-        program = [sys.executable, "-m", "cdc_platform", "--home", str(home.path)]
-        program += ["--clock", format_us(CLOCK.now_us())]
-        return [_row([*program, *command], floor, command, len(paths), repeats) for command in COMMANDS]
+        return _rows(bench, "look-ups", home, f"{FEW} generations", 1.5)
 
 
-def _row(program: list[str], floor: list[str], command: tuple[str, ...], tables: int, repeats: int) -> Result:
-    pairs = paired(lambda: run(program), lambda: run(floor), repeats=repeats)
-    against = f"importing its libraries and opening {tables} tables"
-    at = f"{' '.join(command)}, {_GENERATIONS} generations"
-    return Result("look-ups", at, pairs.seconds, against, pairs.floor_seconds, pairs.ratio, 1.5)
+def look_ups_of_many(bench: Bench) -> list[Result]:
+    """The same on a home that has lived long: as many generations as were imported, and one that was made there."""
+    count = MANY if bench.sizes.repeats > 1 else SOME
+    with bench.scratch() as folder:
+        home = imported(str(folder / "home"), count, folder / "exports", ANOTHER_RING)
+        Joins(Workers.alone(), _SIZE, home.lake).seconds()
+        return _rows(bench, "look-ups-of-many", home, f"{count:,} generations", 2.0)
+
+
+def _rows(bench: Bench, row: str, home: Home, held: str, bound: float) -> list[Result]:
+    lake = Lake(home.lake)
+    paths = [lake.path(table) for table in TABLES.values() if lake.exists(table)]
+    floor = [sys.executable, "-c", _FLOOR, *paths]
+    program = [sys.executable, "-m", "cdc_platform", "--home", home.name, "--clock", format_us(CLOCK.now_us())]
+    against = f"importing its libraries and opening {len(paths)} tables"
+    results: list[Result] = []
+    for command in COMMANDS:
+        asked = [*program, *command]
+        pairs = paired(lambda asked=asked: run(asked), lambda: run(floor), repeats=bench.sizes.repeats)
+        at = f"{' '.join(command)}, {held}"
+        results.append(Result(row, at, pairs.seconds, against, pairs.floor_seconds, pairs.ratio, bound))
+    return results
 
 
 def run(command: list[str]) -> None:
