@@ -92,6 +92,7 @@ def test_nothing_is_left_in_the_working_folder(spark: SparkSession) -> None:
     assert not left
     assert (work_folder() / "warehouse" / "left_behind").is_dir()
     spark.sql("DROP TABLE left_behind")
+    spark.catalog.dropTempView("three")
 
 
 def test_the_jvm_does_not_print(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
