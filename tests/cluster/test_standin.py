@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cassandra import InvalidRequest
+from cassandra import InvalidRequest, OperationTimedOut
 from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import RoundRobinPolicy
 from cassandra.query import BatchStatement
 from support.standin.cluster import StandIn
@@ -37,6 +38,32 @@ def session(standin: StandIn) -> Iterator[Session]:
     )
     yield driver.connect()
     driver.shutdown()
+
+
+def test_what_nobody_waits_for_any_more_is_not_under_way(standin: StandIn, session: Session) -> None:
+    """Requests of a connection that ends before their answers are not counted among those that come after it."""
+    proxy, select = standin.proxy, "SELECT key FROM system.local"
+    await_true(lambda: sum(each["open_count"] for each in session.get_pool_state().values()) == 3, 20, "connections")
+    proxy.faults.paused = {0, 1, 2}
+    asked = [session.execute_async(select) for _ in range(3)]
+    await_true(lambda: proxy.most_in_flight == 3, 20, "requests that are under way, one a node")
+    for node in range(3):
+        proxy.kill(node)
+    standin.reset()
+    for each in asked:
+        with suppress(OperationTimedOut, NoHostAvailable):
+            each.result()
+    proxy.most_in_flight = 0
+    await_true(lambda: reached(session, select), 60, "an answer")
+    assert proxy.most_in_flight == 1
+
+
+def reached(session: Session, select: str) -> bool:
+    """Whether a node answers, as soon as the driver is connected to one again."""
+    try:
+        return session.execute(select).one() is not None
+    except NoHostAvailable:
+        return False
 
 
 def test_it_takes_select_alone_and_counts_what_it_refuses(standin: StandIn, session: Session) -> None:

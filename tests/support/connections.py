@@ -28,10 +28,9 @@ def own_connections(port: int, nodes: int = 3, process: int | str = "self") -> C
     return found
 
 
-def connections_below(top: int, port: int, nodes: int = 3) -> list[int]:
-    """How many each process below another has to all nodes, as the workers below a JVM: of those that have any."""
-    found = (own_connections(port, nodes, process).total() for process in below(top))
-    return [count for count in found if count]
+def connections_below(top: int, port: int, nodes: int = 3) -> Counter[int]:
+    """How many each process below another has to all nodes, as the workers below a JVM, by its number."""
+    return Counter({process: own_connections(port, nodes, process).total() for process in below(top)})
 
 
 def _opened(folder: Path) -> set[str]:

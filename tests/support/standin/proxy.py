@@ -188,6 +188,8 @@ class Proxy:
                     _write(up, version, flags, stream, opcode, body)
         finally:
             up.close()
+            # What nobody waits for any more is not under way.
+            self._asked = {each for each in self._asked if each[0] != id(back)}
 
     async def _answers(
         self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: asyncio.StreamWriter
