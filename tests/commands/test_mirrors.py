@@ -150,8 +150,16 @@ READ_ON = {
 """Ticks that look at a home, keep its files up, or ask for what readers do."""
 
 
+@pytest.fixture
+def mirror(made: Path, tmp_path: Path) -> Path:
+    """The mirror of `prod` as it was made: what one test reads or forgets no other one finds."""
+    copy, home = tmp_path / "mirror", made.parents[2]
+    shutil.copytree(home, copy)
+    return copy / made.relative_to(home)
+
+
 @pytest.fixture(scope="module")
-def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The mirror of `prod`, in a home that knows it; a month after its generations began."""
     folder = tmp_path_factory.mktemp("mirror")
     (folder / "ring.json").write_text(json.dumps(SNAPSHOT))
@@ -160,15 +168,17 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "progress.csv").write_text("generation,application_name,table_name,stream_id,last_timestamp\n")
     (folder / "more.cql").write_text("INSERT INTO ks.t (p, v) VALUES (9, 9);")
     (folder / "script.cql").write_text(SCRIPT)
-    made = import_generations(folder)
+    imported = import_generations(folder)
     another = {"host_id": IDS[0], "address": "127.0.0.9", "tokens": [9]}
     (folder / "grown.json").write_text(json.dumps([*SNAPSHOT, SNAPSHOT[0] | another]))
-    assert run("--home", made, "import", folder / "grown.json").exit_code == 0
-    add_table(Lake(made / "lake"), 86_400, name="expired")
-    kept = run("--home", made, "--clock", iso(Milliseconds(NOW_MS - HOUR_MS)), "log", folder / "script.cql", "--keep")
+    assert run("--home", imported, "import", folder / "grown.json").exit_code == 0
+    add_table(Lake(imported / "lake"), 86_400, name="expired")
+    kept = run(
+        "--home", imported, "--clock", iso(Milliseconds(NOW_MS - HOUR_MS)), "log", folder / "script.cql", "--keep"
+    )
     assert kept.exit_code == 0, kept.stderr
     cluster = known.add(open_home(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
-    shutil.copytree(made / "lake", cluster.home / "lake", dirs_exist_ok=True)
+    shutil.copytree(imported / "lake", cluster.home / "lake", dirs_exist_ok=True)
     return cluster.home
 
 
