@@ -20,7 +20,6 @@ from cdc_platform.cluster.tablets import read_stream_sets
 from cdc_platform.cluster.topology import Topology, read_topology
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.errors import InputError, NotFound, StateError
-from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import (
@@ -28,11 +27,10 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
-    Table,
 )
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.reading.reader import FROM_CLUSTER
-from cdc_platform.records import cdc_tables, consumers, left_out, removals, ring, tablet_rows
+from cdc_platform.records import cdc_tables, consumers, descriptions, left_out, removals, ring, tablet_rows
 from cdc_platform.records.alterations import as_before, as_looked_at
 from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import Noted
@@ -161,15 +159,11 @@ def _known(lake: Lake) -> generations.Known:
     gone = removals.gone(lake)
     times = {each.time_ms for each in gone}
     return generations.Known(
-        _times(lake, STREAMS_DESCRIPTIONS_V2),
+        descriptions.row_times(lake, STREAMS_DESCRIPTIONS_V2),
         {*ids, *(each.id for each in gone if each.id is not None)},
-        _times(lake, GENERATION_DESCRIPTIONS) | times,
-        _times(lake, STREAMS_DESCRIPTIONS) | times,
+        descriptions.row_times(lake, GENERATION_DESCRIPTIONS) | times,
+        descriptions.row_times(lake, STREAMS_DESCRIPTIONS) | times,
     )
-
-
-def _times(lake: Lake, table: Table) -> set[Milliseconds]:
-    return set(known_milliseconds(lake.read(table, ["time"])["time"]))
 
 
 def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:

@@ -249,8 +249,7 @@ def ring_nodes(lake: Lake) -> RingNodes:
 
 def _tokens(rows: pa.Table) -> tuple[Int64s, Int64s]:
     """The tokens of all rows, one row's after the other's, and how many each has."""
-    widths = compute.fill_null(compute.list_value_length(rows["tokens"]), 0)
-    return _numbers(compute.list_flatten(rows["tokens"])), _numbers(widths)
+    return _numbers(compute.list_flatten(rows["tokens"])), int64s(compute.list_value_length(rows["tokens"]), 0)
 
 
 def _tokens_by(rows: pa.Table, column: str) -> dict[str, Int64s]:
@@ -271,11 +270,10 @@ def _holdings(lake: Lake, table: Table, keys: Sequence[str] | None) -> dict[str,
 
 
 def _files_by_key(table: Table, held: Iterable[DataFile]) -> dict[str, tuple[DataFile, ...]]:
-    found: dict[Any, tuple[DataFile, ...]] = {}
+    found: dict[Any, list[DataFile]] = {}
     for file in held:
-        stored = file.partition[0]
-        found[stored] = (*found[stored], file) if stored in found else (file,)
-    return {_key(table, stored): files for stored, files in found.items()}
+        found.setdefault(file.partition[0], []).append(file)
+    return {_key(table, stored): tuple(files) for stored, files in found.items()}
 
 
 def _holding(

@@ -118,5 +118,4 @@ def _row(generation_id: str, files: Sequence[DataFile]) -> dict[str, Any]:
 
 
 def _names(files: Sequence[DataFile]) -> list[str]:
-    names = [file.path.rpartition("/")[2] for file in files]
-    return sorted(names) if len(names) > 1 else names
+    return sorted(file.path.rpartition("/")[2] for file in files)

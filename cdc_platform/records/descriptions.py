@@ -20,6 +20,7 @@ from cdc_platform.lake.tables import (
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
+    Table,
 )
 from cdc_platform.ring import Node, Ring
 
@@ -77,7 +78,12 @@ def published_times(lake: Lake) -> set[Milliseconds]:
 
 def listed_times(lake: Lake) -> set[Milliseconds]:
     """The times (ms) that readers see."""
-    return set(known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"]))
+    return row_times(lake, GENERATION_TIMESTAMPS)
+
+
+def row_times(lake: Lake, table: Table) -> set[Milliseconds]:
+    """The times (ms) of a table's rows, of which no other column is read."""
+    return set(known_milliseconds(lake.read(table, ["time"])["time"]))
 
 
 def published_rows(lake: Lake, time_ms: Milliseconds) -> pa.Table:

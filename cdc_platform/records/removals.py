@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime
-from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, REMOVED_GENERATIONS
+from cdc_platform.lake.tables import REMOVED_GENERATIONS
+from cdc_platform.records import descriptions
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,5 @@ def gone(lake: Lake) -> list[Removal]:
     begun = noted(lake)
     if not begun:
         return []
-    listed = known_milliseconds(lake.read(GENERATION_TIMESTAMPS, ["time"])["time"])
+    listed = descriptions.listed_times(lake)
     return list(decided(begun, listed).values())

@@ -6,7 +6,7 @@ the moment in which it was read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -26,7 +26,6 @@ from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS,
-    Table,
 )
 from cdc_platform.records import cdc_local, descriptions, ledger, removals, switches
 from cdc_platform.records.ledger import Entry
@@ -58,7 +57,8 @@ class Timeline:
         named = {time_ms: GenerationId(time_ms, UUID(id_)) for time_ms, id_ in ledger.committed_elsewhere(lake).items()}
         kept = named | _kept(lake)
         entries = ledger.entries(lake)
-        cells, shown_v1 = _times(lake, GENERATION_DESCRIPTIONS), _times(lake, STREAMS_DESCRIPTIONS)
+        cells = descriptions.row_times(lake, GENERATION_DESCRIPTIONS)
+        shown_v1 = descriptions.row_times(lake, STREAMS_DESCRIPTIONS)
         times = lake.read(GENERATION_TIMESTAMPS, ["time", "expired"])
         listed = dict(zip(known_milliseconds(times["time"]), milliseconds(times["expired"]), strict=True))
         gone = removals.decided(removals.noted(lake), listed)
@@ -178,8 +178,8 @@ class _Told:
     known_switches: Iterable[Switch]
     kept: Mapping[Milliseconds, GenerationId]
     entries: Iterable[Entry]
-    cells: frozenset[Milliseconds]
-    shown_v1: frozenset[Milliseconds]
+    cells: Set[Milliseconds]
+    shown_v1: Set[Milliseconds]
     listed: Mapping[Milliseconds, Milliseconds | None]
     gone: Mapping[Milliseconds, Removal]
     held: Held
@@ -257,7 +257,7 @@ class _Held:
     See `Held`.
     """
 
-    def __init__(self, lake: Lake, cells: frozenset[Milliseconds]) -> None:
+    def __init__(self, lake: Lake, cells: Set[Milliseconds]) -> None:
         self._lake = lake
         self._cells = cells
 
@@ -285,8 +285,3 @@ def _kept(lake: Lake) -> dict[Milliseconds, GenerationId]:
     # Of two names of one time the one with a UUID says more.
     ordered = sorted(cdc_local.kept_ids(lake).values(), key=lambda each: (each.time_ms, str(each.uuid or "")))
     return {each.time_ms: each for each in ordered}
-
-
-def _times(lake: Lake, table: Table) -> frozenset[Milliseconds]:
-    """The times (ms) of a table's rows."""
-    return frozenset(known_milliseconds(lake.read(table, ["time"])["time"]))

@@ -19,7 +19,7 @@ from cdc_platform.generations import Decision, GenerationId, Policy, TopologyDes
 from cdc_platform.generations.metadata import Undecided, Verdict
 from cdc_platform.generations.missing_rows import missing_rows
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
-from cdc_platform.lake.arrow import compute, flat_streams, stream_ids, tokens_of_column
+from cdc_platform.lake.arrow import compute, flat_streams, int64s, stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
@@ -229,7 +229,7 @@ def _streams(
 ) -> pa.Array:
     """The stream IDs (binary, null where there is none) of one batch. Removed generations have no ID here."""
     valid = compute.and_(compute.is_valid(keys), compute.is_valid(timestamps)).to_numpy(zero_copy_only=False)
-    when = (compute.fill_null(timestamps, 0) if timestamps.null_count else timestamps).to_numpy(zero_copy_only=False)
+    when = int64s(timestamps, 0)
     chosen = np.where(valid, operating_index(times_us, when), -1)
     gone = [index for index, generation_id in enumerate(ids) if generation_id is None]
     if gone:

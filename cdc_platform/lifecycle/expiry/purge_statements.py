@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_platform.clock import Milliseconds, cql_time
-from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
@@ -20,6 +19,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
+from cdc_platform.records import descriptions
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def purges(lake: Lake, plan: Sequence[PlannedGeneration]) -> list[Purge]:
     if not gone:
         return []
     by_time = {
-        table: _times(lake, table) for table in (STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)
+        table: descriptions.row_times(lake, table)
+        for table in (STREAMS_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS)
     }
     by_id = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2)}
     return [Purge(each, tuple(_statements(each, by_time, by_id))) for each in gone]
@@ -61,7 +62,3 @@ def _statements(
 
 def _delete(table: Table, where: str) -> str:
     return f"DELETE FROM {table.full_name} WHERE {where};"
-
-
-def _times(lake: Lake, table: Table) -> set[Milliseconds]:
-    return set(known_milliseconds(lake.read(table, ["time"])["time"]))

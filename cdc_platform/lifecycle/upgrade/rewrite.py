@@ -26,12 +26,11 @@ from cdc_platform.clock import (
 )
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
-from cdc_platform.lake.arrow import known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS, Table
+from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS
 from cdc_platform.lifecycle.upgrade import publish_v1
-from cdc_platform.records import cdc_local, cdc_tables, generation_data
+from cdc_platform.records import cdc_local, cdc_tables, descriptions, generation_data
 from cdc_platform.records.ring import host_ids, statuses
 from cdc_platform.settings import Settings
 
@@ -85,13 +84,13 @@ def is_absent(lake: Lake) -> bool:
 
 def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
     """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
-    times = _times(lake, STREAMS_DESCRIPTIONS)
+    times = np.array(sorted(descriptions.row_times(lake, STREAMS_DESCRIPTIONS)), dtype=np.int64)
     logs = [LogLife(ms_of_seconds(table.ttl_seconds), table.created_at_ms) for table in _enabled(lake)]
     now_ms = clock.now_ms()
     creation, margin = settings.use_creation_time, settings.clock_margin_ms
     live = may_hold_rows(times, logs, now_ms, use_creation_time=creation, clock_margin_ms=margin)
     oldest = oldest_live_ms(logs, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
-    listed = set(_times(lake, GENERATION_TIMESTAMPS).tolist())
+    listed = descriptions.listed_times(lake)
     described = set(generation_data.described_times(lake).tolist())
     ends = [*times[1:].tolist(), None][: times.size]
     return [
@@ -276,8 +275,3 @@ def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
 
 def _enabled(lake: Lake) -> list[cdc_tables.CdcTable]:
     return [table for table in cdc_tables.cdc_tables(lake) if table.enabled]
-
-
-def _times(lake: Lake, table: Table) -> np.ndarray:
-    """The times (ms, int64[n], ascending) in a table, of which no other column is read."""
-    return np.unique(np.array(known_milliseconds(lake.read(table, ["time"])["time"]), dtype=np.int64))
