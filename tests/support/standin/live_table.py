@@ -70,6 +70,7 @@ class LiveTable:
     dice: random.Random
     logged: int = 0
     times: set[int] = field(default_factory=set)
+    _of_lists: dict[str, int] = field(default_factory=dict)
 
     def make(self) -> LiveTable:
         """Make the type and both tables, as of the first generation's time."""
@@ -126,7 +127,7 @@ class LiveTable:
         chosen = self._some((*self.schema.statics, *self.schema.regulars)) or [self.dice.choice(self.schema.regulars)]
         changes, texts = {}, list[str]()
         for column in chosen:
-            if column.type.multicell and self.dice.random() < 0.6:
+            if column.type.multicell and self.dice.random() < 0.6 and self._has_its_place(column, time_us):
                 found, *rest = self._elements(column, time_us)
                 texts.append(found)
                 changes[column.name] = ("", *rest)
@@ -159,12 +160,22 @@ class LiveTable:
     def _overwrite(self, column: Column, time_us: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
         """A value or null: its literal, and what the log has of it that lives and that is deleted."""
         deleted = {f"cdc$deleted_{column.name}": True}
-        if self.dice.random() < 0.2:
+        if self.dice.random() < 0.2 or not self._has_its_place(column, time_us):
             return "null", {}, deleted
         value = _value(column.type, self.dice)
         if not column.type.multicell:
             return _literal(value), {column.name: value}, {}
         return _literal(value), {column.name: self._in_log(column.type, value, time_us)} if value else {}, deleted
+
+    def _has_its_place(self, column: Column, time_us: int) -> bool:
+        """Whether elements of that time come last of those of a list, as far as one was written.
+
+        ScyllaDB orders them by the times of their writes, Cassandra by when it was told of them.
+        """
+        if not isinstance(column.type, ListType) or not column.type.multicell:
+            return True
+        newest = self._of_lists[column.name] = max(time_us, self._of_lists.get(column.name, time_us))
+        return time_us == newest
 
     def _in_log(self, kind: CqlType, value: Any, time_us: int) -> Any:
         if isinstance(kind, ListType):
