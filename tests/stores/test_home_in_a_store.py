@@ -20,7 +20,7 @@ from support.store.s3 import S3, SECRET
 from support.worlds.rehearsal import Rehearsal
 
 from cdc_platform.home import VARIABLE, Home, open_home
-from cdc_platform.lake import copying
+from cdc_platform.lake import copying, leases
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, Table
 from cdc_platform.lake.versions import stored_names, versions
@@ -209,6 +209,7 @@ def test_a_store_that_is_full_is_told_in_one_line(s3: S3, inputs: Path) -> None:
 def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     """While it is tried out, and in the middle of a join: one line, nothing waits; with room again the same goes on."""
     monkeypatch.setattr(stored, "_RETRIES", 1)
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the turn that the full store does not take back
     address = f"{s3.bucket()}/h"
     join = ("--home", address, "bootstrap", inputs / "node1.json", "--run")
     s3.has_room(writes)

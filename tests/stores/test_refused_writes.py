@@ -14,6 +14,7 @@ from support.nodes import node_text
 from support.store.s3 import S3, SECRET
 
 from cdc_platform.errors import NotLetIn, PlatformError, Unavailable
+from cdc_platform.lake import leases
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.panics import unprinted
 from cdc_platform.lake.tables import Table, column
@@ -73,7 +74,9 @@ def test_a_home_is_looked_at_where_nothing_may_be_written(s3: S3, home: str) -> 
 
 @pytest.mark.grid("commits in a store that is full", 3)
 @pytest.mark.parametrize("writes", [*range(1, 24, 2)])
-def test_a_store_is_full_in_the_middle(s3: S3, home: str, tmp_path: Path, writes: int) -> None:
+def test_a_store_is_full_in_the_middle(
+    s3: S3, home: str, tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process of its own joins a node while the store takes some writes more: its one line, and nothing of Rust's."""
     (tmp_path / "node2.json").write_text(node_text(2, 4, 2), encoding="utf-8")
     s3.has_room(writes)
@@ -83,6 +86,7 @@ def test_a_store_is_full_in_the_middle(s3: S3, home: str, tmp_path: Path, writes
         s3.has_room(None)
     assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
     assert "no space left on " in stopped.stderr
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the turn that the full store did not take back
     assert run("--home", home, "bootstrap", tmp_path / "node2.json", "--run").exit_code == 0
 
 
