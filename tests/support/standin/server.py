@@ -142,6 +142,8 @@ class CassandraServer:
             # What it has is gone when it stops: nothing has to be on the disk, least of all before the next statement.
             "cassandra.test.flush_local_schema_changes": "false",
             "cassandra.skip_sync": "true",
+            # Every 2 ms else: a hundredth of a core, from the first test that needs it to the last one.
+            "cassandra.approximate_time_precision_ms": "20",
             "cassandra.jmx.local.port": "",
             "logback.configurationFile": f"{self.folder}/logback.xml",
             "jdk.attach.allowAttachSelf": "true",
