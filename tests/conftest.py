@@ -167,6 +167,8 @@ OF_MARK = {
     "tmp_path_factory": "files",
 }
 """Who takes what starts other programs, forks, or writes files is marked so, and left out by `make test-fast`."""
+MAKE_SHOP_T = frozenset({"log", "table"})
+"""Fixtures of tests with the stand-in: each makes that table and its log."""
 _ROOM_OF_DAGSTER = "assets"
 _TOGETHER = {file: group for group, files in LONG.items() for file in files}
 
@@ -309,14 +311,20 @@ def sessions_of_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def standin(standin_process: StandIn, sessions_of_tasks: ExitStack, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def standin(
+    request: pytest.FixtureRequest,
+    standin_process: StandIn,
+    sessions_of_tasks: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> StandIn:
     """That server with one generation, as no test has changed it; the environment has a user that may read all."""
     from support.standin.cluster import PASSWORD, USER
     from support.standin.world import OBSERVER
 
     monkeypatch.setenv(USER, OBSERVER[0])
     monkeypatch.setenv(PASSWORD, OBSERVER[1])
-    standin_process.reset()
+    makes_it_again = not MAKE_SHOP_T.isdisjoint(request.fixturenames)
+    standin_process.reset(kept=("shop.t", "shop.t_scylla_cdc_log") if makes_it_again else ())
     return standin_process
 
 

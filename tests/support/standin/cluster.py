@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,14 @@ class StandIn:
         self.world.stop()
         self.server.stop()
 
-    def reset(self) -> None:
-        """An empty cluster of three nodes with one generation, nothing counted and nothing wrong."""
+    def reset(self, kept: Collection[str] = ()) -> None:
+        """An empty cluster of three nodes with one generation, nothing counted and nothing wrong.
+
+        Whoever is about to make tables that another test has made may keep them, if they are the same.
+        """
         self.proxy.reset()
         if self.world.changed:
-            self.world.empty()
+            self.world.empty(kept)
             self.world.cluster(nodes())
             self.world.generation(FIRST_MS, time_uuid(FIRST_MS), description(time_uuid(FIRST_MS)))
             self.world.changed = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,7 @@ _TABLES = {
     '"Shop"."Carts_scylla_cdc_log"': '"cdc$stream_id" blob, "cdc$time" timeuuid, "cdc$batch_seq_no" int, '
     'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")',
 }
+_SHAPES = ("ALTER", "DROP", "CREATE TABLE")
 FEATURES = ("CDC", "CDC_GENERATIONS_V2")
 
 
@@ -91,7 +92,8 @@ class World:
             execution_profiles={EXEC_PROFILE_DEFAULT: ExecutionProfile(RoundRobinPolicy(), request_timeout=60)},
         )
         self._session = self._cluster.connect()
-        self._logged: list[str] = []
+        self._logged: dict[str, str] = {}
+        self._are_reshaped = False
         self._held: list[tuple[str, Sequence[object]]] | None = None
         self._holder = 0
         self._tables = _TABLES | {
@@ -131,8 +133,11 @@ class World:
         """Close the session."""
         self._cluster.shutdown()
 
-    def empty(self) -> None:
-        """Take every row out; tables stay."""
+    def empty(self, kept: Collection[str] = ()) -> None:
+        """Take every row out; tables stay, of those that tests make the ones in `kept`, if they are as they were made.
+
+        To make one, and to drop it, takes Cassandra as long as most tests of it.
+        """
         keys = {table: _partition_key(columns) for table, columns in self._tables.items()}
         found = {
             table: self._session.execute_async(f"SELECT DISTINCT {', '.join(names)} FROM {table}")
@@ -146,9 +151,11 @@ class World:
             self._change(
                 "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
             )
+        stay = set[str]() if self._are_reshaped else set(kept)
         for name in self._logged:
-            self._change(f"DROP TABLE IF EXISTS {name}")
-        self._logged.clear()
+            self._change(f"TRUNCATE {name}" if name in stay else f"DROP TABLE IF EXISTS {name}")
+        self._logged = {name: shape for name, shape in self._logged.items() if name in stay}
+        self._are_reshaped = False
 
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
         """A base table and its log, as ScyllaDB made both at a time, with the CDC options of the schema."""
@@ -159,15 +166,23 @@ class World:
         keys = ", ".join([f"({keys})", *(quoted(each.name) for each in schema.clustering_key)])
         log = ", ".join(f"{quoted(each.name)} {each.type.cql}" for each in log_columns(schema))
         name, log_name = f"{quoted(schema.keyspace)}.{quoted(schema.name)}", _log_of(schema)
-        self._logged += [log_name, name]
         orders = [f"{quoted(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
         order = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
-        self._change(f"CREATE TABLE {name} ({base}, PRIMARY KEY ({keys})){order}")
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
-        self._change(f"CREATE TABLE {log_name} ({log}, PRIMARY KEY ({key}))")
+        self._let_be(log_name, f"{log}, PRIMARY KEY ({key})")
+        self._let_be(name, f"{base}, PRIMARY KEY ({keys})", order)
         self.made(schema, created_ms)
         self._cdc_options(schema.keyspace, schema.name, {"ttl": str(schema.cdc.ttl)})
         self.schema_changed()
+
+    def _let_be(self, name: str, columns: str, options: str = "") -> None:
+        """Make a table unless it is there, as it was emptied."""
+        shape = f"({columns}){options}"
+        if self._logged.get(name) != shape or self._are_reshaped:
+            if name in self._logged:
+                self._change(f"DROP TABLE IF EXISTS {name}")
+            self._change(f"CREATE TABLE {name} {shape}")
+            self._logged[name] = shape
 
     def made(self, schema: TableSchema, created_ms: Milliseconds) -> None:
         """Let a log be made at a time, as its ID has it; Cassandra writes its own again with each ALTER."""
@@ -218,6 +233,8 @@ class World:
 
     def run(self, statement: str) -> None:
         """Any statement, as the superuser."""
+        # A table that was altered, or has another's ID, is not what it was when it is empty.
+        self._are_reshaped |= statement.startswith(_SHAPES) or "system_schema" in statement
         self._change(statement)
 
     def delete(self, table: str, where: str, *values: object) -> None:
@@ -322,6 +339,7 @@ class World:
 
     def cdc_extension(self, keyspace: str, table: str, **options: str) -> None:
         """The CDC options of a table, as the blob that clients read."""
+        self._are_reshaped = True
         parts = [text.encode() for pair in options.items() for text in pair]
         blob = struct.pack("<i", len(options)) + b"".join(struct.pack("<i", len(part)) + part for part in parts)
         self._change(
