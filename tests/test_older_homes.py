@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.command_line import Answer, run
+from support.homes.packed import PACKED, unpack
 from support.nodes import node_fields
 
 from cdc_platform.commands.output import plain
@@ -24,7 +24,6 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.lake.verification import verify
 
-PACKED = Path(__file__).resolve().parent / "data" / "homes"
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 HOMES = ("cluster", "first_format")
 NEWER: Mapping[str, frozenset[str]] = {
@@ -117,13 +116,6 @@ def questions() -> list[Question]:
         *(("cluster", clock, tuple(command)) for clock, command in cluster),
         *(("first_format", clock, tuple(command)) for clock, command in first_format),
     ]
-
-
-def unpack(release: str, folder: Path) -> Path:
-    """Unpack the homes of a release below a folder."""
-    with tarfile.open(PACKED / f"{release}.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
-    return folder
 
 
 def asked(homes: Path, question: Question) -> dict[str, Any]:

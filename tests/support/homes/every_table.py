@@ -5,11 +5,11 @@ The rows are those of a home that an earlier program left (tests/data/homes), si
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from support.homes.packed import unpack
 
 from cdc_platform.clock import Clock
 from cdc_platform.invariants import known_streams
@@ -33,15 +33,13 @@ from cdc_platform.records import cluster_changes, left_out
 from cdc_platform.records.cluster_changes import CLUSTER, Change
 from cdc_platform.records.judgements import Judging, keep
 
-PACKED = Path(__file__).resolve().parents[2] / "data" / "homes" / "2026-11.tar.xz"
+RELEASE = "2026-11"
 LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.carts_scylla_cdc_log_hourly")
 
 
 def every_table(folder: Path) -> Path:
     """A home whose lake has a row in each declared table; answers with its folder."""
-    with tarfile.open(PACKED) as packed:
-        packed.extractall(folder / "old", filter="data")
-    old, home = folder / "old" / "cluster", folder / "home"
+    old, home = unpack(RELEASE, folder / "old") / "cluster", folder / "home"
     home.mkdir()
     for file in ("home.json", "settings.toml"):
         if (old / file).exists():
