@@ -93,6 +93,7 @@ class World:
         )
         self._session = self._cluster.connect()
         self._logged: dict[str, str] = {}
+        self._kept = set[str]()
         self._are_reshaped = False
         self._held: list[tuple[str, Sequence[object]]] | None = None
         self._holder = 0
@@ -151,10 +152,10 @@ class World:
             self._change(
                 "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
             )
-        stay = set[str]() if self._are_reshaped else set(kept)
+        self._kept = set() if self._are_reshaped else self._logged.keys() & kept
         for name in self._logged:
-            self._change(f"TRUNCATE {name}" if name in stay else f"DROP TABLE IF EXISTS {name}")
-        self._logged = {name: shape for name, shape in self._logged.items() if name in stay}
+            self._change(f"TRUNCATE {name}" if name in self._kept else f"DROP TABLE IF EXISTS {name}")
+        self._logged = {name: self._logged[name] for name in self._kept}
         self._are_reshaped = False
 
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
@@ -176,13 +177,15 @@ class World:
         self.schema_changed()
 
     def _let_be(self, name: str, columns: str, options: str = "") -> None:
-        """Make a table unless it is there, as it was emptied."""
+        """Make a table, but for one that was kept and is the same."""
         shape = f"({columns}){options}"
-        if self._logged.get(name) != shape or self._are_reshaped:
-            if name in self._logged:
-                self._change(f"DROP TABLE IF EXISTS {name}")
-            self._change(f"CREATE TABLE {name} {shape}")
-            self._logged[name] = shape
+        if name in self._kept:
+            self._kept.discard(name)
+            if self._logged[name] == shape:
+                return
+            self._change(f"DROP TABLE {name}")
+        self._change(f"CREATE TABLE {name} {shape}")
+        self._logged[name] = shape
 
     def made(self, schema: TableSchema, created_ms: Milliseconds) -> None:
         """Let a log be made at a time, as its ID has it; Cassandra writes its own again with each ALTER."""
