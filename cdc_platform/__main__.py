@@ -8,8 +8,8 @@ import os
 import sys
 from typing import NoReturn
 
-from cdc_platform.collector import look_seldom
 from cdc_platform.commands.program import program
+from cdc_platform.interpreter import be_lean
 
 _UNFLUSHED = 120
 """The exit code of Python where the last words cannot be written."""
@@ -17,7 +17,7 @@ _UNFLUSHED = 120
 
 def main() -> NoReturn:
     """Run the command that the process was started with and leave with its exit code."""
-    look_seldom()
+    be_lean()
     leaving = _Leaving()
     atexit.register(leaving)  # before all but logging's own; who registers last is called first
     try:

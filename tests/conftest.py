@@ -22,7 +22,7 @@ from support.nodes import join_request, node_text
 from support.pace import Pace
 from support.worlds import installed
 
-from cdc_platform.collector import look_seldom
+from cdc_platform.interpreter import be_lean
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 from cdc_platform.records.join_request import JoinRequest
@@ -178,7 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure what tests cost, and draw those of the grids; hear Ctrl-C also where a shell's background does not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what is started from here would ignore it as well
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    look_seldom()
+    be_lean()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(InMemory())
     config.pluginmanager.register(Pace())

@@ -14,7 +14,7 @@ import signal
 
 from pyspark import daemon
 
-from cdc_platform.collector import importing
+from cdc_platform.interpreter import importing
 
 SLICES = "cdc_platform.lake.slices"
 """What is imported for the workers, with pyarrow and deltalake."""

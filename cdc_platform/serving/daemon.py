@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cdc_platform.collector import importing
+from cdc_platform.interpreter import importing
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
 from cdc_platform.serving.addresses import await_code_server

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from cdc_platform.collector import importing
+from cdc_platform.interpreter import importing
 from cdc_platform.supervisor import Service, how_it_ended
 
 FORKS = sys.platform == "linux"

@@ -14,8 +14,8 @@ from typing import cast
 import click
 
 from cdc_platform.clock import HOUR_SECONDS, SECOND_MS
-from cdc_platform.collector import importing
 from cdc_platform.home import open_home
+from cdc_platform.interpreter import importing
 from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
 from cdc_platform.serving.files import ShownFiles

@@ -23,7 +23,7 @@ from typing import Any, Self
 from support.processes import tracing
 
 from cdc_platform import failpoints
-from cdc_platform.collector import look_seldom
+from cdc_platform.interpreter import be_lean
 
 _ROOT = Path(__file__).resolve().parents[3]
 # What commands import when they run: nothing of it starts a thread before it is used.
@@ -148,7 +148,7 @@ class Nursery:
 
 
 def _serve(folder: Path) -> None:
-    look_seldom()
+    be_lean()
     for module in _MODULES:
         importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lose the threads that a module has started"

@@ -39,7 +39,7 @@ from support.store.s3 import AGES, COUNTS, FAULTS, KEY, NAMES, ROOM, SLOW, WAYS
 from support.store.s3_looks import looked
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from cdc_platform.collector import look_seldom
+from cdc_platform.interpreter import be_lean
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
@@ -326,7 +326,7 @@ class _Quiet(WSGIRequestHandler):
 
 def main() -> None:
     """Serve until standard input ends."""
-    look_seldom()
+    be_lean()
     gc.freeze()
     store = Store()
     doors: dict[str, _Application] = {
