@@ -12,6 +12,7 @@ from support.command_line import run
 from support.nodes import node_text
 from support.store.s3 import KEY, S3, SECRET
 
+from cdc_platform.lake.jars import CACHE_VARIABLE, cache_folder
 from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
 
 _VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
@@ -36,6 +37,7 @@ def profiles(s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     )
     for name in _VARIABLES:
         monkeypatch.delenv(name)
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache_folder()))  # else all that is kept would be made anew in that folder
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.setenv("AWS_PROFILE", "team")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
