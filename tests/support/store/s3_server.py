@@ -314,8 +314,35 @@ def _nowhere(*_: object) -> None:
     """Takes a status and headers that nobody gets to see."""
 
 
-class _Quiet(WSGIRequestHandler):
+class _Connection(WSGIRequestHandler):
+    """Goes on with a connection after an answer, as stores do and werkzeug's own does not.
+
+    That one cannot know where the next request begins. Here each is read to its end before the store hears of it.
+    """
+
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def run_wsgi(self) -> None:
+        """Answer one request; one that is to be cut ends the connection."""
+        environ = self.make_environ()
+        length = None if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+        begun: list[Any] = []
+        try:
+            content = b"".join(self.server.app(environ, lambda *words: begun.append(words)))
+        except ConnectionError:
+            self.close_connection = True
+            return
+        status, headers = begun[-1][:2]
+        names = {name.lower() for name, _ in headers}
+        lines = [f"{self.protocol_version} {status}", *(f"{name}: {value}" for name, value in headers)]
+        if "date" not in names:
+            lines.append(f"Date: {self.date_time_string()}")
+        if "content-length" not in names and not status.startswith(("204", "304")):
+            lines.append(f"Content-Length: {len(content)}")
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self.wfile.write(head if self.command == "HEAD" else head + content)
 
     def log(self, type: str, message: str, *args: Any) -> None:
         """Nobody reads it."""
@@ -346,7 +373,7 @@ def main() -> None:
     doors |= {name: _led(store, name, dict(doors)) for name in store.ways}
     ports = {}
     for name, door in doors.items():
-        serving = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Quiet)
+        serving = make_server("127.0.0.1", 0, door, threaded=True, request_handler=_Connection)
         ports[name] = serving.server_port
         threading.Thread(target=serving.serve_forever, daemon=True).start()
     print(json.dumps(ports), flush=True)
