@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -187,14 +188,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is there by now, which stays, out of the sight of who looks for garbage."""
+    """Keep what is there by now, which stays, out of the sight of who looks for garbage.
+
+    Until Python ends: modules of libraries that are never collected say then that they have leaked.
+    """
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let it go: modules of libraries that are never collected say at exit that they have leaked."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
