@@ -116,11 +116,11 @@ class Worker:
 
     def await_executor(self) -> None:
         """Wait until it has an executor with all that the running application gives to it."""
-        deadline = time.monotonic() + _START_SECONDS
-        while self.count(" Adding file:") < len(jars()):
+        deadline, due = time.monotonic() + _START_SECONDS, len(jars())
+        while self.count(" Adding file:") < due:
             if time.monotonic() > deadline:
                 raise RuntimeError("a worker got no executor, or one without its JARs")
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def stand_still(self) -> None:
         """Stop all of it where it is."""
