@@ -36,9 +36,11 @@ def importing() -> Iterator[None]:
     A look also writes to all that it looks at: what forks share would be theirs alone. Garbage of imports is next to
     none: ten thousand objects behind Dagster's UI. Behind the block it looks as often as ever, at little.
     """
+    looked = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if looked:  # else the block is in another one, which ends later
+            gc.enable()

@@ -18,6 +18,15 @@ with importing():
     within, kept = gc.isenabled(), [[] for _ in range(1000)]
 print(within, gc.isenabled(), gc.get_freeze_count() > 1000)
 """
+_WITHIN = """
+import gc
+from cdc_platform.interpreter import importing
+with importing():
+    with importing():
+        pass
+    print(gc.isenabled())
+print(gc.isenabled())
+"""
 _FAILS = """
 import gc
 from cdc_platform.interpreter import importing
@@ -65,6 +74,12 @@ def test_what_is_imported_is_not_looked_at() -> None:
     """In the block nothing is looked for; behind it what is there is left alone, and new garbage is found again."""
     done = subprocess.run([sys.executable, "-c", _SEEN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_a_block_in_another_one_does_not_end_it() -> None:
+    """Who serves imports the code location, which is such a block itself."""
+    done = subprocess.run([sys.executable, "-c", _WITHIN], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_a_block_that_fails_leaves_it_on() -> None:
