@@ -311,7 +311,7 @@ def _cut(environ: dict[str, Any]) -> Iterable[bytes]:
 
 
 def _nowhere(*_: object) -> None:
-    """Takes a status and headers that nobody gets to see."""
+    """Takes what nobody gets to see: a status and headers, or parts of an answer that are written one by one."""
 
 
 class _Connection(WSGIRequestHandler):
@@ -328,13 +328,18 @@ class _Connection(WSGIRequestHandler):
         environ = self.make_environ()
         length = None if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
-        begun: list[Any] = []
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start(status: str, headers: list[tuple[str, str]], _problem: object = None) -> Callable[[bytes], object]:
+            begun.append((status, headers))
+            return _nowhere
+
         try:
-            content = b"".join(self.server.app(environ, lambda *words: begun.append(words)))
+            content = b"".join(self.server.app(environ, start))
         except ConnectionError:
             self.close_connection = True
             return
-        status, headers = begun[-1][:2]
+        status, headers = begun[-1]
         names = {name.lower() for name, _ in headers}
         lines = [f"{self.protocol_version} {status}", *(f"{name}: {value}" for name, value in headers)]
         if "date" not in names:
