@@ -12,6 +12,7 @@ from cdc_platform.interpreter import importing
 from cdc_platform.lease import bind
 from cdc_platform.serving import databases
 from cdc_platform.serving.addresses import await_code_server
+from cdc_platform.serving.resting import watch_seldom
 
 bind()
 
@@ -21,4 +22,5 @@ if __name__ == "__main__":
 
     await_code_server(Path(sys.argv[-1]))
     databases.keep_open()
+    watch_seldom()
     main()

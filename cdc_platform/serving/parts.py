@@ -26,6 +26,7 @@ from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKE
 from cdc_platform.lease import Lease
 from cdc_platform.serving.addresses import LOOPBACK, Names
 from cdc_platform.serving.parent import FORKS, parent_of
+from cdc_platform.serving.resting import FRESHNESS
 from cdc_platform.serving.sleeping import Sleeping
 from cdc_platform.shown import PREFIX_VARIABLE
 from cdc_platform.supervisor import Service, ServiceDied
@@ -145,6 +146,7 @@ class Parts:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in (REMOTE_VARIABLE, TOKEN_VARIABLE)}
         environment = {
+            **FRESHNESS,
             **kept,
             VARIABLE: self.home.name,
             lease.VARIABLE: str(self.held.alive),

@@ -21,11 +21,11 @@ _MODULES = (
     "alembic.script",
     "cdc_platform.serving.clicks",
     "cdc_platform.serving.databases",
+    "cdc_platform.serving.page_server",
     "dagster._cli.api",
     "dagster._daemon.cli",
     "dagster_webserver.app",
     "sqlalchemy.dialects.sqlite",
-    "uvicorn",
 )
 
 with leaving_alone():

@@ -20,6 +20,7 @@ from cdc_platform.lease import bind
 from cdc_platform.serving.addresses import Names, await_code_server, parse_public_url
 from cdc_platform.serving.files import ShownFiles
 from cdc_platform.serving.gate import Application, Gate
+from cdc_platform.serving.resting import watch_seldom
 
 bind()
 
@@ -49,8 +50,10 @@ def serve(
         from dagster_webserver.version import __version__
 
         from cdc_platform.serving.clicks import Clicks, attributing, who_asks
+        from cdc_platform.serving.page_server import PageServer
 
     await_code_server(Path(workspace))
+    watch_seldom()
     bound = socket.socket(fileno=listening)
     names = Names(bound.getsockname()[1], parse_public_url(public_url) if public_url else None)
     token = token_file.read_text(encoding="utf-8").strip()
@@ -70,7 +73,7 @@ def serve(
         gate = Gate(files, names, token)
         # What a proxy says of who asks is not asked for: everybody on this machine could say it.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)
-        uvicorn.Server(config).run(sockets=[bound])
+        PageServer(config).run(sockets=[bound])
 
 
 if __name__ == "__main__":

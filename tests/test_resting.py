@@ -1,0 +1,106 @@
+"""What an idle platform looks at less often than Dagster and uvicorn do by themselves, and that it ends as soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from email.utils import parsedate_to_datetime
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dagster import AssetsDefinition, AssetSpec
+from dagster._grpc import server_watcher
+from dagster._grpc.client import DagsterGrpcClient
+
+from cdc_platform.definitions import defs
+from cdc_platform.serving.resting import FRESHNESS, WATCH_SECONDS, watch_seldom
+
+_SERVES = """
+import socket, sys
+import uvicorn
+from cdc_platform.serving import page_server
+
+page_server.TICK_SECONDS = float(sys.argv[2])
+
+async def page(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"here"})
+
+listening = socket.socket(fileno=int(sys.argv[1]))
+page_server.PageServer(uvicorn.Config(page, log_level="warning", lifespan="off")).run(sockets=[listening])
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_page_server_ends_when_it_is_asked(how: signal.Signals) -> None:
+    """It looks by itself once an hour here, and is asked as soon as it has answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", _SERVES, str(listening.fileno()), "3600"]
+        process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdout=subprocess.PIPE)
+        with urllib.request.urlopen(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout=60) as answer:
+            assert (answer.read(), parsedate_to_datetime(answer.headers["Date"]) is not None) == (b"here", True)
+        process.send_signal(how)
+        told, _ = process.communicate(timeout=60)
+    # uvicorn raises the signal again when all is done: that is how it ends.
+    assert (told, process.returncode) == (b"", -how)
+
+
+def test_dates_of_answers_go_on() -> None:
+    """The date is another one as soon as a tick has come."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", _SERVES, str(listening.fileno()), "0.01"]
+        process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdout=subprocess.PIPE)
+        dates = set[str]()
+        while len(dates) < 2:
+            with urllib.request.urlopen(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout=60) as answer:
+                dates.add(answer.headers["Date"])
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_the_code_server_is_watched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's own watching waits so long between two looks."""
+    monkeypatch.setattr(server_watcher, "WATCH_INTERVAL", server_watcher.WATCH_INTERVAL)
+    watch_seldom()
+    waited = list[float]()
+
+    class Ends(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waited.append(timeout)
+            self.set()
+            return True
+
+    client: Any = object.__new__(DagsterGrpcClient)
+    monkeypatch.setattr(DagsterGrpcClient, "get_server_id", lambda _self, timeout: f"one in {timeout} s")
+    told: Any = SimpleNamespace(get=lambda *_: None)
+    server_watcher.watch_grpc_server_thread(
+        "here",
+        client,
+        Ends(),
+        get_location_entry=told.get,
+        refresh_code_location=told.get,
+        on_disconnect=told.get,
+        on_reconnected=told.get,
+        on_updated=told.get,
+        on_error=told.get,
+    )
+    assert waited == [WATCH_SECONDS]
+
+
+def test_no_asset_is_asked_for_its_freshness() -> None:
+    """Dagster's daemon hears how seldom, and loses nothing by it: no asset has a policy."""
+    asks = "from dagster._daemon.freshness import FreshnessDaemon; print(FreshnessDaemon().interval_seconds)"
+    done = subprocess.run(
+        [sys.executable, "-c", asks], env=os.environ | FRESHNESS, capture_output=True, text=True, check=True
+    )
+    assert [done.stdout.strip()] == list(FRESHNESS.values())
+    specs = [spec for each in defs.assets or () if isinstance(each, AssetsDefinition) for spec in each.specs]
+    specs += [each for each in defs.assets or () if isinstance(each, AssetSpec)]
+    assert (len(specs) > 10, [spec.key for spec in specs if spec.freshness_policy]) == (True, [])
