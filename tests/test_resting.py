@@ -94,6 +94,7 @@ def test_the_code_server_is_watched_seldom(monkeypatch: pytest.MonkeyPatch) -> N
     assert waited == [WATCH_SECONDS]
 
 
+@pytest.mark.long("the code location is imported, and Dagster's daemon by a process of its own")
 def test_no_asset_is_asked_for_its_freshness() -> None:
     """Dagster's daemon hears how seldom, and loses nothing by it: no asset has a policy."""
     asks = "from dagster._daemon.freshness import FreshnessDaemon; print(FreshnessDaemon().interval_seconds)"
