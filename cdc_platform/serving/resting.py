@@ -1,4 +1,4 @@
-"""What Dagster's parts look at while nothing happens, less often than by themselves: most of what an idle `up` takes.
+"""What Dagster's parts look at while nothing happens, less often than by themselves: a third of what an idle `up` took.
 
 `up` ends all of them with the first that ends, so that none has to find out within a second that another one is new.
 """
