@@ -68,13 +68,13 @@ class Store:
             return [json.dumps(_listed["names"]).encode()]
         method = environ["REQUEST_METHOD"]
         if environ["PATH_INFO"] in (ROOM, AGES, SLOW, WAYS):
-            self._hear(environ["PATH_INFO"], json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))))
+            self._hear(environ["PATH_INFO"], json.load(environ["wsgi.input"]))
             start("200 OK", [("Content-Length", "0")])
             return []
         # To remove several objects is a POST, which a store without room takes all the same.
         is_put = method in ("PUT", "POST") and "delete" not in environ["QUERY_STRING"]
         if is_put and self._is_full():
-            return _no(environ, start, "XMinioStorageFull", "507 Insufficient Storage")
+            return _no(start, "XMinioStorageFull", "507 Insufficient Storage")
         self.counts[f"LIST {method}" if "list-type" in environ["QUERY_STRING"] else method] += 1
         if method in ("PUT", "POST", "DELETE"):
             with self._writing:
@@ -165,8 +165,6 @@ class Faulty:
         with self._drawing:
             fault = self._random.choice(_FAULTS) if self._random.randrange(SHARE) == 0 else None
             self._store.counts[FAULTS] += fault is not None
-        if fault in ("refuse before", "cut before"):
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if fault == "refuse before":
             return _refuse(start)
         if fault == "cut before":
@@ -217,7 +215,7 @@ def hasty(store: Store) -> _Application:
         looked = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
         list(store(_without_conditions(looked), lambda status, *_: seen.append(status)))
         if seen[0].startswith("200"):
-            return _no(environ, start, "PreconditionFailed", "412 Precondition Failed")
+            return _no(start, "PreconditionFailed", "412 Precondition Failed")
         time.sleep(0.01)  # as between the parts of a store that lie on several machines
         return store(_without_conditions(environ), start)
 
@@ -243,7 +241,7 @@ def readonly(store: Store) -> _Application:
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return store(environ, start)
-        return _no(environ, start, "AccessDenied")
+        return _no(start, "AccessDenied")
 
     return answer
 
@@ -254,7 +252,7 @@ def keyed(store: Store) -> _Application:
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if f"Credential={KEY}/" in environ.get("HTTP_AUTHORIZATION", ""):
             return store(environ, start)
-        return _no(environ, start, "InvalidAccessKeyId")
+        return _no(start, "InvalidAccessKeyId")
 
     return answer
 
@@ -263,36 +261,32 @@ def _led(store: Store, door: str, doors: Mapping[str, _Application]) -> _Applica
     return lambda environ, start: doors[store.ways[door]](environ, start)
 
 
-def expired(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+def expired(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What a store says to credentials that ran out."""
-    return _no(environ, start, "ExpiredToken")
+    return _no(start, "ExpiredToken")
 
 
-def down(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+def down(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What a service says that is overrun, whatever it is asked."""
-    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     return _refuse(start)
 
 
-def skewed(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+def skewed(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What S3 says to a request that was signed by a clock which is more than a quarter of an hour off."""
-    return _no(environ, start, "RequestTimeTooSkewed")
+    return _no(start, "RequestTimeTooSkewed")
 
 
-def elsewhere(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+def elsewhere(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What S3 says to a request that is signed for another region than the bucket's."""
-    return _no(environ, start, "AuthorizationHeaderMalformed", "400 Bad Request", "<Region>eu-central-1</Region>")
+    return _no(start, "AuthorizationHeaderMalformed", "400 Bad Request", "<Region>eu-central-1</Region>")
 
 
-def redirected(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+def redirected(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     """What S3 says to a request that has come to the endpoint of another region: it names no address."""
-    return _no(environ, start, "PermanentRedirect", "301 Moved Permanently")
+    return _no(start, "PermanentRedirect", "301 Moved Permanently")
 
 
-def _no(
-    environ: dict[str, Any], start: Callable[..., Any], code: str, status: str = "403 Forbidden", more: str = ""
-) -> Iterable[bytes]:
-    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+def _no(start: Callable[..., Any], code: str, status: str = "403 Forbidden", more: str = "") -> Iterable[bytes]:
     start(status, [("Content-Type", "application/xml")])
     return [f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message>{more}</Error>".encode()]
 
