@@ -24,6 +24,7 @@ from typing import Any
 
 from support import memory
 from support.ports import free_ports, is_open
+from support.waiting import await_true
 
 from cdc_platform.lake.executors import CONF_VARIABLE
 from cdc_platform.lake.jars import jars, spark_home
@@ -116,11 +117,8 @@ class Worker:
 
     def await_executor(self) -> None:
         """Wait until it has an executor with all that the running application gives to it."""
-        deadline, due = time.monotonic() + _START_SECONDS, len(jars())
-        while self.count(" Adding file:") < due:
-            if time.monotonic() > deadline:
-                raise RuntimeError("a worker got no executor, or one without its JARs")
-            time.sleep(0.3)
+        due = len(jars())
+        await_true(lambda: self.count(" Adding file:") >= due, _START_SECONDS, "a worker's executor with its JARs")
 
     def stand_still(self) -> None:
         """Stop all of it where it is."""
