@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,22 +50,25 @@ main()
 
 
 @pytest.mark.parametrize(("said", "due"), [(None, "1"), ("3", "3")])
-def test_a_command_has_no_threads_that_multiply_matrices(tmp_path: Path, said: str | None, due: str) -> None:
+def test_a_command_has_no_threads_that_multiply_matrices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, due: str
+) -> None:
     """It is said before numpy is loaded; who has said something else is heard."""
-    environment = {name: value for name, value in os.environ.items() if name != BLAS_THREADS}
-    environment |= {} if said is None else {BLAS_THREADS: said}
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    if said is not None:
+        monkeypatch.setenv(BLAS_THREADS, said)
     command = [sys.executable, "-c", _TELLS, "--home", str(tmp_path), "status"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == f"OpenBLAS has threads: {due}\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="by /proc")
-def test_openblas_hears_it() -> None:
+def test_openblas_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the name that the setting has, a process that loads numpy has the one thread."""
     counts = "import os, numpy; print(len(os.listdir('/proc/self/task')))"
     command = [sys.executable, "-c", f"from cdc_platform.interpreter import be_lean; be_lean(); {counts}"]
-    environment = {name: value for name, value in os.environ.items() if name != BLAS_THREADS}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
 
 

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dagster import AssetsDefinition, AssetSpec
 from dagster._grpc import server_watcher
 from dagster._grpc.client import DagsterGrpcClient
 
@@ -37,31 +37,41 @@ page_server.PageServer(uvicorn.Config(page, log_level="warning", lifespan="off")
 """
 
 
+_ASKED = ("get_location_entry", "refresh_code_location", "on_disconnect", "on_reconnected", "on_updated", "on_error")
+
+
+@contextmanager
+def _serving(tick_seconds: float) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A page server that looks so often, as a process, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", _SERVES, str(listening.fileno()), str(tick_seconds)]
+        process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdout=subprocess.PIPE)
+        try:
+            yield process, f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_page_server_ends_when_it_is_asked(how: signal.Signals) -> None:
     """It looks by itself once an hour here, and is asked as soon as it has answered."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = [sys.executable, "-c", _SERVES, str(listening.fileno()), "3600"]
-        process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdout=subprocess.PIPE)
-        with urllib.request.urlopen(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout=60) as answer:
+    with _serving(3600) as (process, address):
+        with urllib.request.urlopen(address, timeout=60) as answer:
             assert (answer.read(), parsedate_to_datetime(answer.headers["Date"]) is not None) == (b"here", True)
         process.send_signal(how)
         told, _ = process.communicate(timeout=60)
-    # uvicorn raises the signal again when all is done: that is how it ends.
-    assert (told, process.returncode) == (b"", -how)
+        # uvicorn raises the signal again when all is done: that is how it ends.
+        assert (told, process.returncode) == (b"", -how)
 
 
 def test_dates_of_answers_go_on() -> None:
     """The date is another one as soon as a tick has come."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = [sys.executable, "-c", _SERVES, str(listening.fileno()), "0.01"]
-        process = subprocess.Popen(command, pass_fds=[listening.fileno()], stdout=subprocess.PIPE)
-        dates = set[str]()
+    dates = set[str]()
+    with _serving(0.01) as (_, address):
         while len(dates) < 2:
-            with urllib.request.urlopen(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout=60) as answer:
+            with urllib.request.urlopen(address, timeout=60) as answer:
                 dates.add(answer.headers["Date"])
-        process.terminate()
-        process.communicate(timeout=60)
 
 
 def test_the_code_server_is_watched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,18 +89,8 @@ def test_the_code_server_is_watched_seldom(monkeypatch: pytest.MonkeyPatch) -> N
 
     client: Any = object.__new__(DagsterGrpcClient)
     monkeypatch.setattr(DagsterGrpcClient, "get_server_id", lambda _self, timeout: f"one in {timeout} s")
-    told: Any = SimpleNamespace(get=lambda *_: None)
-    server_watcher.watch_grpc_server_thread(
-        "here",
-        client,
-        Ends(),
-        get_location_entry=told.get,
-        refresh_code_location=told.get,
-        on_disconnect=told.get,
-        on_reconnected=told.get,
-        on_updated=told.get,
-        on_error=told.get,
-    )
+    told: dict[str, Any] = dict.fromkeys(_ASKED, lambda *_: None)
+    server_watcher.watch_grpc_server_thread("here", client, Ends(), **told)
     assert waited == [WATCH_SECONDS]
 
 
@@ -102,6 +102,5 @@ def test_no_asset_is_asked_for_its_freshness() -> None:
         [sys.executable, "-c", asks], env=os.environ | FRESHNESS, capture_output=True, text=True, check=True
     )
     assert [done.stdout.strip()] == list(FRESHNESS.values())
-    specs = [spec for each in defs.assets or () if isinstance(each, AssetsDefinition) for spec in each.specs]
-    specs += [each for each in defs.assets or () if isinstance(each, AssetSpec)]
+    specs = list(defs.resolve_all_asset_specs())
     assert (len(specs) > 10, [spec.key for spec in specs if spec.freshness_policy]) == (True, [])
