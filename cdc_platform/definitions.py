@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_platform.interpreter import importing
 
-with importing():  # a third of the time that it takes, behind whatever door it is loaded
+with importing():  # else to look for garbage is a third of the time, behind any door
     from dagster import Definitions, in_process_executor
 
     from assets import expiry, repair, switch, tables, upgrade, upkeep
