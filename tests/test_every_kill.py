@@ -263,7 +263,7 @@ CASES = {
 }
 
 
-@pytest.mark.grid("kills of commands", 8)
+@pytest.mark.grid("kills of commands", 6)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_a_command_that_was_killed_ends_where_it_would_have_ended(case: Case, nursery: Nursery, tmp_path: Path) -> None:
     """Run again as it was, it leaves every row that it would have left, and no other; nobody holds its drafts."""

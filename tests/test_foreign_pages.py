@@ -188,7 +188,7 @@ WHERE = {
 """The name of the foreign page, and the one under which it asks the UI."""
 
 
-@pytest.mark.grid("foreign pages", 2)
+@pytest.mark.grid("foreign pages", 1)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_foreign_page_changes_nothing(
     logged_in: BrowserContext, serving: Serving, foreign_port: int, where: str

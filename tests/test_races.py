@@ -28,7 +28,7 @@ from cdc_platform.records import cdc_tables, consumers, inbox, switches, tablet_
 from cdc_platform.records.ring import current_ring
 from cdc_platform.ring import Ring
 
-A_RACE = pytest.mark.grid("races of eight processes", 6)
+A_RACE = pytest.mark.grid("races of eight processes", 4)
 
 JOINS: dict[str, list[dict[str, Any]]] = {
     "one token": [{"host": 1 + number, "tokens": [7, 100 + number]} for number in EIGHT],

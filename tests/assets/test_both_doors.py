@@ -201,7 +201,7 @@ def test_every_audited_invariant_is_seeded() -> None:
     assert {(table, name) for table, name, _ in V2_SEEDS} == audited
 
 
-@pytest.mark.grid("violations that stop a join", 6)
+@pytest.mark.grid("violations that stop a join", 4)
 @pytest.mark.parametrize(
     ("format_", "table", "invariant", "damage"), SEEDS, ids=[f"{seed[0]}-{seed[1].name}-{seed[2]}" for seed in SEEDS]
 )

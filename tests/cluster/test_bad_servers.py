@@ -27,7 +27,7 @@ from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.home import open_home
 from cdc_platform.log.log_table import log_table
 
-A_SERVER = pytest.mark.grid("broken servers", 16)
+A_SERVER = pytest.mark.grid("broken servers", 12)
 
 COMMANDS = {
     "ingest": (("ingest", "prod", "shop.t"), 2),

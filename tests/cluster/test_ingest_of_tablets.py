@@ -43,6 +43,7 @@ def on_tablets(standin: StandIn, counts: Sequence[int]) -> tuple[LiveLog, list[C
     return log, [listing(place) for place in range(1, len(ids))]
 
 
+@pytest.mark.grid("splits and merges of tablets", 4)
 @pytest.mark.parametrize("counts", TABLETS.values(), ids=TABLETS)
 @pytest.mark.parametrize("way", ["streams", "ranges"])
 def test_each_row_comes_in_the_window_of_its_streams(

@@ -70,6 +70,7 @@ def older(table: LiveTable, text: str) -> None:
     table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 3 * DAY_US}"))
 
 
+@pytest.mark.grid("late writes to a live table", 4)
 @pytest.mark.parametrize(("text", "rows"), WRITES.values(), ids=WRITES)
 def test_a_write_that_comes_late(
     cluster: KnownCluster, workers: Workers, table: LiveTable, text: str, rows: tuple[dict[str, Any], ...]
@@ -127,6 +128,7 @@ def test_who_was_killed_behind_the_copy_misses_no_late_write(
     assert len(table.rows()) == 2
 
 
+@pytest.mark.grid("histories of late writes", 1)
 @pytest.mark.parametrize("history", range(3))
 def test_any_late_writes_to_any_table(
     standin: StandIn, cluster: KnownCluster, workers: Workers, history: int, monkeypatch: pytest.MonkeyPatch

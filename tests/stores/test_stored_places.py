@@ -180,6 +180,7 @@ def test_prefixes_that_programs_read_otherwise_are_refused(s3: S3, tmp_path: Pat
     assert not place_of(bucket).is_folder()
 
 
+@pytest.mark.grid("odd prefixes", 3)
 @pytest.mark.parametrize("prefix", ["a b/ü", "1+1=2/~c*", "100%/5%x", "a//b/", "{x}/(y)", "日本/é'!$&,:;@"])
 def test_odd_prefixes_are_taken_as_they_are(s3: S3, tmp_path: Path, prefix: str) -> None:
     """A join and every byte of it: all of it lies below that name, as the store tells it."""
