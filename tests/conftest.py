@@ -51,18 +51,8 @@ settings.load_profile("quick")
 
 # Files that go to one worker, since they share a server that takes long to start, and those that take longest alone:
 # they begin, first those that take longest together, so that no worker is left with many of them at the end. What needs
-# a CQL server would take longer than all else of three workers: some of it goes where another one is needed anyway.
+# a CQL server takes as long as one of three workers has: it has that worker, and the server's start is paid for once.
 LONG = {
-    "cluster": (
-        "test_cluster.py",
-        "test_cluster_faults.py",
-        "test_up_in_a_store.py",
-        "test_profiles.py",
-        "test_current.py",
-        "test_current_of_altered_tables.py",
-        "test_late_rows_of_current.py",
-        "test_every_command_in_a_store.py",
-    ),
     "cassandra": (
         "test_observing.py",
         "test_reach.py",
@@ -89,6 +79,10 @@ LONG = {
         "test_spark_source.py",
         "test_connections.py",
         "test_demo_live.py",
+        "test_current.py",
+        "test_current_of_altered_tables.py",
+        "test_late_rows_of_current.py",
+        "test_every_command_in_a_store.py",
     ),
     "stores": (
         "test_home_in_a_store.py",
@@ -134,6 +128,12 @@ LONG = {
         "test_committed.py",
         "test_base_writes.py",
     ),
+    "cluster": (
+        "test_cluster.py",
+        "test_cluster_faults.py",
+        "test_up_in_a_store.py",
+        "test_profiles.py",
+    ),
     "up": (
         "test_browser.py",
         "test_foreign_pages.py",
@@ -147,10 +147,10 @@ LONG = {
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
 SHARED = {
-    "spark": {"session", "server", "cassandra"},
+    "spark": {"session", "cassandra"},
     "server": {"server"},
     "serving": {"up"},
-    "s3_process": {"stores", "cluster"},
+    "s3_process": {"stores", "cluster", "cassandra"},
     "cluster_process": {"cluster"},
     "standin_process": {"cassandra", "cluster"},
 }
