@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 # The same examples in every run; `--hypothesis-profile thorough` looks further.
 settings.register_profile("quick", max_examples=40, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
-# Histories of the state machines: 150 here, 10,000 in `make test-exhaustive`; others in every run, by its seed.
+# Histories of the state machines: 75 here, 10,000 in `make test-exhaustive`; others in every run, by its seed.
 settings.register_profile(
-    "histories", max_examples=int(os.environ.get("CDC_PLATFORM_HISTORIES", "150")), deadline=None, database=None
+    "histories", max_examples=int(os.environ.get("CDC_PLATFORM_HISTORIES", "75")), deadline=None, database=None
 )
 hypothesis.core.global_force_seed = int(SEED)
 settings.load_profile("quick")
