@@ -82,7 +82,8 @@ class Pace:
             self._all += self._own - before
             return self._own - before
         everything, self._all = self._all, sum(os.times()[:4]) + _of_descendants()
-        return self._all - everything
+        # Less where some have ended that none of them waited for: those were counted while they ran.
+        return max(0.0, self._all - everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count one part of a test, from whichever worker it comes."""
