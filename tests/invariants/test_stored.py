@@ -161,7 +161,6 @@ def test_every_table_has_rows_and_nothing_is_wrong(home: Path) -> None:
     assert [name for name, table in TABLES.items() if not lake.read(table).num_rows] == []
 
 
-@pytest.mark.grid("what a stranger does to a table", 120)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("one", EVERY, indirect=True)
 def test_what_a_stranger_does_to_a_table_is_found(one: Path, change: str, tmp_path: Path) -> None:
@@ -173,7 +172,6 @@ def test_what_a_stranger_does_to_a_table_is_found(one: Path, change: str, tmp_pa
     assert all(f"{one.parent.name}.{one.name}" in said for said in found.values()), found
 
 
-@pytest.mark.grid("bytes that are others", 1)
 @pytest.mark.parametrize("one", ["platform.cdc_tables", TOPOLOGY_DESCRIPTIONS.full_name], indirect=True)
 @pytest.mark.long("150 looks at a home")
 def test_a_byte_that_is_another_one_is_seen(one: Path, tmp_path: Path) -> None:

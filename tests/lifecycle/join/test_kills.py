@@ -59,7 +59,6 @@ def undisturbed(waiting: Path, nursery: Nursery) -> dict[str, list[dict[str, obj
     return contents(home, without=BOOKKEEPING)
 
 
-@pytest.mark.grid("kills at the points of a join", 2)
 @pytest.mark.parametrize("point", failpoints.JOIN)
 def test_a_killed_join_ends_where_it_would_have_ended(
     point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery

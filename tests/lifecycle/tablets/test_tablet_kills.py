@@ -78,7 +78,6 @@ def undisturbed(before: dict[str, Path]) -> dict[str, dict[str, list[dict[str, o
     return found
 
 
-@pytest.mark.grid("kills at the points of a change of tablets", 4)
 @pytest.mark.parametrize(("script", "point"), KILLS)
 def test_a_killed_change_ends_where_it_would_have_ended(
     script: str,
