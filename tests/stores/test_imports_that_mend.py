@@ -25,6 +25,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.places import Stored, place_of
 
+A_HARM = pytest.mark.grid("harm to what was imported", 2)
 DAMAGED = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, UNORDERED_RANGES, GENERATIONS)
 TIMES_MS = {
     ID: ms_of(parse_time_us("2026-01-31T12:10:00Z")),
@@ -79,7 +80,7 @@ def imported(s3: S3, tmp_path: Path) -> Imported:
     return Imported(f"{s3.bucket()}/home", tmp_path)
 
 
-@pytest.mark.grid("harm to what was imported", 2)
+@A_HARM
 @pytest.mark.parametrize("harm", [remove, flip])
 def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callable[[Stored], None]) -> None:
     """Check names table, version and file, repair the way, the way mends, check is clean, and the history has it."""
@@ -110,7 +111,7 @@ def test_the_same_files_bring_damaged_rows_back(imported: Imported, harm: Callab
     assert (again.exit_code, again.json["made"]) == (0, [])
 
 
-@pytest.mark.grid("harm to what was imported", 2)
+@A_HARM
 @pytest.mark.parametrize("harm", [remove, flip])
 def test_rows_of_the_ledger_come_back_with_the_moment_of_their_import(
     imported: Imported, harm: Callable[[Stored], None]
