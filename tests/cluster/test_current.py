@@ -19,7 +19,7 @@ from support.drawing import SEED
 from support.figures import tell
 from support.standin.cluster import FIRST_MS, StandIn, description, nodes
 from support.standin.kept_table import AT_ONCE, DAY_US, bring, in_lake, keep_id, now, old, small_slices
-from support.standin.live_table import LiveTable, drawn
+from support.standin.live_table import HISTORIES, LiveTable, drawn
 from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
@@ -38,7 +38,6 @@ from cdc_platform.log.state.shape import Kind
 
 pytestmark = pytest.mark.cassandra
 
-HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
 SECOND_US = 1_000_000
 TABLE_ID = uuid.UUID(int=7)
 

@@ -10,7 +10,7 @@ import pytest
 from support.drawing import SEED
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.kept_table import DAY_US, bring, in_lake, now, old, small_slices
-from support.standin.live_table import LiveTable, drawn
+from support.standin.live_table import HISTORIES, LiveTable, drawn
 from support.standin.world import time_uuid
 
 from cdc_platform import failpoints
@@ -128,8 +128,7 @@ def test_who_was_killed_behind_the_copy_misses_no_late_write(
     assert len(table.rows()) == 2
 
 
-@pytest.mark.grid("histories of late writes", 1)
-@pytest.mark.parametrize("history", range(3))
+@pytest.mark.parametrize("history", range(HISTORIES))
 def test_any_late_writes_to_any_table(
     standin: StandIn, cluster: KnownCluster, workers: Workers, history: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ What the log says of a statement is written down here; nothing of it is asked of
 from __future__ import annotations
 
 import json
+import os
 import random
 import uuid
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ VALUES: Mapping[CqlType, Sequence[Any]] = {
     BLOB: (b"\x00", b"\xff\x00", b"\x01"),
 }
 """What is written. Dates and timestamps of which some are the same for every reader of Delta, but one in none."""
+HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
+"""How many histories are drawn of each property of such tables."""
 _TICKS = 0x01B21DD213814000
 Logged = list[dict[str, Any]]
 
