@@ -12,8 +12,8 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CLUSTER_CHANGES
 from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
 from cdc_platform.records.alterations import altered
-from cdc_platform.records.cdc_tables import CdcTable
 from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Change, Key, Noted, State
+from cdc_platform.records.table_history import CdcTable
 from cdc_platform.ring import Node
 from cdc_platform.timeline.timeline import Timeline
 

@@ -32,8 +32,9 @@ from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.reading.reader import FROM_CLUSTER
 from cdc_platform.records import cdc_tables, consumers, descriptions, left_out, removals, ring, tablet_rows
 from cdc_platform.records.alterations import as_before, as_looked_at
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.cdc_tables import Saying
 from cdc_platform.records.cluster_changes import Noted
+from cdc_platform.records.table_history import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
@@ -174,21 +175,31 @@ def _known_sets(lake: Lake) -> dict[tuple[str, str], set[Milliseconds]]:
 
 
 def _note_tables(cluster: KnownCluster, lake: Lake, clock: Clock, logged: list[LoggedTable], seen: Observation) -> None:
-    """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew."""
+    """Bring the home's tables with a log to what the cluster has: added, altered, dropped, made anew; by one commit.
+
+    What is refused of a table is a warning, and keeps no other back.
+    """
     there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.cdc_tables(lake)}
+    sayings: list[tuple[Saying, str]] = []
     for table in logged:
         try:
-            _note_table(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen)
-        except InputError as error:
-            seen.warnings.append(str(error))
+            sayings += _news_of(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen)
+        except InputError as refusal:
+            seen.warnings.append(str(refusal))
     for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
-        cdc_tables.drop(lake, clock, *gone)
-        seen.tables_changed.append(f"{'.'.join(gone)} dropped")
+        sayings.append((cdc_tables.ending(lake, clock, *gone), f"{'.'.join(gone)} dropped"))
+    outcomes = cdc_tables.say_apart(lake, [saying for saying, _ in sayings])
+    for outcome, (_, line) in zip(outcomes, sayings, strict=True):
+        if isinstance(outcome, InputError):
+            seen.warnings.append(str(outcome))
+        else:
+            seen.tables_changed.append(line)
 
 
-def _note_table(
+def _news_of(
     cluster: KnownCluster, lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation
-) -> None:
+) -> list[tuple[Saying, str]]:
+    """What is to be said of a table that has a log in the cluster, each with the line that tells of it."""
     name = f"{table.keyspace}.{table.name}"
     created_ms = table.created_at_ms
     same = there is not None and (
@@ -198,20 +209,21 @@ def _note_table(
         # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
         known.keep_log_ahead(cluster, name, created_ms)
         created_ms = clock.now_ms()
+    news: list[tuple[Saying, str]] = []
     if there is not None and not same:
-        cdc_tables.drop(lake, clock, table.keyspace, table.name)
-        seen.tables_changed.append(f"{name} dropped")
+        news.append((cdc_tables.ending(lake, clock, table.keyspace, table.name), f"{name} dropped"))
         there = None
     ddl, told = _readable_ddl(table, seen), None if there is None else as_looked_at(there.ddl)
     options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
-        cdc_tables.add(lake, clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
-        seen.tables_changed.append(f"{name} added")
+        added = cdc_tables.addition(clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
+        news.append((added, f"{name} added"))
     elif (there.ttl_seconds, there.enabled, told) != (table.ttl_seconds, table.enabled, ddl or told):
         # Each ingest looks before it reads on: up to where it has read, nothing was altered.
         options["ddl"] = _with_as_before(lake, table, ddl)
-        cdc_tables.alter(lake, clock, table.keyspace, table.name, **options)
-        seen.tables_changed.append(f"{name} altered")
+        altered = cdc_tables.alteration(lake, clock, table.keyspace, table.name, **options)
+        news.append((altered, f"{name} altered"))
+    return news
 
 
 def _with_as_before(lake: Lake, table: LoggedTable, ddl: str | None) -> str | None:

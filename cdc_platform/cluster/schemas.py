@@ -15,7 +15,7 @@ from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.scalars import timeuuid_us
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.table_history import CdcTable
 
 _LOG = "_scylla_cdc_log"
 _DEFAULT_TTL = DAY_SECONDS

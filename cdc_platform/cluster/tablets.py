@@ -9,9 +9,9 @@ from cdc_platform.cluster import tables
 from cdc_platform.cluster.generations import LeftOut, settled
 from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
+from cdc_platform.cql.names import check_table_name
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
-from cdc_platform.records.cdc_tables import check_name
 from cdc_platform.sources.cqlsh_tablets import Name, TabletExports, stream_sets
 
 
@@ -40,7 +40,7 @@ def read_stream_sets(
             continue
         place = f"{live.name}: {tables.TABLET_STREAMS}"
         try:
-            check_name(*name)
+            check_table_name(*name)
             rows = {time_ms: _states(live, name, time_ms, place) for time_ms in of_table}
             sets[name] = list(stream_sets(name, {time_ms: states for time_ms, states in rows.items() if states}))
             listed[name] = dict.fromkeys(of_table, place)

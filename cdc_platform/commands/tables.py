@@ -13,7 +13,7 @@ from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.lake.looking import looking_on
 
 if TYPE_CHECKING:
-    from cdc_platform.records.cdc_tables import CdcTable
+    from cdc_platform.records.table_history import CdcTable
 
 _ttl = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
 _Name = tuple[str, str]

@@ -31,6 +31,21 @@ def refuse_name(name: str, what: str, most: int = MOST_NAME) -> None:
         raise InputError(f"{name[:60]!r} names no {what}: a name has 1 to {most} letters, digits and underscores")
 
 
+def check_table_name(keyspace: str, table: str) -> None:
+    """Hold that a base table can have this name.
+
+    Raises:
+        InputError: it cannot.
+    """
+    for name in (keyspace, table):
+        if not is_name(name):
+            raise InputError(
+                f"{name!r} names no keyspace or table: a name has 1 to {MOST_NAME} letters, digits and underscores"
+            )
+    if table.endswith(LOG_SUFFIX):
+        raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
+
+
 def quoted(name: str) -> str:
     """A name as CQL needs it: in quotes unless it is lower case, digits and underscores, and not reserved."""
     plain = name.isascii() and name.replace("_", "a").isalnum() and name == name.lower() and not name[0].isdigit()

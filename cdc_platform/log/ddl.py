@@ -16,7 +16,7 @@ from cdc_platform.errors import NotFound, StateError, UnknownTable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.cdc_tables import CdcTable, TableChange
+from cdc_platform.records.table_history import CdcTable, TableChange, as_it_stands
 
 
 def schema_of(lake: Lake, keyspace: str, table: str) -> TableSchema:
@@ -64,7 +64,7 @@ def noted(schema: TableSchema, ddl: str) -> TableSchema:
 
 def schema_as_told(change: TableChange) -> TableSchema | None:
     """The table as it was told to be by a change; None where that was without its definition."""
-    return next(iter(known_tables(Catalog(), [cdc_tables.as_it_stands(change)])), None)
+    return next(iter(known_tables(Catalog(), [as_it_stands(change)])), None)
 
 
 _NOTE = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)

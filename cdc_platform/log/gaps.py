@@ -15,7 +15,7 @@ from cdc_platform.lake.lake import Lake
 
 if TYPE_CHECKING:
     from cdc_platform.cql.schema import CdcOptions, TableSchema
-    from cdc_platform.records.cdc_tables import TableChange
+    from cdc_platform.records.table_history import TableChange
 
 MAYBE = "perhaps all writes, if CDC was off while nobody looked,"
 _PREIMAGES = ("false", "true", "full")
@@ -74,11 +74,11 @@ def history_of(changes: Iterable[TableChange], schema: TableSchema) -> list[Stan
     `changes` are those of all tables, oldest first (`cdc_tables.changes`).
     """
     from cdc_platform.cql.schema import CdcOptions
-    from cdc_platform.records import cdc_tables
+    from cdc_platform.records.table_history import DROPPED
 
     name = (schema.keyspace, schema.name)
     said = [change for change in changes if (change.keyspace_name, change.table_name) == name]
-    dropped = [place for place, change in enumerate(said) if change.what == cdc_tables.DROPPED]
+    dropped = [place for place, change in enumerate(said) if change.what == DROPPED]
     found: list[Standing] = []
     for change in said[dropped[-1] + 1 :] if dropped else said:
         options = CdcOptions(change.enabled) if change.ddl is None else _options(change.ddl, change.enabled)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from cdc_platform.clock import Microseconds, format_us, parse_time_us
 from cdc_platform.cql.written import without_notes
-from cdc_platform.records.cdc_tables import DROPPED, TableChange
+from cdc_platform.records.table_history import DROPPED, TableChange
 
 _NOTE = re.compile(
     r"^-- altered: (?P<at>\S+), its columns: (?P<columns>\S+), all else: (?P<beside>[0-9a-f]+)$", re.MULTILINE

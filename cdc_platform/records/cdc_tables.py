@@ -6,10 +6,9 @@ from it. A process that dies between the two leaves what the next change of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 
@@ -21,14 +20,12 @@ from cdc_platform.clock import (
     Microseconds,
     Milliseconds,
     format_ms,
-    from_datetime,
     ms_from_datetime,
     ms_of,
-    to_datetime,
     us_of,
     us_of_seconds,
 )
-from cdc_platform.cql.names import LOG_SUFFIX, MOST_NAME, is_name
+from cdc_platform.cql.names import check_table_name
 from cdc_platform.errors import InputError, UnknownTable
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
@@ -36,44 +33,17 @@ from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.limits import MAX_CDC_TTL
-
-ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
-
-
-@dataclass(frozen=True)
-class CdcTable:
-    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created."""
-
-    keyspace_name: str
-    table_name: str
-    enabled: bool
-    ttl_seconds: int
-    created_at_ms: Milliseconds
-    ddl: str | None = None
-
-    @property
-    def full_name(self) -> str:
-        """`keyspace.table`."""
-        return f"{self.keyspace_name}.{self.table_name}"
-
-
-@dataclass(frozen=True)
-class TableChange:
-    """What became of a table at `changed_at_us` (µs), and how it stood from then on; see `CdcTable`."""
-
-    keyspace_name: str
-    table_name: str
-    changed_at_us: Microseconds
-    what: str
-    enabled: bool
-    ttl_seconds: int
-    created_at_us: Microseconds
-    ddl: str | None = None
-
-    @property
-    def full_name(self) -> str:
-        """`keyspace.table`."""
-        return f"{self.keyspace_name}.{self.table_name}"
+from cdc_platform.records.table_history import (
+    ADDED,
+    ALTERED,
+    DROPPED,
+    CdcTable,
+    TableChange,
+    as_it_stands,
+    changes_of,
+    row_of,
+    rows_of,
+)
 
 
 def cdc_tables(lake: Lake) -> list[CdcTable]:
@@ -138,7 +108,15 @@ def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
     return found
 
 
-@in_turn(TABLES)
+@dataclass(frozen=True)
+class Saying:
+    """What is to be said of a table: a rule makes it, or nothing, of what was last said of it."""
+
+    keyspace_name: str
+    table_name: str
+    rule: Callable[[TableChange | None], TableChange | None]
+
+
 def add(
     lake: Lake,
     clock: Clock,
@@ -155,7 +133,27 @@ def add(
     Raises:
         InputError: it is there with another TTL, creation or state; or the name, the TTL or the time is impossible.
     """
-    check_name(keyspace, table)
+    options = {"ttl_seconds": ttl_seconds, "created_at_ms": created_at_ms, "ddl": ddl, "enabled": enabled}
+    (change,) = say(lake, [addition(clock, keyspace, table, **options)])
+    return as_it_stands(change)
+
+
+def addition(
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int,
+    created_at_ms: Milliseconds | None = None,
+    ddl: str | None = None,
+    enabled: bool = True,
+) -> Saying:
+    """What `add` says, for `say`.
+
+    Raises:
+        InputError: the name, the TTL or the time is impossible.
+    """
+    check_table_name(keyspace, table)
     _check_ttl(ttl_seconds)
     if created_at_ms is not None and created_at_ms > clock.now_ms():
         raise InputError(
@@ -163,7 +161,7 @@ def add(
             f"{format_ms(clock.now_ms())}; give the time of the log's CREATE TABLE"
         )
 
-    def addition(last: TableChange | None) -> TableChange | None:
+    def rule(last: TableChange | None) -> TableChange | None:
         if last is not None and last.what != DROPPED:
             _assert_same(last, ttl_seconds, created_at_ms, enabled)
             return None
@@ -174,10 +172,9 @@ def add(
         at_us = max(created_us, after_us + ONE_US)
         return TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl)
 
-    return as_it_stands(_said(lake, keyspace, table, addition))
+    return Saying(keyspace, table, rule)
 
 
-@in_turn(TABLES)
 def alter(
     lake: Lake,
     clock: Clock,
@@ -196,10 +193,30 @@ def alter(
         NotFound: the table is not known.
         InputError: the TTL is impossible.
     """
+    options = {"ttl_seconds": ttl_seconds, "enabled": enabled, "ddl": ddl}
+    (change,) = say(lake, [alteration(lake, clock, keyspace, table, **options)])
+    return as_it_stands(change)
+
+
+def alteration(
+    lake: Lake,
+    clock: Clock,
+    keyspace: str,
+    table: str,
+    *,
+    ttl_seconds: int | None = None,
+    enabled: bool | None = None,
+    ddl: str | None = None,
+) -> Saying:
+    """What `alter` says, for `say`.
+
+    Raises:
+        InputError: the TTL is impossible.
+    """
     if ttl_seconds is not None:
         _check_ttl(ttl_seconds)
 
-    def alteration(last: TableChange | None) -> TableChange | None:
+    def rule(last: TableChange | None) -> TableChange | None:
         last = _standing(lake, last, keyspace, table)
         wanted = replace(
             last,
@@ -211,24 +228,45 @@ def alter(
         unchanged = replace(wanted, what=last.what) == last
         return None if unchanged else replace(wanted, changed_at_us=_next_us(clock, last))
 
-    return as_it_stands(_said(lake, keyspace, table, alteration))
+    return Saying(keyspace, table, rule)
 
 
-@in_turn(TABLES)
 def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
     """Note that a table's log was dropped, with all of its rows.
 
     Raises:
         NotFound: the table is not known.
     """
+    say(lake, [ending(lake, clock, keyspace, table)])
 
-    def end(last: TableChange | None) -> TableChange | None:
+
+def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
+    """What `drop` says, for `say`."""
+
+    def rule(last: TableChange | None) -> TableChange | None:
         if last is not None and last.what == DROPPED and _is_listed(lake, keyspace, table):
             return None  # one who died, or is at it, has said so: this finishes it
         last = _standing(lake, last, keyspace, table)
         return replace(last, what=DROPPED, changed_at_us=_next_us(clock, last))
 
-    _said(lake, keyspace, table, end)
+    return Saying(keyspace, table, rule)
+
+
+@in_turn(TABLES)
+def say(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange]:
+    """Say all of it in one commit, in this order; answers with what stands then of each, or says nothing at all.
+
+    Raises:
+        As the sayings' rules.
+    """
+    found = _said(lake, sayings, apart=False)
+    return [outcome for outcome in found if isinstance(outcome, TableChange)]
+
+
+@in_turn(TABLES)
+def say_apart(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange | InputError]:
+    """As `say`, but one that is refused keeps no other back: why is in its place."""
+    return _said(lake, sayings, apart=True)
 
 
 def _standing(lake: Lake, last: TableChange | None, keyspace: str, table: str) -> TableChange:
@@ -237,40 +275,41 @@ def _standing(lake: Lake, last: TableChange | None, keyspace: str, table: str) -
     return last
 
 
-def _said(
-    lake: Lake, keyspace: str, table: str, rule: Callable[[TableChange | None], TableChange | None]
-) -> TableChange:
-    """Say what a rule makes of how the table stood when something was last said of it; answers with what stands then.
+def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool) -> list[TableChange | InputError]:
+    """Say what the rules make of how their tables stood when something was last said of them.
 
     Read, judged and said in one step: what others say at the same moment comes before or after it.
     """
-    standing: list[TableChange | None] = []
+    outcomes: list[TableChange | InputError] = []
 
     def next_rows(rows: pa.Table) -> pa.Table | None:
-        told = _changes_of(rows)
+        told = changes_of(rows)
         silent = _silent(lake, told)
-        said = [each for each in [*silent, *told] if (each.keyspace_name, each.table_name) == (keyspace, table)]
-        last = said[-1] if said else None
-        change = rule(last)
-        standing[:] = [last if change is None else change]
-        return None if change is None else _rows_of([*silent, change])
+        last = {(each.keyspace_name, each.table_name): each for each in [*silent, *told]}
+        outcomes.clear()
+        said: list[TableChange] = []
+        for saying in sayings:
+            name = saying.keyspace_name, saying.table_name
+            try:
+                change = saying.rule(last.get(name))
+            except InputError as refusal:
+                if not apart:
+                    raise
+                outcomes.append(refusal)
+                continue
+            if change is not None:
+                said.append(change)
+                last[name] = change
+            assert name in last, "a rule that says nothing of a table that nothing was said of"
+            outcomes.append(last[name])
+        return rows_of([*silent, *said]) if said else None
 
+    if not sayings:
+        return []
     lake.transact(CDC_TABLE_CHANGES, next_rows)
     failpoints.reached(failpoints.AFTER_TABLE_CHANGE)
     _complete(lake)
-    assert standing[0] is not None, "a rule that says nothing of a table that nothing was said of"
-    return standing[0]
-
-
-def _rows_of(several: list[TableChange]) -> pa.Table:
-    """Changes as rows of the history."""
-    return pa.Table.from_pylist([_row(change) for change in several], schema=CDC_TABLE_CHANGES.schema)
-
-
-def _row(change: TableChange) -> dict[str, Any]:
-    """A change as a row of the history, and of what follows from it, which has fewer columns."""
-    times = {"changed_at": to_datetime(change.changed_at_us), "created_at": to_datetime(change.created_at_us)}
-    return vars(change) | times
+    return outcomes
 
 
 def _complete(lake: Lake) -> None:
@@ -279,7 +318,7 @@ def _complete(lake: Lake) -> None:
     def followed(rows: pa.Table) -> pa.Table | None:
         last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}
         silent = [row for row in rows.to_pylist() if (row["keyspace_name"], row["table_name"]) not in last]
-        told = [_row(change) for change in last.values() if change.what != DROPPED]
+        told = [row_of(change) for change in last.values() if change.what != DROPPED]
         if not told and not rows.num_rows:
             return None
         return pa.Table.from_pylist([*silent, *told], schema=CDC_TABLES.schema)
@@ -291,41 +330,9 @@ def _is_listed(lake: Lake, keyspace: str, table: str) -> bool:
     return any((each.keyspace_name, each.table_name) == (keyspace, table) for each in cdc_tables(lake))
 
 
-def as_it_stands(change: TableChange) -> CdcTable:
-    """The table as a change told it to be."""
-    return CdcTable(
-        change.keyspace_name,
-        change.table_name,
-        change.enabled,
-        change.ttl_seconds,
-        ms_of(change.created_at_us),
-        change.ddl,
-    )
-
-
 def _told(lake: Lake) -> list[TableChange]:
     """The history as it stands in the lake, oldest first."""
-    return _changes_of(lake.read(CDC_TABLE_CHANGES))
-
-
-def _changes_of(rows: pa.Table) -> list[TableChange]:
-    """Rows of the history as changes, oldest first."""
-    return sorted(
-        (
-            TableChange(
-                row["keyspace_name"],
-                row["table_name"],
-                from_datetime(row["changed_at"]),
-                row["what"],
-                row["enabled"],
-                row["ttl_seconds"],
-                from_datetime(row["created_at"]),
-                row["ddl"],
-            )
-            for row in rows.to_pylist()
-        ),
-        key=lambda change: change.changed_at_us,
-    )
+    return changes_of(lake.read(CDC_TABLE_CHANGES))
 
 
 def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
@@ -367,21 +374,6 @@ def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Millisecond
 def _next_us(clock: Clock, last: TableChange) -> Microseconds:
     """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
     return max(clock.now_us(), last.changed_at_us + ONE_US)
-
-
-def check_name(keyspace: str, table: str) -> None:
-    """Hold that a base table can have this name.
-
-    Raises:
-        InputError: it cannot.
-    """
-    for name in (keyspace, table):
-        if not is_name(name):
-            raise InputError(
-                f"{name!r} names no keyspace or table: a name has 1 to {MOST_NAME} letters, digits and underscores"
-            )
-    if table.endswith(LOG_SUFFIX):
-        raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
 
 
 def _check_ttl(ttl_seconds: int) -> None:

@@ -22,7 +22,7 @@ from cdc_platform.clock import (
 from cdc_platform.errors import ConflictError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS
-from cdc_platform.records import cdc_tables, tablet_rows
+from cdc_platform.records import cdc_tables, table_history, tablet_rows
 from cdc_platform.records.tablet_rows import of_table
 from cdc_platform.records.tablet_sets import stream_sets
 
@@ -199,6 +199,6 @@ def _let_go(lake: Lake, known: list[Layout]) -> set[tuple[str, str]]:
         name
         for change in cdc_tables.changes(lake)
         if (name := (change.keyspace_name, change.table_name)) in made
-        and change.what == cdc_tables.DROPPED
+        and change.what == table_history.DROPPED
         and change.changed_at_us > made[name]
     }

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cdc_platform.clock import Milliseconds, format_ms
+from cdc_platform.cql.names import check_table_name
 from cdc_platform.errors import InputError
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, VERSION, decode
 from cdc_platform.generations.tablets import StreamDifference, apply, in_ring_order, tokens_of
-from cdc_platform.records.cdc_tables import check_name
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED
 from cdc_platform.ring import LAST
 from cdc_platform.sources.cqlsh_values import HALF, read_stream_id, read_time_ms
@@ -144,7 +144,7 @@ def _keyed(source: str, rows: _Rows) -> Iterator[tuple[str, Name, Milliseconds, 
 
 def _check_name(place: str, name: Name) -> None:
     try:
-        check_name(*name)
+        check_table_name(*name)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
 

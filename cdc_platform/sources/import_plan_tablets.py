@@ -17,7 +17,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.generations.tablets import among, in_ring_order, tokens_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS, Table
-from cdc_platform.records import cdc_tables, tablet_ledger, tablet_rows
+from cdc_platform.records import cdc_tables, table_history, tablet_ledger, tablet_rows
 from cdc_platform.records.tablet_ledger import CREATED, DROPPED, RESIZED, Layout
 from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, TabletRows
 from cdc_platform.sources.cqlsh_tablets import ExportedSet, Name, TabletExports
@@ -203,7 +203,7 @@ def _check_ledger(
     dropped += [
         change.changed_at_us
         for change in cdc_tables.changes(lake)
-        if (change.keyspace_name, change.table_name) == name and change.what == cdc_tables.DROPPED
+        if (change.keyspace_name, change.table_name) == name and change.what == table_history.DROPPED
     ]
     where = f"{oldest.source}: {_shown(name)}"
     if dropped and max(dropped) >= us_of(times[0]):

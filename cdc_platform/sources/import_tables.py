@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cdc_platform.clock import Clock, Milliseconds
+from cdc_platform.clock import Clock
 from cdc_platform.cql.written import without_notes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_tables, descriptions
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.table_history import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.described_schema import DescribedTable
 
@@ -18,24 +18,27 @@ def tell_tables(lake: Lake, clock: Clock, exports: Exports) -> int:
     is not enabled has no log.
 
     Raises:
-        InputError: a name, a TTL or a time is impossible.
+        InputError: a name, a TTL or a time is impossible; nothing was told then.
     """
+    if not exports.tables:
+        return 0
     known = {(each.keyspace_name, each.table_name): each for each in cdc_tables.cdc_tables(lake)}
-    told = 0
+    now_ms = clock.now_ms()
+    # A log whose table has no ID was made before the oldest generation, so that none is missed for its rows.
+    oldest_ms = min([*descriptions.listed_times(lake), *exports.timestamps, now_ms])
+    sayings = []
     for table in exports.tables:
         name = table.keyspace, table.name
         there = known.get(name)
         if there is None and table.enabled:
-            created_ms = _created_ms(lake, clock, exports, table)
+            created_ms = min(now_ms, oldest_ms if table.created_at_ms is None else table.created_at_ms)
             options = {"ttl_seconds": table.ttl_seconds, "ddl": table.ddl}
-            cdc_tables.add(lake, clock, *name, created_at_ms=created_ms, **options)
+            sayings.append(cdc_tables.addition(clock, *name, created_at_ms=created_ms, **options))
         elif there is not None and not _is_same(there, table):
             ddl = there.ddl if _has_definition(there, table) else table.ddl
-            cdc_tables.alter(lake, clock, *name, ttl_seconds=table.ttl_seconds, enabled=table.enabled, ddl=ddl)
-        else:
-            continue
-        told += 1
-    return told
+            options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
+            sayings.append(cdc_tables.alteration(lake, clock, *name, **options))
+    return len(cdc_tables.say(lake, sayings))
 
 
 def undefined(exports: Exports) -> list[str]:
@@ -56,9 +59,3 @@ def _is_same(there: CdcTable, table: DescribedTable) -> bool:
 def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
     """Whether what is described says nothing new; what was noted here of truncations no schema knows."""
     return table.ddl is None or (there.ddl is not None and without_notes(there.ddl) == table.ddl)
-
-
-def _created_ms(lake: Lake, clock: Clock, exports: Exports, table: DescribedTable) -> Milliseconds:
-    """When the log was made (ms): by its ID, else before the oldest generation, so that none is missed for its rows."""
-    oldest = min([*descriptions.listed_times(lake), *exports.timestamps, clock.now_ms()])
-    return min(clock.now_ms(), oldest if table.created_at_ms is None else table.created_at_ms)

@@ -34,6 +34,7 @@ from cdc_platform.home import open_home
 from cdc_platform.lake.volume import Workers
 from cdc_platform.log import gaps
 from cdc_platform.records import cdc_tables
+from cdc_platform.records.table_history import ADDED
 
 pytestmark = pytest.mark.cassandra
 
@@ -197,7 +198,7 @@ def test_a_clock_that_jumps_loses_no_row(
     assert bring(cluster, workers).late_ever == 0
     assert_each_once(cluster, log)
     said = cdc_tables.changes(lake_of(cluster))
-    assert [each.what for each in said if each.full_name == "shop.t"] == [cdc_tables.ADDED]
+    assert [each.what for each in said if each.full_name == "shop.t"] == [ADDED]
 
 
 @pytest.mark.parametrize("seen_first", ["early", "in time"])
@@ -218,7 +219,7 @@ def test_a_clock_before_the_log_was_made_does_not_make_it_anew(
     assert_each_once(cluster, log)
     assert told == []
     said = cdc_tables.changes(lake_of(cluster))
-    assert [each.what for each in said if each.full_name == "shop.t"] == [cdc_tables.ADDED]
+    assert [each.what for each in said if each.full_name == "shop.t"] == [ADDED]
 
 
 def test_cdc_that_was_off_leaves_a_gap_that_is_told(

@@ -10,6 +10,7 @@ import pytest
 from support.command_line import run
 from support.next_lines import lines_of, path_of, words_of
 from support.standin.cluster import FIRST_MS, SHARDS, StandIn, description, nodes
+from support.standin.live_log import defined
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.versions import VERSIONS
 from support.standin.world import OBSERVER, time_uuid
@@ -25,6 +26,7 @@ from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
+    CDC_TABLE_CHANGES,
     GENERATION_TIMESTAMPS,
     LEFT_OUT,
     TABLES,
@@ -39,6 +41,7 @@ pytestmark = pytest.mark.cassandra
 
 SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 SECOND = time_uuid(SECOND_MS)
+CDC_ON = "cdc = {'enabled': 'true', 'ttl': '60'}"
 
 
 def look(cluster: KnownCluster) -> Observation:
@@ -247,6 +250,26 @@ def test_a_timestamp_without_streams_is_taken_in_and_told_of(standin: StandIn, c
     standin.world.generation(SECOND_MS, SECOND, description(SECOND), timestamp=False)
     assert look(cluster).warnings == []
     assert len(descriptions.published_times(lake_of(cluster))) == 2
+
+
+def test_tables_with_a_log_are_told_by_one_commit(standin: StandIn, cluster: KnownCluster) -> None:
+    """However many are new; and again where one of them is altered, one is made anew and one has gone."""
+    look(cluster)
+    made = [defined(f"CREATE TABLE shop.t{number} (k int PRIMARY KEY) WITH {CDC_ON};") for number in range(6)]
+    for schema in made:
+        standin.world.logged_table(schema, FIRST_MS)
+    lake = lake_of(cluster)
+    before = lake.version(CDC_TABLE_CHANGES) or 0
+    assert look(cluster).tables_changed == [f"{schema.full_name} added" for schema in made]
+    assert lake.version(CDC_TABLE_CHANGES) == before + 1
+    standin.world.cdc_extension("shop", "t1", enabled="true", ttl="7")
+    standin.world.made(made[2], Milliseconds(FIRST_MS + 1000))
+    for name in (made[3].full_name, f"{made[3].keyspace}.{made[3].log_name}"):
+        standin.world.run(f"DROP TABLE {name}")
+    standin.world.schema_changed()
+    now = ["shop.t1 altered", "shop.t2 added", "shop.t2 dropped", "shop.t3 dropped"]
+    assert sorted(look(cluster).tables_changed) == now
+    assert lake.version(CDC_TABLE_CHANGES) == before + 2
 
 
 def test_changed_options_are_noted_once(standin: StandIn, cluster: KnownCluster) -> None:

@@ -16,7 +16,7 @@ from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import known_tables, schema_of
 from cdc_platform.records import cdc_tables
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.table_history import CdcTable
 
 SCRIPTS = {
     "simple": "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};",

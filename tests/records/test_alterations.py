@@ -8,7 +8,7 @@ import pytest
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.records.alterations import Altered, Unseen, altered, as_before, as_looked_at, unseen, unseen_us
-from cdc_platform.records.cdc_tables import ADDED, ALTERED, DROPPED, TableChange
+from cdc_platform.records.table_history import ADDED, ALTERED, DROPPED, TableChange
 
 DDL = """CREATE TABLE shop.t (
     p int,

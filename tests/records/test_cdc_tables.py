@@ -13,13 +13,14 @@ import pytest
 from support.homes.expiring import DAY_MS, START_MS, at, write
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Microseconds, Milliseconds, us_of
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, us_of
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 from cdc_platform.records import cdc_tables, consumers
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.cdc_tables import Saying
 from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.table_history import CdcTable
 
 NOW = at(START_MS)
 
@@ -87,6 +88,45 @@ def test_a_dropped_table_can_come_again(lake: Lake) -> None:
         with pytest.raises(NotFound, match=r"ks\.t"):
             change(lake, NOW, "ks", "t")
     assert cdc_tables.add(lake, at(Milliseconds(START_MS + 1)), "ks", "t", ttl_seconds=9).created_at_ms == START_MS + 2
+
+
+def many(lake: Lake, clock: Clock) -> list[Saying]:
+    """A table that is altered, one that is made anew, and twenty others, one of which is refused."""
+    again = [cdc_tables.ending(lake, clock, "ks", "anew"), cdc_tables.addition(clock, "ks", "anew", ttl_seconds=2)]
+    refused = cdc_tables.addition(clock, "ks", "altered", ttl_seconds=3)
+    others = [cdc_tables.addition(clock, "ks", f"t{number}", ttl_seconds=number) for number in range(20)]
+    return [cdc_tables.alteration(lake, clock, "ks", "altered", ttl_seconds=2), *again, refused, *others]
+
+
+def said_before(lake: Lake) -> tuple[int | None, int | None]:
+    """The versions of both tables, of which two are known."""
+    for name in ("altered", "anew"):
+        cdc_tables.add(lake, NOW, "ks", name, ttl_seconds=1)
+    return lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)
+
+
+def test_whatever_is_said_at_once_is_one_commit(lake: Lake) -> None:
+    """One of the history and one of what follows, however many tables; what one is refused for keeps no other back."""
+    standing, told = said_before(lake)
+    assert standing is not None
+    assert told is not None
+    outcomes = cdc_tables.say_apart(lake, many(lake, NOW))
+    assert ["known already" in str(outcome) for outcome in outcomes] == [number == 3 for number in range(24)]
+    assert (lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)) == (standing + 1, told + 1)
+    ttls = {table.table_name: table.ttl_seconds for table in cdc_tables.cdc_tables(lake)}
+    assert ttls == {"altered": 2, "anew": 2} | {f"t{number}": number for number in range(20)}
+    anew = [change for change in cdc_tables.changes(lake) if change.table_name == "anew"]
+    assert [change.what for change in anew] == ["added", "dropped", "added"]
+    assert len({change.changed_at_us for change in anew}) == 3
+
+
+def test_all_of_it_is_said_or_nothing(lake: Lake) -> None:
+    """Where one is refused, nothing is there of what came before it."""
+    before = said_before(lake)
+    with pytest.raises(InputError, match=r"ks\.altered is known already, with TTL 2 s"):
+        cdc_tables.say(lake, many(lake, NOW))
+    assert (lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)) == before
+    assert cdc_tables.say(lake, []) == []
 
 
 def test_a_table_without_history_has_the_one_that_it_implies(lake: Lake) -> None:

@@ -31,6 +31,7 @@ from cdc_platform.clock import Clock, Milliseconds, ms_from_datetime, us_of
 from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
     CDC_TABLES,
     GENERATION_DESCRIPTIONS_V2,
     GENERATIONS,
@@ -242,6 +243,20 @@ def test_a_schema_tells_of_tables_with_a_log(lake: Lake, tmp_path: Path) -> None
     (tmp_path / "schema.cql").write_text(SCHEMA.replace("3600", "60"))
     import_paths(lake, CLOCK, [tmp_path])
     assert lake.read(CDC_TABLES)["ttl_seconds"].to_pylist() == [60]
+
+
+def test_a_schema_of_many_tables_is_told_by_one_commit(lake: Lake, tmp_path: Path) -> None:
+    """However many there are, and whatever became of them since."""
+    file = tmp_path / "schema.cql"
+    for ttl, version in ((60, 1), (61, 2)):
+        tables = [
+            f"CREATE TABLE ks.t{number} (pk int PRIMARY KEY) WITH cdc = {{'enabled': 'true', 'ttl': '{ttl}'}};"
+            for number in range(50)
+        ]
+        file.write_text("\n".join([SCHEMA.partition("\n")[0], *tables]))
+        import_paths(lake, CLOCK, [file])
+        assert lake.read(CDC_TABLES)["ttl_seconds"].to_pylist() == [ttl] * 50
+        assert lake.version(CDC_TABLE_CHANGES) == version
 
 
 TYPED = """CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': '3'};

@@ -32,7 +32,7 @@ from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.alterations import altered, unseen
-from cdc_platform.records.cdc_tables import TableChange
+from cdc_platform.records.table_history import DROPPED, TableChange
 
 GAP = "ingest:gap"
 """The application under which a log's table notes up to when (µs) rows of it may have died unread."""
@@ -98,7 +98,7 @@ class Lifetimes:
         found = [
             change
             for change in cdc_tables.changes(lake)
-            if change.full_name == schema.full_name and change.what != cdc_tables.DROPPED
+            if change.full_name == schema.full_name and change.what != DROPPED
         ]
         created = max(change.created_at_us for change in found)
         ttls = [us_of_seconds(change.ttl_seconds) for change in found if change.created_at_us == created]

@@ -22,6 +22,7 @@ from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIME
 from cdc_platform.lake.turns import TABLES, in_turn
 from cdc_platform.lake.volume import Workers
 from cdc_platform.records import cdc_tables, tablet_rows
+from cdc_platform.records.table_history import CdcTable, TableChange
 from cdc_platform.records.tablet_ledger import (
     CREATED,
     DROPPED,
@@ -346,7 +347,7 @@ def _next_number(lake: Lake, clock: Clock, keyspace: str, table: str) -> int:
     return 0 if last is None else last.number + 1
 
 
-def _tell_of(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_seconds: int | None) -> cdc_tables.CdcTable:
+def _tell_of(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_seconds: int | None) -> CdcTable:
     if ttl_seconds is None:
         try:
             return cdc_tables.find(lake, keyspace, table)
@@ -365,7 +366,7 @@ def _last_said_us(lake: Lake, keyspace: str, table: str) -> Microseconds:
     return max((change.changed_at_us for change in _said(lake, keyspace, table)), default=Microseconds(0))
 
 
-def _said(lake: Lake, keyspace: str, table: str) -> list[cdc_tables.TableChange]:
+def _said(lake: Lake, keyspace: str, table: str) -> list[TableChange]:
     changes = cdc_tables.changes(lake)
     return [change for change in changes if (change.keyspace_name, change.table_name) == (keyspace, table)]
 

@@ -32,6 +32,7 @@ from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS
 from cdc_platform.lifecycle.upgrade import publish_v1
 from cdc_platform.records import cdc_local, cdc_tables, descriptions, generation_data
 from cdc_platform.records.ring import host_ids, statuses
+from cdc_platform.records.table_history import CdcTable
 from cdc_platform.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -273,5 +274,5 @@ def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
-def _enabled(lake: Lake) -> list[cdc_tables.CdcTable]:
+def _enabled(lake: Lake) -> list[CdcTable]:
     return [table for table in cdc_tables.cdc_tables(lake) if table.enabled]

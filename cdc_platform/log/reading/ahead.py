@@ -9,7 +9,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.reading.clients import Client, Part
 from cdc_platform.records import tablet_sets
-from cdc_platform.records.cdc_tables import CdcTable
+from cdc_platform.records.table_history import CdcTable
 from cdc_platform.timeline import StreamSources
 from cdc_platform.timeline.generation_sizes import generation_sizes
 

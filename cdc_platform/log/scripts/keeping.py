@@ -239,8 +239,7 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
     after, clock = script.catalog, Clock(noted.at_us)
     for schema in script.dropped:
         _let_go(lake, clock, schema)
-    for schema in after.tables():
-        _tell(lake, clock, settings, after, schema)
+    _tell(lake, clock, settings, after)
     failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
     for schema in (*script.dropped, *script.emptied):
         _empty(lake, noted, schema, after)
@@ -267,24 +266,25 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
             changes.drop(lake, clock, schema.keyspace, schema.name)
 
 
-def _tell(lake: Lake, clock: Clock, settings: Settings, catalog: Catalog, schema: TableSchema) -> None:
-    """Make what the platform knows of a table what it is; one that never had a log is not noted."""
-    keyspace, name, cdc = schema.keyspace, schema.name, schema.cdc
-    ddl = ddl_of(catalog, schema)
-    try:
-        cdc_tables.find(lake, keyspace, name)
-    except NotFound:
-        if not cdc.enabled:
-            return
-        cdc_tables.add(
-            lake, clock, keyspace, name, ttl_seconds=cdc.ttl, created_at_ms=ms_of(schema.created_at_us), ddl=ddl
-        )
-    cdc_tables.alter(lake, clock, keyspace, name, ttl_seconds=cdc.ttl, enabled=cdc.enabled, ddl=ddl)
-    count = catalog.keyspace(keyspace).tablets
-    if count is not None and cdc.enabled:
-        changes.create(lake, clock, settings, keyspace, name, uniform_ends(count))
-    if not lake.exists(log_table(schema)):
-        lake.ensure(log_table(schema))
+def _tell(lake: Lake, clock: Clock, settings: Settings, after: Catalog) -> None:
+    """Make what the platform knows of the tables what they are; one that never had a log is not noted."""
+    there = {(table.keyspace_name, table.table_name) for table in cdc_tables.cdc_tables(lake)}
+    noted = [each for each in after.tables() if each.cdc.enabled or (each.keyspace, each.name) in there]
+    sayings: list[cdc_tables.Saying] = []
+    for schema in noted:
+        name, cdc, ddl = (schema.keyspace, schema.name), schema.cdc, ddl_of(after, schema)
+        if name not in there:
+            created_ms = ms_of(schema.created_at_us)
+            sayings.append(cdc_tables.addition(clock, *name, ttl_seconds=cdc.ttl, created_at_ms=created_ms, ddl=ddl))
+        options = {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
+        sayings.append(cdc_tables.alteration(lake, clock, *name, **options))
+    cdc_tables.say(lake, sayings)
+    for schema in noted:
+        count = after.keyspace(schema.keyspace).tablets
+        if count is not None and schema.cdc.enabled:
+            changes.create(lake, clock, settings, schema.keyspace, schema.name, uniform_ends(count))
+        if not lake.exists(log_table(schema)):
+            lake.ensure(log_table(schema))
 
 
 def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog) -> None:
