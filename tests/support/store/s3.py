@@ -21,6 +21,8 @@ SLOW = "/slow-data-file"
 WAYS = "/ways-of-doors"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
+NO_CERTIFICATES = {"SSL_CERT_FILE": str(_TESTS / "data" / "nobody.pem"), "SSL_CERT_DIR": os.devnull}
+"""For who sees the folder of the tests: each client reads the certificates, else all of the system's, a file each."""
 
 
 def environment_of(url: str) -> dict[str, str]:
@@ -31,6 +33,7 @@ def environment_of(url: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
         "AWS_ALLOW_HTTP": "true",
+        **NO_CERTIFICATES,
     }
 
 
@@ -59,6 +62,10 @@ class S3:
     def environment(self, door: str = "plain") -> dict[str, str]:
         """What a process has to have in its environment to reach the store by a door."""
         return environment_of(self._url(door))
+
+    def elsewhere(self, door: str = "plain") -> dict[str, str]:
+        """The same for a process that sees nothing of this one's folders."""
+        return {name: value for name, value in self.environment(door).items() if name not in NO_CERTIFICATES}
 
     def bucket(self) -> str:
         """The address of a new bucket."""
