@@ -20,8 +20,8 @@ from cdc_platform.sources.sizes import MOST_JSON, most_export
 
 TERABYTE = 1 << 40
 MOST_HELD = 512 << 20
-A_DOOR = pytest.mark.grid("hostile files at every door", 16)
 """Bytes that a process may hold that reads 64 MiB and refuses them; without them it is a third of that."""
+A_DOOR = pytest.mark.grid("hostile files at every door", 16)
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,9 @@ def test_what_python_can_just_read_is_refused(home: Path, tmp_path: Path, name: 
     assert door.reads == "cql" or "nested" in answer.stderr
 
 
-FITS = "[" + "[]," * 21_000_000 + "[]]"
-"""A text below the limit, of what takes the most memory; of exports `test_sizes` has the figure for a row."""
-
-
 @A_DOOR
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values")])
 def test_what_fits_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
-    """Empty lists up to the limit."""
-    assert_refused(process(home, of_text(FITS)(tmp_path), DOORS[name]))
+    """Empty lists up to the limit take the most; of exports `test_sizes` has the figure for a row."""
+    lists = "[" + "[]," * 21_000_000 + "[]]"
+    assert_refused(process(home, of_text(lists)(tmp_path), DOORS[name]))

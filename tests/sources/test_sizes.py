@@ -88,19 +88,24 @@ def test_what_is_as_deep_as_may_be_is_read() -> None:
 
 
 HOSTILE = {
-    "lists": "[" + "[]," * 21_000_000 + "[]]",
-    "objects": "[" + '{"a":1},' * 8_000_000 + "{}]",
-    "texts": "[" + '"ab",' * 13_000_000 + '"ab"]',
-    "numbers": "[" + "300," * 16_000_000 + "300]",
-    "spaces": " " * (MOST_JSON + 5),
+    "lists": ("[", "[],", 21_000_000, "[]]"),
+    "objects": ("[", '{"a":1},', 8_000_000, "{}]"),
+    "texts": ("[", '"ab",', 13_000_000, '"ab"]'),
+    "numbers": ("[", "300,", 16_000_000, "300]"),
+    "spaces": ("", " ", MOST_JSON + 5, ""),
 }
+"""What texts begin with, what they have again and again, how often, and what they end with.
+
+Each is made where it is written: all of them would be in every process of the tests, and in all that those fork.
+"""
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_the_most_that_fits_takes_bounded_memory(tmp_path: Path, kind: str) -> None:
     """Texts just below the limit, of what takes the most memory: a process that reads them stays below 2 GiB."""
     file = tmp_path / "hostile.json"
-    file.write_text(HOSTILE[kind])
+    before, again, times, after = HOSTILE[kind]
+    file.write_text(before + again * times + after)
     program = (
         "import resource, sys\nfrom pathlib import Path\nfrom cdc_platform.errors import InputError\n"
         "from cdc_platform.sources.bootstrap_file import read_join_request\n"
