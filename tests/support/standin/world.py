@@ -17,6 +17,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.concurrent import execute_concurrent, execute_concurrent_with_args
 from cassandra.policies import RoundRobinPolicy
+from cassandra.query import BatchStatement, BatchType, SimpleStatement
 from cassandra.util import uuid_from_time
 from support.standin.far_rows import bytes_of, far_rows
 
@@ -71,6 +72,8 @@ _TABLES = {
     '"Shop"."Carts_scylla_cdc_log"': '"cdc$stream_id" blob, "cdc$time" timeuuid, "cdc$batch_seq_no" int, '
     'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")',
 }
+_A_REQUEST = 24
+"""Changes of rows that go together: a batch much larger is one that Cassandra warns of."""
 _SHAPES = ("ALTER", "DROP", "CREATE TABLE")
 FEATURES = ("CDC", "CDC_GENERATIONS_V2")
 
@@ -119,16 +122,26 @@ class World:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Send the changes of rows that are made here at once, at its end; the driver's times keep their order."""
+        """Send the changes of rows that are made here at once, at its end."""
         if self._held is not None:
             yield
             return
         self._held, self._holder = [], threading.get_ident()
         try:
             yield
-            execute_concurrent(self._session, self._held, concurrency=64)
+            self._send(self._held)
         finally:
             self._held = None
+
+    def _send(self, changes: Sequence[tuple[str, Sequence[object]]]) -> None:
+        """Some a request, which costs more than a row does. They have one time: none deletes what another writes."""
+        batches = []
+        for at in range(0, len(changes), _A_REQUEST):
+            batch = BatchStatement(BatchType.UNLOGGED)
+            for statement, values in changes[at : at + _A_REQUEST]:
+                batch.add(SimpleStatement(statement), values)
+            batches.append((batch, ()))
+        execute_concurrent(self._session, batches, concurrency=64)
 
     def stop(self) -> None:
         """Close the session."""
