@@ -33,7 +33,7 @@ _OF_SERVERS = {
 }
 _COST = "cost"
 _FILES = 40
-_WORTH_LOOKING_S = 1.0
+_WORTH_LOOKING_S = 2.0
 """What is shorter leaves the CPU of its servers to the next one that is not: looking takes ten milliseconds."""
 
 
