@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
+from deltalake import write_deltalake
+
 from bench.cluster import Size, nodes_of
 from bench.measure import Result, paired
 from bench.session import CLOCK, Bench
@@ -15,7 +17,14 @@ from cdc_platform.clock import MINUTE_US, Microseconds, cql_time, format_us, ms_
 from cdc_platform.generations import RingLayout, TopologyDescription, generate
 from cdc_platform.home import Home, open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS_V2,
+)
+from cdc_platform.records import cdc_tables
 from cdc_platform.ring import Ring
 from cdc_platform.sources.ring_snapshots import snapshot_of
 
@@ -25,6 +34,9 @@ MANY, SOME, FEW = 2_000, 20, 3
 ANOTHER_RING = 2
 """Seed of an imported ring whose tokens a node that joins has not."""
 _TARGET = 3.0
+_TARGET_OF_TABLES = 12.0
+"""Each is an object that is judged against the last word on its table; the floor has them as columns."""
+_DDL = "CREATE TABLE ks.t (pk int, ck int, v text, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': 'true'};"
 _PROGRAM = (sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home")
 _TABLES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
 # They leave at once: Arrow's threads, which still free thousands of files, may abort a process that ends by itself.
@@ -75,6 +87,46 @@ def many_generations(bench: Bench) -> list[Result]:
             _TARGET,
         )
         for name, pairs, floor in rows
+    ]
+
+
+def many_tables(bench: Bench) -> list[Result]:
+    """Tables with a log are told of, as by a look at a cluster or an import of a schema, and altered: two commits."""
+    count = 500 if bench.sizes.repeats > 1 else 20
+    with bench.scratch() as folder:
+        lakes = (Lake(folder / f"lake{number}") for number in range(100))
+        copies = (folder / f"copy{number}" for number in range(100))
+        told: list[Lake] = []
+
+        def tell() -> None:
+            lake = next(lakes)
+            names = [f"t{number}" for number in range(count)]
+            cdc_tables.say(lake, [cdc_tables.addition(CLOCK, "ks", name, ttl_seconds=60, ddl=_DDL) for name in names])
+            cdc_tables.say(lake, [cdc_tables.alteration(lake, CLOCK, "ks", name, ttl_seconds=61) for name in names])
+            told[:] = [lake]
+
+        tell()
+        rows = {table: told[0].read(table) for table in (CDC_TABLE_CHANGES, CDC_TABLES)}
+
+        def write() -> None:
+            copy = next(copies)
+            for half in range(2):
+                history = rows[CDC_TABLE_CHANGES].slice(half * count, count)
+                write_deltalake(copy / CDC_TABLE_CHANGES.name, history, mode="append")
+                write_deltalake(copy / CDC_TABLES.name, rows[CDC_TABLES], mode="overwrite")
+
+        pairs = paired(tell, write, repeats=min(bench.sizes.repeats, 9))
+    floor = "writing the same rows by the same commits by deltalake"
+    return [
+        Result(
+            "many-tables",
+            f"{count} tables with a log, told of and altered",
+            pairs.seconds,
+            floor,
+            pairs.floor_seconds,
+            pairs.ratio,
+            _TARGET_OF_TABLES,
+        )
     ]
 
 
