@@ -53,8 +53,9 @@ test-fast: .venv ## half a minute: the tests of rules, which write no file and s
 		-m "not files and not spark and not browser and not cassandra and not processes and not dagster and not grid and not long"
 
 .PHONY: test-exhaustive
-test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories of a switch and of a log
+test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,000 histories, 2,000 examples a property
 	CDC_PLATFORM_HISTORIES=10000 $(BIN)/pytest -q --timeout 36000 tests/generations/test_switch_machine.py tests/log
+	$(BIN)/pytest -q --timeout 36000 --hypothesis-profile thorough -m hypothesis
 	CDC_PLATFORM_LIVE_HISTORIES=500 $(BIN)/pytest -q --timeout 36000 tests/cluster/test_current.py \
 		tests/cluster/test_late_rows_of_current.py
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid

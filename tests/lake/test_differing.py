@@ -73,7 +73,9 @@ def test_the_form_of_a_column_is_no_difference(rows: list[dict[str, Any]]) -> No
     cut = pa.concat_tables([plain.slice(0, 2), plain.slice(2)])
     views = plain.set_column(1, "t", plain["t"].cast(pa.string_view())).set_column(2, "b", plain["b"].cast("binary"))
     coded = plain.set_column(1, "t", plain["t"].dictionary_encode())
-    bare = plain.select([name for name in reversed(SCHEMA.names) if plain[name].null_count < len(rows)])
+    # A table has a column at least: the first one stays.
+    told = [name for name in reversed(SCHEMA.names) if name == "n" or plain[name].null_count < len(rows)]
+    bare = plain.select(told)
     for form in (cut, views, coded, bare):
         assert row_numbers(form).tolist() == row_numbers(plain).tolist()
     # A column in which some are null is encoded otherwise than one in which none is.

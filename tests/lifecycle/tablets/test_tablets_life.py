@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,10 @@ def test_any_history_of_resizes_holds_together(tmp_path_factory: pytest.TempPath
         clock = later(clock, data.draw(st.sampled_from([-30.0, 0.001, 300.0])))
         there = len(ends[-1])
         what = data.draw(st.sampled_from(["split", "merge", "resize"]))
-        if what == "split":
+        if what == "split" and any(end - before == 1 for before, end in pairwise(ends[-1])):
+            with pytest.raises(InputError, match="holds a single token and cannot be split"):
+                changes.split(lake, clock, DEFAULTS, *NAME, there * 2)
+        elif what == "split":
             changes.split(lake, clock, DEFAULTS, *NAME, there * 2)
             ends.append(tablet_oracle.halved(ends[-1]))
         elif what == "merge" and there % 2 == 0:

@@ -157,7 +157,7 @@ histories = tables.flatmap(lambda schema: st.tuples(st.just(schema), scripts(sch
 def test_a_history_in_parts_is_what_it_is_at_once(
     streams_home: Path, tmp_path_factory: pytest.TempPathFactory, history: tuple[TableSchema, list[Written]]
 ) -> None:
-    """Kept script by script a table ends as in one script that runs through."""
+    """Kept script by script a table ends as in one script that runs through, but for what its log does not tell."""
     schema, statements = history
     whole = Script(Lake(streams_home / "lake"), Settings(), NOW_US)
     whole.run(parse(definition(schema)))
@@ -169,5 +169,5 @@ def test_a_history_in_parts_is_what_it_is_at_once(
         result = whole.run(parse(text))
         kept = keep(text, lake, Clock(NOW_US), Settings())
         assert [each.became for each in kept.outcomes] == [each.became for each in result.outcomes]
-    if result.tables and kept.tables:
+    if result.tables and kept.tables and not {"all writes", "values"} & {gap.what for gap in result.tables[0].missing}:
         assert kept.tables[0].base == result.tables[0].base
