@@ -6,6 +6,7 @@ were, and the rest is taken in.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, us_of
@@ -179,11 +180,14 @@ def _note_tables(cluster: KnownCluster, lake: Lake, clock: Clock, logged: list[L
 
     What is refused of a table is a warning, and keeps no other back.
     """
+    # Who died behind a log's end and its new beginning has said both, and they are not to be said again.
+    cdc_tables.complete(lake)
     there = {(table.keyspace_name, table.table_name): table for table in cdc_tables.cdc_tables(lake)}
     sayings: list[tuple[Saying, str]] = []
     for table in logged:
         try:
-            sayings += _news_of(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen)
+            for news in _news_of(cluster, lake, clock, table, there.get((table.keyspace, table.name)), seen):
+                sayings.append(news)
         except InputError as refusal:
             seen.warnings.append(str(refusal))
     for gone in sorted(there.keys() - {(table.keyspace, table.name) for table in logged}):
@@ -198,7 +202,7 @@ def _note_tables(cluster: KnownCluster, lake: Lake, clock: Clock, logged: list[L
 
 def _news_of(
     cluster: KnownCluster, lake: Lake, clock: Clock, table: LoggedTable, there: CdcTable | None, seen: Observation
-) -> list[tuple[Saying, str]]:
+) -> Iterator[tuple[Saying, str]]:
     """What is to be said of a table that has a log in the cluster, each with the line that tells of it."""
     name = f"{table.keyspace}.{table.name}"
     created_ms = table.created_at_ms
@@ -209,21 +213,19 @@ def _news_of(
         # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
         known.keep_log_ahead(cluster, name, created_ms)
         created_ms = clock.now_ms()
-    news: list[tuple[Saying, str]] = []
     if there is not None and not same:
-        news.append((cdc_tables.ending(lake, clock, table.keyspace, table.name), f"{name} dropped"))
+        yield cdc_tables.ending(lake, clock, table.keyspace, table.name), f"{name} dropped"
         there = None
     ddl, told = _readable_ddl(table, seen), None if there is None else as_looked_at(there.ddl)
     options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
         added = cdc_tables.addition(clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
-        news.append((added, f"{name} added"))
+        yield added, f"{name} added"
     elif (there.ttl_seconds, there.enabled, told) != (table.ttl_seconds, table.enabled, ddl or told):
         # Each ingest looks before it reads on: up to where it has read, nothing was altered.
         options["ddl"] = _with_as_before(lake, table, ddl)
         altered = cdc_tables.alteration(lake, clock, table.keyspace, table.name, **options)
-        news.append((altered, f"{name} altered"))
-    return news
+        yield altered, f"{name} altered"
 
 
 def _with_as_before(lake: Lake, table: LoggedTable, ddl: str | None) -> str | None:

@@ -254,7 +254,7 @@ def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
 
 @in_turn(TABLES)
 def say(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange]:
-    """Say all of it in one commit, in this order; answers with what stands then of each, or says nothing at all.
+    """Say all of it in one commit, in this order, or nothing; answers with what stands then of each.
 
     Raises:
         As the sayings' rules.
@@ -308,12 +308,17 @@ def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool) -> list[TableCh
         return []
     lake.transact(CDC_TABLE_CHANGES, next_rows)
     failpoints.reached(failpoints.AFTER_TABLE_CHANGE)
-    _complete(lake)
+    complete(lake)
     return outcomes
 
 
-def _complete(lake: Lake) -> None:
-    """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are."""
+@in_turn(TABLES)
+def complete(lake: Lake) -> None:
+    """Make `platform.cdc_tables` what follows from the history; tables without history stay as they are.
+
+    For who judges by the tables that stand, and says of one that it ended and began anew: somebody may have died
+    between what was said and what follows from it.
+    """
 
     def followed(rows: pa.Table) -> pa.Table | None:
         last = {(change.keyspace_name, change.table_name): change for change in _told(lake)}

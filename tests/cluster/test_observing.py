@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 from support.command_line import run
 from support.next_lines import lines_of, path_of, words_of
-from support.standin.cluster import FIRST_MS, SHARDS, StandIn, description, nodes
+from support.processes.nursery import Nursery
+from support.standin.cluster import FIRST_MS, PASSWORD, SHARDS, USER, StandIn, description, nodes
 from support.standin.live_log import defined
 from support.standin.proxy import OVERLOADED, READ_TIMEOUT
 from support.standin.versions import VERSIONS
 from support.standin.world import OBSERVER, time_uuid
 
+from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
@@ -41,6 +44,7 @@ pytestmark = pytest.mark.cassandra
 
 SECOND_MS = FIRST_MS + Milliseconds(3_600_000)
 SECOND = time_uuid(SECOND_MS)
+LOGIN = {USER: OBSERVER[0], PASSWORD: OBSERVER[1]}
 CDC_ON = "cdc = {'enabled': 'true', 'ttl': '60'}"
 
 
@@ -270,6 +274,27 @@ def test_tables_with_a_log_are_told_by_one_commit(standin: StandIn, cluster: Kno
     now = ["shop.t1 altered", "shop.t2 added", "shop.t2 dropped", "shop.t3 dropped"]
     assert sorted(look(cluster).tables_changed) == now
     assert lake.version(CDC_TABLE_CHANGES) == before + 2
+
+
+def test_a_log_made_anew_is_told_once_though_who_tells_dies(
+    standin: StandIn, cluster: KnownCluster, nursery: Nursery
+) -> None:
+    """Its end and its new beginning are said at once: the next look completes what follows, and says neither again."""
+    made, lake = defined(f"CREATE TABLE shop.t1 (k int PRIMARY KEY) WITH {CDC_ON};"), lake_of(cluster)
+    standin.world.logged_table(made, FIRST_MS)
+    look(cluster)
+    again_ms = Milliseconds(FIRST_MS + 1000)
+    standin.world.made(made, again_ms)
+    standin.world.schema_changed()
+    command = ["--home", cluster.home.parent.parent, "observe", "prod"]
+    died = nursery.run(*command, kill_at=failpoints.AFTER_TABLE_CHANGE, environment=LOGIN)
+    assert died.exit_code == -signal.SIGKILL, died.stderr
+    assert cdc_tables.find(lake, "shop", "t1").created_at_ms == FIRST_MS
+    for _ in range(2):
+        look(cluster)
+        said = [each.what for each in cdc_tables.changes(lake) if each.full_name == "shop.t1"]
+        assert said == ["added", "dropped", "added"]
+        assert cdc_tables.find(lake, "shop", "t1").created_at_ms == again_ms
 
 
 def test_changed_options_are_noted_once(standin: StandIn, cluster: KnownCluster) -> None:
