@@ -101,7 +101,9 @@ def many_tables(bench: Bench) -> list[Result]:
         def tell() -> None:
             lake = next(lakes)
             names = [f"t{number}" for number in range(count)]
-            cdc_tables.say(lake, [cdc_tables.addition(CLOCK, "ks", name, ttl_seconds=60, ddl=_DDL) for name in names])
+            cdc_tables.say(
+                lake, [cdc_tables.addition(lake, CLOCK, "ks", name, ttl_seconds=60, ddl=_DDL) for name in names]
+            )
             cdc_tables.say(lake, [cdc_tables.alteration(lake, CLOCK, "ks", name, ttl_seconds=61) for name in names])
             told[:] = [lake]
 

@@ -219,7 +219,7 @@ def _news_of(
     ddl, told = _readable_ddl(table, seen), None if there is None else as_looked_at(there.ddl)
     options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
-        added = cdc_tables.addition(clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
+        added = cdc_tables.addition(lake, clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
         yield added, f"{name} added"
     elif (there.ttl_seconds, there.enabled, told) != (table.ttl_seconds, table.enabled, ddl or told):
         # Each ingest looks before it reads on: up to where it has read, nothing was altered.

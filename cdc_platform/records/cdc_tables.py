@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import groupby
+from typing import Concatenate, ParamSpec
 
 import pyarrow as pa
 
@@ -44,6 +46,8 @@ from cdc_platform.records.table_history import (
     row_of,
     rows_of,
 )
+
+_Given = ParamSpec("_Given")
 
 
 def cdc_tables(lake: Lake) -> list[CdcTable]:
@@ -117,28 +121,8 @@ class Saying:
     rule: Callable[[TableChange | None], TableChange | None]
 
 
-def add(
-    lake: Lake,
-    clock: Clock,
-    keyspace: str,
-    table: str,
-    *,
-    ttl_seconds: int,
-    created_at_ms: Milliseconds | None = None,
-    ddl: str | None = None,
-    enabled: bool = True,
-) -> CdcTable:
-    """Tell of a table with a log, created at `created_at_ms` (by default now). The same table again is one table.
-
-    Raises:
-        InputError: it is there with another TTL, creation or state; or the name, the TTL or the time is impossible.
-    """
-    options = {"ttl_seconds": ttl_seconds, "created_at_ms": created_at_ms, "ddl": ddl, "enabled": enabled}
-    (change,) = say(lake, [addition(clock, keyspace, table, **options)])
-    return as_it_stands(change)
-
-
 def addition(
+    _lake: Lake,
     clock: Clock,
     keyspace: str,
     table: str,
@@ -148,10 +132,11 @@ def addition(
     ddl: str | None = None,
     enabled: bool = True,
 ) -> Saying:
-    """What `add` says, for `say`.
+    """Of a table with a log, created at `created_at_ms` (by default now). The same table again is one table.
 
     Raises:
-        InputError: the name, the TTL or the time is impossible.
+        InputError: the name, the TTL or the time is impossible; as it is said, the table is there with another TTL,
+            creation or state.
     """
     check_table_name(keyspace, table)
     _check_ttl(ttl_seconds)
@@ -175,29 +160,6 @@ def addition(
     return Saying(keyspace, table, rule)
 
 
-def alter(
-    lake: Lake,
-    clock: Clock,
-    keyspace: str,
-    table: str,
-    *,
-    ttl_seconds: int | None = None,
-    enabled: bool | None = None,
-    ddl: str | None = None,
-) -> CdcTable:
-    """Change the TTL of a table's log, or turn its CDC on or off, from now on. What changes nothing is not noted.
-
-    Rows that are in the log keep the TTL they were written with.
-
-    Raises:
-        NotFound: the table is not known.
-        InputError: the TTL is impossible.
-    """
-    options = {"ttl_seconds": ttl_seconds, "enabled": enabled, "ddl": ddl}
-    (change,) = say(lake, [alteration(lake, clock, keyspace, table, **options)])
-    return as_it_stands(change)
-
-
 def alteration(
     lake: Lake,
     clock: Clock,
@@ -208,10 +170,13 @@ def alteration(
     enabled: bool | None = None,
     ddl: str | None = None,
 ) -> Saying:
-    """What `alter` says, for `say`.
+    """Of another TTL of a table's log, or its CDC on or off, from now on. What changes nothing is not noted.
+
+    Rows that are in the log keep the TTL they were written with.
 
     Raises:
         InputError: the TTL is impossible.
+        NotFound: as it is said, the table is not known.
     """
     if ttl_seconds is not None:
         _check_ttl(ttl_seconds)
@@ -231,17 +196,12 @@ def alteration(
     return Saying(keyspace, table, rule)
 
 
-def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
-    """Note that a table's log was dropped, with all of its rows.
+def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
+    """Of a table's log that was dropped, with all of its rows.
 
     Raises:
-        NotFound: the table is not known.
+        NotFound: as it is said, the table is not known.
     """
-    say(lake, [ending(lake, clock, keyspace, table)])
-
-
-def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
-    """What `drop` says, for `say`."""
 
     def rule(last: TableChange | None) -> TableChange | None:
         if last is not None and last.what == DROPPED and _is_listed(lake, keyspace, table):
@@ -267,6 +227,22 @@ def say(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange]:
 def say_apart(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange | InputError]:
     """As `say`, but one that is refused keeps no other back: why is in its place."""
     return _said(lake, sayings, apart=True)
+
+
+def _alone(
+    saying: Callable[Concatenate[Lake, Clock, _Given], Saying],
+) -> Callable[Concatenate[Lake, Clock, _Given], CdcTable]:
+    """What says one thing at once, and answers with how the table stands then."""
+
+    @wraps(saying)
+    def said(lake: Lake, clock: Clock, *args: _Given.args, **options: _Given.kwargs) -> CdcTable:
+        (change,) = say(lake, [saying(lake, clock, *args, **options)])
+        return as_it_stands(change)
+
+    return said
+
+
+add, alter, drop = _alone(addition), _alone(alteration), _alone(ending)
 
 
 def _standing(lake: Lake, last: TableChange | None, keyspace: str, table: str) -> TableChange:

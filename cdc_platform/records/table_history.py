@@ -14,15 +14,9 @@ ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
 
 
 @dataclass(frozen=True)
-class CdcTable:
-    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created."""
-
+class _Named:
     keyspace_name: str
     table_name: str
-    enabled: bool
-    ttl_seconds: int
-    created_at_ms: Milliseconds
-    ddl: str | None = None
 
     @property
     def full_name(self) -> str:
@@ -31,22 +25,25 @@ class CdcTable:
 
 
 @dataclass(frozen=True)
-class TableChange:
+class CdcTable(_Named):
+    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created."""
+
+    enabled: bool
+    ttl_seconds: int
+    created_at_ms: Milliseconds
+    ddl: str | None = None
+
+
+@dataclass(frozen=True)
+class TableChange(_Named):
     """What became of a table at `changed_at_us` (µs), and how it stood from then on; see `CdcTable`."""
 
-    keyspace_name: str
-    table_name: str
     changed_at_us: Microseconds
     what: str
     enabled: bool
     ttl_seconds: int
     created_at_us: Microseconds
     ddl: str | None = None
-
-    @property
-    def full_name(self) -> str:
-        """`keyspace.table`."""
-        return f"{self.keyspace_name}.{self.table_name}"
 
 
 def changes_of(rows: pa.Table) -> list[TableChange]:

@@ -33,7 +33,7 @@ def tell_tables(lake: Lake, clock: Clock, exports: Exports) -> int:
         if there is None and table.enabled:
             created_ms = min(now_ms, oldest_ms if table.created_at_ms is None else table.created_at_ms)
             options = {"ttl_seconds": table.ttl_seconds, "ddl": table.ddl}
-            sayings.append(cdc_tables.addition(clock, *name, created_at_ms=created_ms, **options))
+            sayings.append(cdc_tables.addition(lake, clock, *name, created_at_ms=created_ms, **options))
         elif there is not None and not _is_same(there, table):
             ddl = there.ddl if _has_definition(there, table) else table.ddl
             options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}

@@ -92,9 +92,12 @@ def test_a_dropped_table_can_come_again(lake: Lake) -> None:
 
 def many(lake: Lake, clock: Clock) -> list[Saying]:
     """A table that is altered, one that is made anew, and twenty others, one of which is refused."""
-    again = [cdc_tables.ending(lake, clock, "ks", "anew"), cdc_tables.addition(clock, "ks", "anew", ttl_seconds=2)]
-    refused = cdc_tables.addition(clock, "ks", "altered", ttl_seconds=3)
-    others = [cdc_tables.addition(clock, "ks", f"t{number}", ttl_seconds=number) for number in range(20)]
+    again = [
+        cdc_tables.ending(lake, clock, "ks", "anew"),
+        cdc_tables.addition(lake, clock, "ks", "anew", ttl_seconds=2),
+    ]
+    refused = cdc_tables.addition(lake, clock, "ks", "altered", ttl_seconds=3)
+    others = [cdc_tables.addition(lake, clock, "ks", f"t{number}", ttl_seconds=number) for number in range(20)]
     return [cdc_tables.alteration(lake, clock, "ks", "altered", ttl_seconds=2), *again, refused, *others]
 
 

@@ -275,7 +275,9 @@ def _tell(lake: Lake, clock: Clock, settings: Settings, after: Catalog) -> None:
         name, cdc, ddl = (schema.keyspace, schema.name), schema.cdc, ddl_of(after, schema)
         if name not in there:
             created_ms = ms_of(schema.created_at_us)
-            sayings.append(cdc_tables.addition(clock, *name, ttl_seconds=cdc.ttl, created_at_ms=created_ms, ddl=ddl))
+            sayings.append(
+                cdc_tables.addition(lake, clock, *name, ttl_seconds=cdc.ttl, created_at_ms=created_ms, ddl=ddl)
+            )
         options = {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
         sayings.append(cdc_tables.alteration(lake, clock, *name, **options))
     cdc_tables.say(lake, sayings)
