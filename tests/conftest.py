@@ -102,6 +102,7 @@ LONG = {
         "test_sensors_of_two_machines.py",
         "test_upkeep_of_files.py",
         "test_documented_stores.py",
+        "test_profiles.py",
     ),
     "session": (
         "test_wheel.py",
@@ -132,7 +133,6 @@ LONG = {
         "test_cluster.py",
         "test_cluster_faults.py",
         "test_up_in_a_store.py",
-        "test_profiles.py",
     ),
     "up": (
         "test_browser.py",

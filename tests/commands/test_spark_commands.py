@@ -1,13 +1,12 @@
 """The commands that start Spark where there is volume: a whole join, every invariant, and SQL.
 
-Here they start it however little there is; as processes where the JVM could be heard.
+Here they start it however little there is. What is heard of a JVM is for the test of a process that has its own: that
+of a home in a store.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,6 @@ NODE = {
     "ignore_msb": 12,
 }
 CLOCK = ("--clock", "2026-01-31T12:00:00Z")
-
-
-def process(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a process of its own, which gets a JVM of its own."""
-    command = [sys.executable, "-m", "cdc_platform", "--home", str(home), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,8 +108,8 @@ def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None
 
 def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
     """What Spark says of it, without Spark's stack."""
-    result = process(joined[0], "sql", "SELECT nowhere FROM nodes", "--spark")
-    assert (result.returncode, result.stdout) == (2, "")
+    result = run("--home", joined[0], "sql", "SELECT nowhere FROM nodes", "--spark")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: ")
     assert "nowhere" in result.stderr

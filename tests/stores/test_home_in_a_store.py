@@ -16,6 +16,7 @@ from dagster import DagsterInstance
 from support.command_line import run
 from support.nodes import node_text
 from support.processes.nursery import Nursery
+from support.store.profiles import INSTEAD_OF, by_profile
 from support.store.s3 import S3, SECRET
 from support.worlds.rehearsal import Rehearsal
 
@@ -311,10 +312,14 @@ _ON_BOTH = (
 
 @pytest.fixture(scope="module")
 def made_on_spark(s3_process: S3, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
-    """A home that one process made on a session of its own, and what queries were answered there."""
+    """A home that one process made on a session of its own, and what queries were answered there.
+
+    By a profile of AWS's, which Spark's tasks look up themselves: by another key, or none, nothing of it is let in.
+    """
     address = f"{s3_process.bucket()}/home"
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    environment |= s3_process.environment() | {"CDC_PLATFORM_STATE": str(tmp_path_factory.mktemp("state"))}
+    environment = {name: value for name, value in os.environ.items() if name not in {"SPARK_REMOTE", *INSTEAD_OF}}
+    environment |= by_profile(s3_process, tmp_path_factory.mktemp("of") / "user")
+    environment |= {"CDC_PLATFORM_STATE": str(tmp_path_factory.mktemp("state"))}
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
     code += "from stores.test_home_in_a_store import print_what_spark_does\nprint_what_spark_does(*sys.argv[1:])"
     done = subprocess.run(
@@ -329,17 +334,23 @@ def made_on_spark(s3_process: S3, inputs: Path, tmp_path_factory: pytest.TempPat
 
 
 def print_what_spark_does(address: str, inputs: str) -> None:
-    """Let two nodes join, and print what all queries answer with, as the command says it: in a process of its own."""
+    """Let two nodes join, and print what all queries answer with, as the command says it: in a process of its own.
+
+    Whose standard error is what the JVM writes, if anything: also where a query is wrong.
+    """
     for number in (1, 2):
         joined = run("--home", address, "bootstrap", f"{inputs}/node{number}.json", "--run")
         assert (joined.exit_code, joined.stderr) == (0, ""), joined
+    refused = run("--home", address, "sql", "SELECT nowhere FROM nodes", "--spark")
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused
+    assert ("error: " in refused.stderr, "nowhere" in refused.stderr) == (True, True), refused
     print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").json for query in _ON_BOTH]))
 
 
 @pytest.mark.spark
 @pytest.mark.long("a JVM, by which two nodes join and all is asked")
 def test_tasks_of_spark_write_into_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
-    """A join whose rows are all made, written and audited by Spark's workers; nothing of hadoop-aws is needed."""
+    """A join whose rows are all made, written and audited by Spark's workers, by a profile, without hadoop-aws."""
     address, _ = made_on_spark
     assert run("--home", address, "check", "--deep").exit_code == 0
 

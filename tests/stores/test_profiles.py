@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.command_line import run
 from support.nodes import node_text
-from support.store.s3 import KEY, S3, SECRET
-
-from cdc_platform.lake.jars import CACHE_VARIABLE, cache_folder
-from cdc_platform.lake.volume import IN_PROCESS_VARIABLE
-
-_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
-PASSWORD = "sekret"
+from support.store.profiles import INSTEAD_OF, PASSWORD, by_profile
+from support.store.s3 import S3, SECRET
 
 
 @pytest.fixture
 def profiles(s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A user's folder with a profile `team` that leads to a door which asks for its key; no other variable does."""
-    folder = tmp_path / "user" / ".aws"
-    folder.mkdir(parents=True)
-    endpoint = s3.environment("keyed")["AWS_ENDPOINT_URL"]
-    (folder / "config").write_text(
-        f"[profile team]\nregion = us-east-1\nendpoint_url = {endpoint}\n\n[profile bare]\nregion = us-east-1\n\n"
-        f"[profile open]\nendpoint_url = http://user:{PASSWORD}@127.0.0.1:1\n\n"
-        "[profile halting]\ncredential_process = false\n",
-        encoding="utf-8",
-    )
-    key, secret = f"aws_access_key_id = {KEY}\n", f"aws_secret_access_key = {SECRET}\n"
-    (folder / "credentials").write_text(
-        f"[team]\n{key}{secret}\n[half]\n{key}\n[open]\n{key}{secret}", encoding="utf-8"
-    )
-    for name in _VARIABLES:
+    environment = by_profile(s3, tmp_path / "user")
+    for name in INSTEAD_OF:
         monkeypatch.delenv(name)
-    monkeypatch.setenv(CACHE_VARIABLE, str(cache_folder()))  # else all that is kept would be made anew in that folder
-    monkeypatch.setenv("HOME", str(folder.parent))
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    return folder
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "user" / ".aws"
 
 
 def test_a_home_lives_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> None:
@@ -58,24 +36,6 @@ def test_a_home_lives_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> No
         done = run("--home", address, *words)
         assert (done.exit_code, done.stderr) == (0, ""), (words, done)
     assert run("home", "copy", address, str(tmp_path / "copy")).exit_code == 0
-    assert profiles.is_dir()
-
-
-@pytest.mark.spark
-def test_tasks_of_spark_write_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> None:
-    """Spark's workers on this machine look the credentials up themselves."""
-    address = f"{s3.bucket()}/h"
-    (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    done = subprocess.run(
-        [sys.executable, "-m", "cdc_platform", "--home", address, "bootstrap", tmp_path / "node1.json", "--run"],
-        env=environment | {IN_PROCESS_VARIABLE: "0"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert run("--home", address, "check", "--deep").exit_code == 0
     assert profiles.is_dir()
 
 

@@ -1,0 +1,37 @@
+"""A user's folder with profiles of AWS's, by one of which an S3 server lets its clients in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.store.s3 import KEY, S3, SECRET
+
+from cdc_platform.lake.jars import CACHE_VARIABLE, cache_folder
+
+INSTEAD_OF = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
+"""Variables of which none is set where a profile tells all."""
+PASSWORD = "sekret"
+
+
+def by_profile(store: S3, user: Path) -> dict[str, str]:
+    """What is in the environment of one who has the profile `team`, which leads to a door that asks for its key.
+
+    The folder `user` is made, and is the home of that user, whose other profiles do not do.
+    """
+    folder = user / ".aws"
+    folder.mkdir(parents=True)
+    endpoint = store.environment("keyed")["AWS_ENDPOINT_URL"]
+    (folder / "config").write_text(
+        f"[profile team]\nregion = us-east-1\nendpoint_url = {endpoint}\n\n[profile bare]\nregion = us-east-1\n\n"
+        f"[profile open]\nendpoint_url = http://user:{PASSWORD}@127.0.0.1:1\n\n"
+        "[profile halting]\ncredential_process = false\n",
+        encoding="utf-8",
+    )
+    key, secret = f"aws_access_key_id = {KEY}\n", f"aws_secret_access_key = {SECRET}\n"
+    (folder / "credentials").write_text(
+        f"[team]\n{key}{secret}\n[half]\n{key}\n[open]\n{key}{secret}", encoding="utf-8"
+    )
+    others = {name: value for name, value in store.environment().items() if name not in INSTEAD_OF}
+    # Else all that the platform keeps for every home would be made anew in that folder.
+    others[CACHE_VARIABLE] = str(cache_folder())
+    return others | {"HOME": str(user), "AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true"}
