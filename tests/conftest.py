@@ -142,7 +142,7 @@ LONG = {
         "test_up.py",
         "test_sleeping.py",
     ),
-    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py"),
+    "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py", "test_forced_validation.py"),
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
@@ -370,9 +370,9 @@ def server_process() -> Iterator[ConnectServer]:
 @pytest.fixture
 def server(server_process: ConnectServer) -> ConnectServer:
     """That server, warm, which spares each process the start of a JVM."""
-    if server_process.pid is None:
-        server_process.start()
-    return server_process
+    from support.spark.server import warm
+
+    return warm(server_process)
 
 
 @pytest.fixture(scope="session")

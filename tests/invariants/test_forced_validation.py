@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.spark.server import VALIDATION_OFF
 from support.worlds.invariant_seeds import OWNERS, SeededLake, generation_rows, with_low_bits, with_token
 
 from cdc_platform.invariants import audit_lake
 from cdc_platform.invariants.findings import SHARD_COLOCATION, SHOWN, STREAM_FORMAT, STREAMS_UNIQUE, VNODE_COLOCATION
 from cdc_platform.invariants.judge import judge
+from cdc_platform.lake.connect import ConnectServer
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.volume import Workers
 
-OFF = {"PANDERA_VALIDATION_ENABLED": "False", "PANDERA_VALIDATION_DEPTH": "SCHEMA_ONLY"}
 _SAID = """
 def said(workers, lake):
     from cdc_platform.invariants import audit_lake
@@ -83,11 +84,11 @@ def expected(lake: Lake) -> list[list[Any]]:
     return [[str(line.invariant), line.said, line.passed] for line in judged]
 
 
-def answer(program: str, lake: Lake) -> Any:
+def answer(program: str, lake: Lake, **others: str) -> Any:
     """What a process of its own says, to which validation is switched off."""
     ran = subprocess.run(
         [sys.executable, "-c", program, str(lake.root)],
-        env=os.environ | OFF,
+        env=os.environ | VALIDATION_OFF | others,
         capture_output=True,
         text=True,
         timeout=240,
@@ -110,10 +111,9 @@ def test_a_driver_judges_the_same(damaged: Lake) -> None:
     assert answer(_HERE, damaged) == expected(damaged)
 
 
-@pytest.mark.spark
-def test_tasks_and_doors_judge_the_same(damaged: Lake) -> None:
+def test_tasks_and_doors_judge_the_same(server: ConnectServer, damaged: Lake) -> None:
     """The workers have the variable too; writes of another shape are refused with it as without."""
-    lines, in_tasks, refused = answer(_ON_SPARK, damaged)
+    lines, in_tasks, refused = answer(_ON_SPARK, damaged, **server.environment)
     assert in_tasks == "False"
     assert lines == expected(damaged)
     assert refused == "writes need a column 'key' of type binary; they have ['id']"
