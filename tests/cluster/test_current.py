@@ -86,7 +86,7 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     request: pytest.FixtureRequest,
 ) -> None:
     """Any table and history, of before the log, the copy and after it, over joins or splits and merges, with TTLs."""
-    dice, tablets = random.Random(f"{SEED} {history}"), history % 2 == 1
+    dice, tablets = random.Random(f"{SEED} {history}"), (int(SEED) + history) % 2 == 1
     small_slices(monkeypatch, rows=3, sample=2, most=5)
     monkeypatch.setattr(keeping, "ROWS_AT_ONCE", dice.choice((20, 10**6)))
     schema = drawn(dice)

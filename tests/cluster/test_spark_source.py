@@ -127,25 +127,16 @@ def test_a_batch_reads_what_is_between_two_moments(
 
 @pytest.mark.spark
 def test_a_stream_that_is_started_again_has_every_row_once(
-    cluster: KnownCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
-) -> None:
-    """`availableNow` reads all that there is, the next run what came since, and nothing is read twice."""
-    stream = Stream(spark, cluster, tmp_path)
-    assert stream.run() == 4
-    assert keys(stream.rows()) == log.written_keys()
-    log.write([Clock().now_us()], v=[9])
-    assert stream.run() == 1
-    assert keys(stream.rows()) == log.written_keys()
-    assert stream.run() == 0
-
-
-@pytest.mark.spark
-def test_a_stream_goes_on_over_a_switch_and_an_altered_table(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Both happen between two of its runs: rows come from the streams of either side, and the new column's values."""
+    """`availableNow` reads all that there is, the next run what came since, and nothing is read twice.
+
+    Between two of its runs there is a switch, and the table is altered: rows come from the streams of either side, to
+    the newest one, and the new column's values.
+    """
     stream = Stream(spark, cluster, tmp_path)
     assert stream.run(until=format_us(Microseconds(SWITCH_US + 30 * SECOND_US))) == 4
+    assert keys(stream.rows()) == log.written_keys()
     third, world = Milliseconds(SWITCH_MS + 60_000), standin.world
     log.generations = {**GENERATIONS, third: description(time_uuid(third))}
     world.generation(third, time_uuid(third), log.generations[third])
@@ -155,10 +146,11 @@ def test_a_stream_goes_on_over_a_switch_and_an_altered_table(
     world.made(log.schema, FIRST_MS)
     world.schema_changed()
     log.schema = defined(DDL.replace("v int,", "v int, w int,"))
-    log.write([us_of(third) - 1, us_of(third), us_of(third) + 1], w=[7, 8, 9])
-    assert stream.run() == 4
+    log.write([us_of(third) - 1, us_of(third), us_of(third) + 1, Clock().now_us()], w=[7, 8, 9, 10])
+    assert stream.run() == 5
     assert keys(stream.rows()) == log.written_keys()
-    assert sorted(row.w for row in stream.rows().select("w").collect() if row.w is not None) == [7, 8, 9]
+    assert sorted(row.w for row in stream.rows().select("w").collect() if row.w is not None) == [7, 8, 9, 10]
+    assert stream.run() == 0
 
 
 def printed_by_workers() -> str:

@@ -44,7 +44,7 @@ VALUES: Mapping[CqlType, Sequence[Any]] = {
     BLOB: (b"\x00", b"\xff\x00", b"\x01"),
 }
 """What is written. Dates and timestamps of which some are the same for every reader of Delta, but one in none."""
-HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "2"))
+HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "1"))
 """How many histories are drawn of each property of such tables."""
 _TICKS = 0x01B21DD213814000
 Logged = list[dict[str, Any]]
