@@ -75,6 +75,7 @@ _TABLES = {
 _A_REQUEST = 24
 """Changes of rows that go together: a batch much larger is one that Cassandra warns of."""
 _SHAPES = ("ALTER", "DROP", "CREATE TABLE")
+_OF_RIGHTS = ("GRANT", "REVOKE", "DROP")
 FEATURES = ("CDC", "CDC_GENERATIONS_V2")
 
 
@@ -117,6 +118,8 @@ class World:
         # A demo's writer is a thread of its own: its rows go at once, and none waits for the changes of another.
         if self._held is None or self._holder != threading.get_ident():
             self._session.execute(statement, values)
+            if statement.startswith(_OF_RIGHTS):  # Cassandra remembers for an hour who may do what
+                self._session.execute("TRUNCATE system_views.permissions_cache_keys")
         else:
             self._held.append((statement, values or ()))
 
