@@ -96,7 +96,7 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
     """Credentials of one have run out: a join, an append and an audit end as if it had none to do; doctor names it."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
     address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
-    cluster.standalone.give(s3_process.environment("expired"), {})
+    cluster.standalone.give(s3_process.elsewhere("expired"), {})
     bad = cluster.standalone.workers[0]
 
     def asked(command: tuple[str | Path, ...]) -> bool:
@@ -142,7 +142,7 @@ def test_doctor_names_a_worker_whose_clock_is_off(
     cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
 ) -> None:
     """By an hour, so that S3 takes none of its requests either: a line each."""
-    cluster.gives(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
+    cluster.gives(clock_off_by(3600, tmp_path) | s3_process.elsewhere("skewed"), {})
     found = wrong_of_doctor(cluster, logged)
     assert [each["check"].partition(" on ")[0] for each in found] == ["lake", "clock"]
     assert "RequestTimeTooSkewed" in found[0]["found"]
