@@ -370,7 +370,7 @@ def server_process() -> Iterator[ConnectServer]:
 @pytest.fixture
 def server(server_process: ConnectServer) -> ConnectServer:
     """That server, warm, which spares each process the start of a JVM."""
-    from support.spark.server import warm
+    from support.spark.warm_server import warm
 
     return warm(server_process)
 

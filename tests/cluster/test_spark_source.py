@@ -129,11 +129,7 @@ def test_a_batch_reads_what_is_between_two_moments(
 def test_a_stream_that_is_started_again_has_every_row_once(
     standin: StandIn, cluster: KnownCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """`availableNow` reads all that there is, the next run what came since, and nothing is read twice.
-
-    Between two of its runs there is a switch, and the table is altered: rows come from the streams of either side, to
-    the newest one, and the new column's values.
-    """
+    """Also over a switch and an altered table between two runs: rows of either side, with the new column's values."""
     stream = Stream(spark, cluster, tmp_path)
     assert stream.run(until=format_us(Microseconds(SWITCH_US + 30 * SECOND_US))) == 4
     assert keys(stream.rows()) == log.written_keys()

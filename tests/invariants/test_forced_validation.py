@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark.server import VALIDATION_OFF
+from support.spark.warm_server import VALIDATION_OFF
 from support.worlds.invariant_seeds import OWNERS, SeededLake, generation_rows, with_low_bits, with_token
 
 from cdc_platform.invariants import audit_lake
