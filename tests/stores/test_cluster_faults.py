@@ -16,6 +16,7 @@ import pytest
 from support.processes.clocks import COMPILERS, clock_off_by
 from support.read_logs import schema
 from support.spark.twins import CLIENT, CLOCK, Twins, assert_appended, files_of, log_in_a_store
+from support.store.profiles import INSTEAD_OF
 from support.store.s3 import FAULTS, KEY, SECRET
 
 from cdc_platform.lake.lake import Lake
@@ -25,7 +26,8 @@ from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
     from support.spark.driven import Cluster
-    from support.store.s3 import S3
+    from support.store.profiles import INSTEAD_OF
+from support.store.s3 import S3
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 1)]
 AT_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
@@ -96,7 +98,7 @@ def test_what_a_store_refuses_one_worker_the_other_one_does(cluster: Cluster, s3
     """Credentials of one have run out: a join, an append and an audit end as if it had none to do; doctor names it."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
     address = log_in_a_store(f"{s3_process.bucket()}/log", tmp_path)
-    cluster.standalone.give(s3_process.elsewhere("expired"), {})
+    cluster.standalone.give(s3_process.environment("expired"), {})
     bad = cluster.standalone.workers[0]
 
     def asked(command: tuple[str | Path, ...]) -> bool:
@@ -142,7 +144,7 @@ def test_doctor_names_a_worker_whose_clock_is_off(
     cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
 ) -> None:
     """By an hour, so that S3 takes none of its requests either: a line each."""
-    cluster.gives(clock_off_by(3600, tmp_path) | s3_process.elsewhere("skewed"), {})
+    cluster.gives(clock_off_by(3600, tmp_path) | s3_process.environment("skewed"), {})
     found = wrong_of_doctor(cluster, logged)
     assert [each["check"].partition(" on ")[0] for each in found] == ["lake", "clock"]
     assert "RequestTimeTooSkewed" in found[0]["found"]
@@ -197,6 +199,6 @@ def profile_of_worker(s3: S3, folder: Path) -> dict[str, str]:
         f"[profile team]\nregion = {door['AWS_REGION']}\nendpoint_url = {door['AWS_ENDPOINT_URL']}\n", encoding="utf-8"
     )
     credentials.write_text(f"[team]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n", encoding="utf-8")
-    none = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"), "")
+    none = dict.fromkeys(INSTEAD_OF, "")
     files = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(credentials)}
     return none | files | {"AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(packages)}

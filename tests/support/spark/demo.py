@@ -38,7 +38,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
     began = time.monotonic()
     archive = worker_archive()
     built = time.monotonic()
-    standalone = Standalone(folder, [folder], [store.elsewhere()] * 2)
+    standalone = Standalone(folder, [folder], [store.environment()] * 2)
     try:
         os.environ.update(standalone.environment | {LOG_VARIABLE: str(folder / "connect.log")})
         with ConnectServer(heavy=False) as server:

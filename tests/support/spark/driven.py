@@ -35,7 +35,7 @@ class Cluster:
         self.secret.write_text("of the driver", encoding="utf-8")
         login = dict(zip((USER, PASSWORD), OBSERVER, strict=True))
         self._store = store
-        self.standalone = Standalone(folder, [folder], [store.elsewhere(door) | login for door in _DOORS])
+        self.standalone = Standalone(folder, [folder], [store.environment(door) | login for door in _DOORS])
         self._environment = store.environment() | self.standalone.environment
         self._environment |= {STATE_VARIABLE: str(folder / "state"), LOG_VARIABLE: str(folder / "connect.log")}
         with self.entered():

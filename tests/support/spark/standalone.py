@@ -24,6 +24,7 @@ from typing import Any
 
 from support import memory
 from support.ports import free_ports, is_open
+from support.store.s3 import NO_CERTIFICATES
 from support.waiting import await_true
 
 from cdc_platform.lake.executors import CONF_VARIABLE
@@ -209,7 +210,9 @@ class Standalone:
         return Worker(master, self._shared, self._hidden, self._of_worker(place, other), host)
 
     def _of_worker(self, place: int, other: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in {**self._given[place], **other}.items() if value}
+        given = {**self._given[place], **other}
+        # It sees no file of this checkout, and would look for no certificates but there.
+        return {name: value for name, value in given.items() if value and name not in NO_CERTIFICATES}
 
     def stop(self) -> None:
         """End all of it."""

@@ -63,10 +63,6 @@ class S3:
         """What a process has to have in its environment to reach the store by a door."""
         return environment_of(self._url(door))
 
-    def elsewhere(self, door: str = "plain") -> dict[str, str]:
-        """The same for a process that sees nothing of this one's folders."""
-        return {name: value for name, value in self.environment(door).items() if name not in NO_CERTIFICATES}
-
     def bucket(self) -> str:
         """The address of a new bucket."""
         self._buckets += 1
