@@ -22,6 +22,8 @@ from bench.session import FULL, QUICK, Bench
 
 RESULTS = Path(__file__).parent / "results"
 ROWS: dict[str, str] = {
+    # Before all that leave something in the memory of this process and of its JVM, which is measured here.
+    "growth": "bench.life:growth",
     "generating-alone": "bench.generating:generating_alone",
     "sensor-tick": "bench.sensor_tick:sensor_tick",
     "generate-and-write": "bench.life:generate_and_write",
@@ -46,8 +48,6 @@ ROWS: dict[str, str] = {
     "stored-life": "bench.drivers:stored_life",
     "two-workers": "bench.drivers:two_workers",
     "base-writes": "bench.base_writes:base_writes",
-    # Before the rows that leave much in the memory of this process, which is measured here.
-    "growth": "bench.life:growth",
     "log-volume": "bench.log:log_volume",
     "log-deletions": "bench.log:log_deletions",
     "log-window": "bench.log:log_window",
