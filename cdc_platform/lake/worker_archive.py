@@ -19,6 +19,7 @@ import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -146,7 +147,22 @@ def _program() -> list[Path]:
 
 @cache
 def _packages() -> dict[str, str]:
-    """The packages that `TASKS` import, found by importing them in a process that has nothing else."""
+    """The packages that `TASKS` import, and their versions; what was found of this program and installation is kept.
+
+    To find them takes more than a second, each time that a driver of a cluster starts.
+    """
+    installed = sorted((each.name, each.version) for each in metadata.distributions())
+    said = json.dumps([program_file().name, sorted(_NOT_IN_IT), _LATER, installed])
+    path = _kept(f"packages-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json")
+    with suppress(OSError, ValueError):  # none is there, or one that is damaged
+        return json.loads(path.read_text(encoding="utf-8"))
+    found = _imported()
+    _draft(path, lambda file: file.write_text(json.dumps(found), encoding="utf-8"))
+    return found
+
+
+def _imported() -> dict[str, str]:
+    """Those packages, found by importing `TASKS` in a process that has nothing else."""
     asked = (
         "import sys, importlib, json\n"
         f"for name in {TASKS!r}: importlib.import_module(name)\n"

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from cdc_platform.errors import InputError
 from cdc_platform.lake import executors, worker_archive
 from cdc_platform.lake.executors import CONF_VARIABLE, SKEW_SECONDS, Told, cluster_conf, judged
+from cdc_platform.lake.jars import CACHE_VARIABLE
 from cdc_platform.lake.session import driver_conf, worker_environment
 from cdc_platform.lake.worker_archive import PACKAGE, TASKS, WorkerArchive
 
@@ -97,6 +99,29 @@ def test_the_archive_runs_alone() -> None:
         first = file.next()
         assert first is not None
         assert (first.name, first.mode) == ("bin/python", 0o755)
+
+
+def test_what_tasks_import_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of one program and installation: of others, and where what was kept is damaged, it is found anew."""
+    worker_archive.program_file()  # where it is kept for the other tests
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    times: list[dict[str, str]] = []
+
+    def imported() -> dict[str, str]:
+        times.append({"numpy": f"2.{len(times)}"})
+        return times[-1]
+
+    monkeypatch.setattr(worker_archive, "_imported", imported)
+    find = worker_archive._packages.__wrapped__
+    assert [find(), find()] == [{"numpy": "2.0"}] * 2
+    (kept,) = (tmp_path / "workers").glob("packages-*.json")
+    kept.write_text("{", encoding="utf-8")
+    assert [find(), find()] == [{"numpy": "2.1"}] * 2
+    others = [each for each in metadata.distributions() if each.name != "pytest"]
+    monkeypatch.setattr(metadata, "distributions", lambda: others)
+    assert [find(), find()] == [{"numpy": "2.2"}] * 2
+    monkeypatch.setattr(worker_archive, "program_file", lambda: tmp_path / "cdc_platform-another.zip")
+    assert find() == {"numpy": "2.3"}
 
 
 def test_the_program_runs_from_its_zip(tmp_path: Path) -> None:
