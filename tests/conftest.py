@@ -122,6 +122,7 @@ LONG = {
         "test_frame_shapes.py",
         "test_partition_times.py",
         "test_join.py",
+        "test_joins.py",
         "test_checking.py",
         "test_reading.py",
         "test_log_volume.py",
