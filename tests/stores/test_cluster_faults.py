@@ -26,8 +26,7 @@ from cdc_platform.log.log_table import log_table
 
 if TYPE_CHECKING:
     from support.spark.driven import Cluster
-    from support.store.profiles import INSTEAD_OF
-from support.store.s3 import S3
+    from support.store.s3 import S3
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("faults of a cluster", 1)]
 AT_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
