@@ -69,12 +69,16 @@ def test_a_tenth_of_what_workers_ask_fails(cluster: Cluster, s3_process: S3, tmp
     cluster.finds("faulty", "faulty")
     before = s3_process.counts().get(FAULTS, 0)
     cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
+    begun = len(cluster.standalone.further_attempts())
     cluster.ends(cluster.start(CLIENT, "append", address, "60"))
+    again = len(cluster.standalone.further_attempts()) - begun
     cluster.ends(cluster.start("-m", "cdc_platform", "--home", twins.address, "--clock", CLOCK, "check", "--deep"))
     assert s3_process.counts()[FAULTS] > before
     twins.assert_same()
     assert_appended(address)
-    assert files_of(address, log_table(schema(Lake(f"{address}/lake")))) == (60, 60)
+    written, named = files_of(address, log_table(schema(Lake(f"{address}/lake"))))
+    assert named == 60
+    assert named <= written <= named + again  # who is tried again may have written what no commit names
 
 
 def test_a_store_that_lets_no_worker_in_is_one_line(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:

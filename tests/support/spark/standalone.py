@@ -193,8 +193,12 @@ class Standalone:
 
     def second_attempts(self) -> list[dict[str, Any]]:
         """The tasks that Spark has started although another attempt of the same one ran, as its events tell of them."""
+        return [line for line in self.further_attempts() if line["Task Info"]["Speculative"]]
+
+    def further_attempts(self) -> list[dict[str, Any]]:
+        """Those, and the tasks that it has started again, since an attempt of the same one had failed."""
         started = [line for line in self._told() if line["Event"] == "SparkListenerTaskStart"]
-        return [line for line in started if line["Task Info"]["Speculative"]]
+        return [line for line in started if line["Task Info"]["Attempt"] > 0]
 
     def excludes_one(self) -> bool:
         """Whether Spark has excluded an executor or a node, by the same."""
