@@ -151,7 +151,8 @@ def _packages() -> dict[str, str]:
 
     To find them takes more than a second, each time that a driver of a cluster starts.
     """
-    installed = sorted((each.name, each.version) for each in metadata.distributions())
+    # By the names of their folders, which have the versions: to read 140 of them takes a tenth of a second.
+    installed = sorted({found.name for entry in sys.path for found in Path(entry).glob("*-info")})
     said = json.dumps([program_file().name, sorted(_NOT_IN_IT), _LATER, installed])
     path = _kept(f"packages-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json")
     with suppress(OSError, ValueError):  # none is there, or one that is damaged
