@@ -89,6 +89,16 @@ def test_every_test_says_its_intent() -> None:
     assert silent == []
 
 
+def test_the_page_of_what_was_tried_has_every_grid() -> None:
+    """Who reads it finds each, by the name that a run prints, and how often it was tried."""
+    marked = re.compile(r"mark\.grid\(\"([^\"]+)\"")
+    grids = {name for path in files("tests", suffix=".py") for name in marked.findall(path.read_text(encoding="utf-8"))}
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    told = {name for line in re.findall(r"^\| ([^|]+) \|", page, flags=re.MULTILINE) for name in line.split(", ")}
+    assert sorted(grids - told) == []
+    assert len(grids) > 20
+
+
 def test_test_files_have_names_of_their_own() -> None:
     """Two test files of one name would hide each other in reports."""
     stems = [path.stem for path in files("tests", suffix=".py") if path.stem != "conftest"]
