@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from support.processes.chromium import chromium
+from playwright.sync_api import Browser, Error, Page, expect
+from support.processes.chromium import HERE_ALONE, chromium
 from support.worlds.rehearsal import node_config
 from support.worlds.serving import Serving
 
@@ -63,19 +63,16 @@ _RUN_ENDED = """async ([query, partition, patience]) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The Chromium of this machine."""
-    with chromium() as started:
+    """The Chromium of this machine; nothing in it may reach beyond that."""
+    with chromium(HERE_ALONE) as started:
         yield started
 
 
 @pytest.fixture
 def page(browser: Browser, serving: Serving) -> Iterator[Page]:
-    """A window on the UI; nothing in it may reach beyond this machine."""
+    """A window on the UI."""
     context = browser.new_context(base_url=serving.start()["url"], viewport={"width": 1400, "height": 900})
     context.set_default_timeout(60 * SECOND)
-    context.route(
-        lambda url: not url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:")), lambda route: route.abort()
-    )
     page = context.new_page()
     page.goto(serving.start()["link"])
     page.wait_for_url("**/overview/**")
@@ -93,6 +90,15 @@ def keep(page: Page, tmp_path: Path) -> Any:
         return folder / f"{name}.png"
 
     return kept
+
+
+def test_no_page_reaches_beyond_this_machine(browser: Browser) -> None:
+    """Neither by a name nor by an address."""
+    page = browser.new_page()
+    for place in ("http://example.com", "http://192.0.2.1", "http://[2001:db8::1]"):
+        with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
+            page.goto(place)
+    page.close()
 
 
 @pytest.mark.timeout(600)  # two joins, each a process of its own with a session of its own
