@@ -14,6 +14,7 @@ FLAGS = [
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
+    "--no-proxy-server",  # who asks a proxy leaves names and addresses to it
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
