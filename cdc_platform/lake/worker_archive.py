@@ -153,7 +153,8 @@ def _packages() -> dict[str, str]:
     """
     # By the names of their folders, which have the versions: to read 140 of them takes a tenth of a second.
     installed = sorted({found.name for entry in sys.path for found in Path(entry).glob("*-info")})
-    said = json.dumps([program_file().name, sorted(_NOT_IN_IT), _LATER, installed])
+    # The program is named by what is in it, this file as well, and by the version of Python.
+    said = json.dumps([program_file().name, installed])
     path = _kept(f"packages-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json")
     with suppress(OSError, ValueError):  # none is there, or one that is damaged
         return json.loads(path.read_text(encoding="utf-8"))
