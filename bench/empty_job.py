@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
@@ -94,8 +95,8 @@ def main() -> None:
 
     service = Parts._service
 
-    def with_empty_job(*given: object) -> object:
-        made = service(*given)  # pyright: ignore[reportArgumentType]
+    def with_empty_job(*given: Any) -> Any:
+        made = service(*given)
         swapped = {"cdc_platform.serving.code": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
         return replace(made, command=[swapped.get(word, word) for word in made.command])
 

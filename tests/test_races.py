@@ -82,7 +82,8 @@ def test_a_join_is_taken_back_once(nursery: Nursery, tmp_path: Path) -> None:
     file.write_text(node_text(1), encoding="utf-8")
     do(home, "bootstrap", str(file))
     (event,) = inbox.waiting(Lake(home / "lake"))
-    commands: list[Command] = [("bootstrap", "--withdraw", event.event_id)] * 6 + [("bootstrap", str(file))] * 2
+    withdrawn, again = ("bootstrap", "--withdraw", event.event_id), ("bootstrap", str(file))
+    commands: list[Command] = [*[withdrawn] * 6, *[again] * 2]
     ended = race(nursery, home, commands)
 
     def rule(generation: int, command: Command) -> tuple[int, bool]:
@@ -281,7 +282,7 @@ def test_the_upkeep_of_files_disturbs_nobody(nursery: Nursery, tmp_path: Path) -
     for file in unneeded:
         file.write_bytes(b"PAR1")
         os.utime(file, (1e9, 1e9))
-    commands = [
+    commands: list[Command] = [
         (("home", "upkeep"), ("tables", "alter", "ks.t", "--ttl", str(2 + number)))[number % 2] for number in EIGHT
     ]
     ended = race(nursery, home, commands)

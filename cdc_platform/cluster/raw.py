@@ -27,13 +27,19 @@ class RawPage:
     rows: int
 
 
-class _RawResult(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+# As the driver was built: with an extension in C, or without one.
+_Protocol: Any = ProtocolHandler
+_Result: Any = _Protocol.message_types_by_opcode[ResultMessage.opcode]
+
+
+class _RawResult(_Result):
     """A result whose rows stay bytes: the driver, in C where it has that, is told that all columns are blobs."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
         """Read the head of a page as the driver does, and take every type for a blob's."""
         super().recv_results_metadata(f, user_type_map)
-        self.column_metadata = [(*column[:3], BytesType) for column in self.column_metadata or ()]
+        columns: list[tuple[Any, ...]] = self.column_metadata or []
+        self.column_metadata = [(*column[:3], BytesType) for column in columns]
 
     def recv_results_rows(self, f: Any, protocol_version: Any, user_type_map: Any, *known: Any) -> None:
         """Take a page's rows apart by whole columns; where they are too much unlike, let the driver do it."""
@@ -50,11 +56,11 @@ class _RawResult(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
         self.parsed_rows: Any = found
 
 
-class RawProtocol(ProtocolHandler):
+class RawProtocol(_Protocol):
     """The driver's protocol with results that stay bytes."""
 
     message_types_by_opcode: ClassVar[Mapping[int, Any]] = {
-        **ProtocolHandler.message_types_by_opcode,
+        **_Protocol.message_types_by_opcode,
         ResultMessage.opcode: _RawResult,
     }
 

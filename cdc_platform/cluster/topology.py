@@ -172,8 +172,8 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(sorted(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
-def _tokens(texts: object, host: UUID) -> tuple[int, ...]:
+def _tokens(texts: Iterable[str], host: UUID) -> tuple[int, ...]:
     try:
-        return tuple(int(text) for text in texts)  # type: ignore[attr-defined]
+        return tuple(int(text) for text in texts)
     except ValueError:
         raise InputError(f"node {host}: a token is no whole number; is its partitioner Murmur3?") from None

@@ -131,7 +131,8 @@ def lag(name: str | None, as_json: bool, **settings: int | None) -> None:
 
 
 def _with(client: Client, settings: dict[str, int | None]) -> Client:
-    return replace(client, **{f"{name}_s": value for name, value in settings.items() if value is not None})
+    changed: dict[str, Any] = {f"{name}_s": value for name, value in settings.items() if value is not None}
+    return replace(client, **changed)
 
 
 def _parts(

@@ -202,8 +202,8 @@ def _row(place: int, effect: Effect, tables: Sequence[str]) -> tuple[object, ...
         None if made is None else made.num_streams,
         None if made is None else _percent(made.changed_share),
         effect.excess_ranges,
-        _percent(colocated and colocated.vnode),
-        _percent(colocated and colocated.shard),
+        None if colocated is None else _percent(colocated.vnode),
+        None if colocated is None else _percent(colocated.shard),
         f"{_percent(effect.risk_share)}, {seconds_of_ms(effect.risk_ms):g} s" if effect.risk_ms else None,
         *(effect.kept[table] for table in tables),
     )

@@ -21,7 +21,7 @@ from cdc_platform.cql.mutation import ColumnChange, Marker, Mutation, RowChange,
 from cdc_platform.cql.ranges import Key, RangeTombstone
 from cdc_platform.cql.restrictions import key_value, select
 from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
-from cdc_platform.cql.types import BIGINT, INT, TEXT
+from cdc_platform.cql.types import BIGINT, INT, TEXT, CqlType
 from cdc_platform.errors import InputError
 
 Read = Callable[[TableSchema, Key], Partition]
@@ -204,9 +204,9 @@ def writes_of(body: s.Write | s.Batch) -> Sequence[s.Write]:
     return [replace(write, using=write.using._replace(timestamp=body.using.timestamp)) for write in body.writes]
 
 
-def _setting(name: str, term: s.Term, kind: object, moment: Moment) -> int | None:
+def _setting(name: str, term: s.Term, kind: CqlType, moment: Moment) -> int | None:
     try:
-        return value_of(term, kind, moment)  # pyright: ignore[reportArgumentType]
+        return value_of(term, kind, moment)
     except InputError as error:
         raise InputError(f"USING {name}: {error}") from None
 

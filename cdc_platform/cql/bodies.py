@@ -68,8 +68,8 @@ class Bodies(Transformer[Token, Any]):
         return True
 
     def drop(self, what: Token, if_exists: bool | None, name: s.Name) -> s.Drop:
-        kinds = {"DROPPED_TABLE": "table", "DROPPED_TYPE": "type", "DROPPED_KEYSPACE": "keyspace"}
-        return s.Drop(kinds[what.type], name, bool(if_exists))  # pyright: ignore[reportArgumentType]
+        kinds: dict[str, s.Dropped] = {"DROPPED_TABLE": "table", "DROPPED_TYPE": "type", "DROPPED_KEYSPACE": "keyspace"}
+        return s.Drop(kinds[what.type], name, bool(if_exists))
 
     def create_keyspace(
         self, exists: bool | None, name: str, properties: tuple[s.TableProperty, ...] | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.literals import Moment, element_of, value_of
@@ -20,11 +21,11 @@ from cdc_platform.cql.types import INT, CqlType, ListType, MapType, SetType, Use
 from cdc_platform.errors import InputError
 
 APPLIED = "[applied]"
-_ORDERS: Mapping[str, Callable[[object, object], bool]] = {
-    "<": lambda one, other: one < other,  # pyright: ignore[reportOperatorIssue]
-    "<=": lambda one, other: one <= other,  # pyright: ignore[reportOperatorIssue]
-    ">": lambda one, other: one > other,  # pyright: ignore[reportOperatorIssue]
-    ">=": lambda one, other: one >= other,  # pyright: ignore[reportOperatorIssue]
+_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": lambda one, other: one < other,
+    "<=": lambda one, other: one <= other,
+    ">": lambda one, other: one > other,
+    ">=": lambda one, other: one >= other,
 }
 
 

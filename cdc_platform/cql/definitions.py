@@ -173,8 +173,9 @@ def _columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tuple[Colu
         if count > 1:
             raise InputError(f"column {name} is in the primary key {count} times")
     descending = _descending(body, key)
-    kinds: dict[str, Kind] = dict.fromkeys(key.partition, "partition")
-    kinds.update(dict.fromkeys(key.clustering, "clustering"))
+    partition: dict[str, Kind] = dict.fromkeys(key.partition, "partition")
+    clustering: dict[str, Kind] = dict.fromkeys(key.clustering, "clustering")
+    kinds = partition | clustering
     found: dict[str, Column] = {}
     for column in body.columns:
         kind = kinds.get(column.name, "static" if column.static else "regular")

@@ -224,7 +224,7 @@ def _shape(term: Term) -> str:
         return f"{term.name}()"
     if isinstance(term, Hinted):
         return f"({term.type.name.name}) ..."
-    names = {ListLiteral: "a list", SetLiteral: "a set", MapLiteral: "a map", TupleLiteral: "a tuple"}
+    names: dict[type, str] = {ListLiteral: "a list", SetLiteral: "a set", MapLiteral: "a map", TupleLiteral: "a tuple"}
     return names.get(type(term), "a value with named fields")
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from cdc_platform.errors import InputError
 
+Dropped = Literal["keyspace", "type", "table"]
 ConstantKind = Literal["text", "integer", "float", "boolean", "null", "uuid", "blob", "duration"]
 
 
@@ -230,7 +231,7 @@ class AlterProperties:
 class Drop:
     """DROP KEYSPACE, TYPE or TABLE; a keyspace is a name without one."""
 
-    what: Literal["keyspace", "type", "table"]
+    what: Dropped
     name: Name
     if_exists: bool
 

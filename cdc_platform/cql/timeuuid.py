@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, overload
 from uuid import UUID
 
 import numpy as np
@@ -13,7 +13,6 @@ from cdc_platform.cql.types import GREGORIAN
 from cdc_platform.errors import InputError
 
 VERSION = 1
-_Bits = TypeVar("_Bits", int, np.ndarray)
 FIRST_US = Microseconds(-GREGORIAN // 10)
 """The least time (µs since 1970) that a timeuuid can hold."""
 LAST_US = Microseconds(((1 << 60) - 1 - GREGORIAN) // 10 - 1)
@@ -25,17 +24,29 @@ _VARIANT = 0x8000000000000000
 _VARIANT_MASK = 0x3FFFFFFFFFFFFFFF
 
 
-def high_half(ticks: _Bits) -> _Bits:
+@overload
+def high_half(ticks: int) -> int: ...
+@overload
+def high_half(ticks: np.ndarray) -> np.ndarray: ...
+def high_half(ticks: Any) -> Any:
     """The high half of the timeuuid of a time in 100 ns since 1582: of one (int) or of many (uint64[n])."""
     return (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | VERSION << 12 | ticks >> 48
 
 
-def low_half(bits: _Bits) -> _Bits:
+@overload
+def low_half(bits: int) -> int: ...
+@overload
+def low_half(bits: np.ndarray) -> np.ndarray: ...
+def low_half(bits: Any) -> Any:
     """A low half made of any 64 bits, one or many: the variant takes two of them."""
     return bits & _VARIANT_MASK | _VARIANT
 
 
-def ticks_of(high: _Bits) -> _Bits:
+@overload
+def ticks_of(high: int) -> int: ...
+@overload
+def ticks_of(high: np.ndarray) -> np.ndarray: ...
+def ticks_of(high: Any) -> Any:
     """The time in 100 ns since 1582 in a high half; the inverse of `high_half`."""
     return (high & 0xFFF) << 48 | (high >> 16 & 0xFFFF) << 32 | high >> 32
 

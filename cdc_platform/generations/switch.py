@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cdc_platform.clock import MINUTE_MS, SECOND_MS, Microseconds, Milliseconds, format_ms, ms_of
+from cdc_platform.clock import MINUTE_MS, ONE_MS, SECOND_MS, Microseconds, Milliseconds, format_ms, ms_of
 from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.generations.timestamp import next_generation_timestamp
 from cdc_platform.limits import LEEWAY_MS
@@ -191,7 +191,7 @@ def commit(
         )
     time_ms = max(end for _, end in switch.leases) + times.margin_ms
     if newest_ms is not None:
-        time_ms = max(time_ms, newest_ms + 1)
+        time_ms = max(time_ms, newest_ms + ONE_MS)
     return replace(switch, phase=Phase.COMMITTED, time_ms=time_ms, decided_at_ms=now_ms, decided_by=by)
 
 

@@ -67,7 +67,7 @@ def against_v1(lake: Lake, held: Sequence[HeldGeneration]) -> list[tuple[str, di
     for each in held:
         if each.time_ms is None or each.time_ms not in described or each.published is None or each.inserted is not None:
             continue
-        totals = {PUBLISHED_EQUALS_DESCRIPTION: compared_with_published(lake, each.time_ms)}
+        totals: dict[str, Tally] = {PUBLISHED_EQUALS_DESCRIPTION: compared_with_published(lake, each.time_ms)}
         with suppress(StateError):
             ranges = len(generation_data.complete_range_ends(lake, GenerationId(each.time_ms)))
             totals[ROW_COUNT] = row_count(len(each.published.range_ends), [ranges], "its V1 description")

@@ -163,7 +163,7 @@ def add_facts(facts: Facts, rows: Rows, ranges: RangeEnds, generation: int = 0) 
             assert look.invariant.in_range is not None
             columns[look.invariant.in_range.among] = _counted(look.among)
             columns[look.invariant.in_range.wrong] = _counted(look.wrong)
-            said.update({(look.invariant, row): words for row, words in _explained(block, look)})
+            said.update(((look.invariant, row), words) for row, words in _explained(block, look))
         facts.add(columns, block.owners, said)
 
 

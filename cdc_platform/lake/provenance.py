@@ -115,11 +115,12 @@ def whole(lake: Lake, table: Table, *, most_bytes: int | None = None) -> int | N
     with translated(f"reading {table.full_name}"):
         slices = Slices(lake, table)
         found = {name: slices.digest(name, most_bytes=most_bytes) for name in slices.names}
-    if not found or None in found.values():
+    told = {name: digest for name, digest in found.items() if digest is not None}
+    if not told or len(told) < len(found):
         return None
     if not table.partition_by:
-        return found[""]
-    lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(found.items()))
+        return told[""]
+    lines = "\n".join(f"{name} {digest:032x}" for name, digest in sorted(told.items()))
     return int.from_bytes(blake2b(lines.encode(), digest_size=BYTES).digest(), "little")
 
 

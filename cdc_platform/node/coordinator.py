@@ -184,4 +184,4 @@ class Coordinator:
     def _why_not_read(self, write_ts_us: Microseconds) -> str | None:
         generation = self._metadata.generation_used_at(write_ts_us)
         pending = None if generation is None else self._pending.get(ms_of(generation))
-        return pending and f"tried {pending.attempts} times, at last: {pending.reason}"
+        return None if pending is None else f"tried {pending.attempts} times, at last: {pending.reason}"

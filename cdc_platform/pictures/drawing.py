@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_platform.clock import Milliseconds, ms_to_datetime
 
@@ -73,7 +73,7 @@ def png(figure: Figure, *, cropped: bool = True) -> bytes:
     `cropped` to what is drawn, for which it is drawn twice: a figure whose parts all have their places needs none.
     """
     drawn = b""
-    box = {"bbox_inches": "tight", "pad_inches": 0.1} if cropped else {}
+    box: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.1} if cropped else {}
     for dpi in _DPI:
         stream = io.BytesIO()
         figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None}, **box)

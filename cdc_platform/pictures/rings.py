@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from cdc_platform.pictures.drawing import INK, MOST_ROWS, PALETTE, new_figure, p
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.projections.polar import PolarAxes
 
 Int64s = np.ndarray
 
@@ -37,9 +38,9 @@ def ring_picture(range_ends: Int64s, owners: Int64s, names: Sequence[str], *, jo
         raise InputError(f"a ring picture needs as many owners as range ends, and one at least: {len(owners)}")
     edges, owner_of_slice = slices(np.asarray(range_ends, dtype=np.int64), np.asarray(owners, dtype=np.int64))
     figure = new_figure(6.4, 4.2)
-    axes = figure.add_axes((0.02, 0.03, 0.62, 0.94), projection="polar")
-    axes.set_theta_zero_location("N")  # pyright: ignore[reportAttributeAccessIssue]
-    axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
+    axes = cast("PolarAxes", figure.add_axes((0.02, 0.03, 0.62, 0.94), projection="polar"))
+    axes.set_theta_zero_location("N")
+    axes.set_theta_direction(-1)
     axes.set_axis_off()
     axes.set_ylim(0, 1.1)
     colours = _colours(len(names))

@@ -52,7 +52,7 @@ class _Block:
 
     kept: Kept
     contents: dict[str, bytes] = field(default_factory=dict)
-    bytes: int = 0
+    size: int = 0
     marks: dict[str, str] = field(default_factory=dict)
 
 
@@ -103,9 +103,9 @@ def keep(address: str, mark: str | None, content: bytes) -> None:
         return
     if mark is not None:
         block.kept.put(address, mark, content)
-    if block.bytes + len(content) <= _KEPT_BYTES:
+    if block.size + len(content) <= _KEPT_BYTES:
         block.contents[address] = content
-        block.bytes += len(content)
+        block.size += len(content)
 
 
 def listed(marks: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from cdc_platform.places import answers, environment, fetched
 from cdc_platform.places.place import Place, Seen
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ObjectStore
 
 # How often, and for how long, a request is tried again that a store did not answer or said it could not.
@@ -138,7 +139,7 @@ class Stored(Place):
 
     def replace(self, content: bytes, mark: str) -> str | None:
         """Put another file in place of the one with this mark; its mark, or None where that one is there no more."""
-        return self._put(content, {"version" if self._goes_by_versions else "e_tag": mark})
+        return self._put(content, {"version": mark} if self._goes_by_versions else {"e_tag": mark})
 
     def put(self, content: bytes) -> None:
         """Make the file, in place of any that is there."""
@@ -190,13 +191,13 @@ class Stored(Place):
         with self._asked():
             return bytes(self._store.get_range(self.path, start=start, end=end))
 
-    def _put(self, content: bytes, mode: Literal["create"] | dict[str, str]) -> str | None:
+    def _put(self, content: bytes, mode: Literal["create"] | UpdateVersion) -> str | None:
         environment.load_obstore()
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with self._asked():
             try:
-                put = self._store.put(self.path, content, mode=mode, use_multipart=False)  # pyright: ignore[reportArgumentType]
+                put = self._store.put(self.path, content, mode=mode, use_multipart=False)
                 return str(put["version" if self._goes_by_versions else "e_tag"])
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import sqlglot
 from sqlglot import exp
@@ -74,7 +74,7 @@ class _Read(Spark):
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
 
     class Parser(Spark.Parser):
-        FUNCTIONS: Any = {}  # noqa: RUF012
+        FUNCTIONS: ClassVar[dict[str, Any]] = {}
 
 
 def judged(text: str) -> exp.Expr:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -106,12 +106,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {
+    filters: dict[str, Callable[..., str]] = {
         "when": _when,
         "count": lambda number: f"{number:,}",
         "share": lambda part: f"{100 * part:.1f} %",
         "code": _code,
     }
+    made.filters |= filters
     return made
 
 

@@ -143,6 +143,7 @@ class _Gathering:
         own = None if place is None or names.time_ms is None else self.timeline.generations[place]
         before = self.timeline.generations[place - 1] if place else None
         after = None if place is None else next(iter(self.timeline.generations[place + 1 : place + 2]), None)
+        earlier = None if before is None else before.id
         event = _event(lake, names)
         joins = names.host_id if event is not None and event["kind"] == JOIN else None
         known = addresses(lake, self.keys)
@@ -152,7 +153,7 @@ class _Gathering:
             **self._state(names, own, after),
             "event": event,
             "before": before and self.keys.of(before.id, before.time_ms),
-            "ring": told_ring(ring_of(lake, names.id), ring_of(lake, before and before.id), known, joins),
+            "ring": told_ring(ring_of(lake, names.id), ring_of(lake, earlier), known, joins),
             "change": {} if own is None else told_change(lake, before, own),
             "accepted": []
             if own is None

@@ -111,7 +111,7 @@ class Wait(BaseModel):
 
 Change = Add | Remove | Reshard | Repair | Wait
 
-_KINDS: Mapping[str, type[BaseModel]] = MappingProxyType(
+_KINDS: Mapping[str, type[Change]] = MappingProxyType(
     {"add": Add, "remove": Remove, "reshard": Reshard, "repair": Repair, "wait": Wait}
 )
 # What may stand for the whole of a change where it has one field that matters.
@@ -172,6 +172,6 @@ def _step(item: object, number: int, source: str) -> Step:
     if "shards" in fields and "shard_count" in fields:
         raise InputError(f"{source}: {kind}: both shards and shard_count are there; they are the same field")
     try:
-        return Step(number, kind, model.model_validate(fields))  # pyright: ignore[reportArgumentType]
+        return Step(number, kind, model.model_validate(fields))
     except ValidationError as error:
         raise refusal(error, f"{source}: {kind}", tuple(model.model_fields)) from None

@@ -122,7 +122,9 @@ def not_told(lake: Lake, now: Ring, place: Place | None) -> str | None:
     if place is None or place.range_end in now.tokens:
         return None
     found = cluster_changes.changing(lake)
-    return found and f"{found}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
+    if found is None:
+        return None
+    return f"{found}, and no node here has the token {place.range_end}: where the row lies cannot be told yet"
 
 
 def lies(now: Ring, token: int) -> Lies | None:

@@ -25,7 +25,7 @@ from assets.partitions import NAME
 from assets.reconcile.defined import catalogue
 from assets.reconcile.held import OF_GENERATIONS
 from assets.reconcile.reconciling import Told, reconcile
-from cdc_platform.clock import Clock, Milliseconds, parse_time_us
+from cdc_platform.clock import MINUTE_US, Clock, Milliseconds, parse_time_us
 from cdc_platform.definitions import defs
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.tables import (
@@ -55,7 +55,7 @@ def refuse() -> Any:
 
 def join_by_command(rehearsal: Rehearsal, number: int, *, tokens: int = 4) -> str:
     """A join as the command line makes it; answers with its generation."""
-    clock = Clock(parse_time_us(NOON) + number * 600_000_000)  # pyright: ignore[reportArgumentType]
+    clock = Clock(parse_time_us(NOON) + MINUTE_US * 10 * number)
     with speaking_for(Speaker("command line", "bootstrap")):
         event = inbox.queue(rehearsal.lake, clock, join_request(number, tokens, 2))
         run_join(Workers(refuse), rehearsal.lake, clock, Settings(), event.generation_id, door="bootstrap --run")

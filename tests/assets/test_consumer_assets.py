@@ -55,7 +55,8 @@ from cdc_platform.settings import Settings
 
 HOUR = 3_600_000_000
 NOON, ONE, TWO, THREE = (parse_time_us(f"2026-01-31T{hour}:00:00Z") for hour in (12, 13, 14, 15))
-TIMES = [START_US, START_US + 1, ONE - 1, ONE, SWITCH_US - 1, SWITCH_US, TWO - 1, TWO, THREE - 1, THREE]
+_EDGES = (ONE, SWITCH_US, TWO, THREE)
+TIMES = [START_US, START_US + ONE_US, *(time for edge in _EDGES for time in (edge - ONE_US, edge))]
 READABLE_US = THREE + Microseconds(30_000_000)
 
 

@@ -69,7 +69,7 @@ class Secret:
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
-_FILE = {"user_env": None, "password_env": None, "credentials_file": "{dir}/secret.toml"}
+_FILE: dict[str, object] = {"user_env": None, "password_env": None, "credentials_file": "{dir}/secret.toml"}
 SECRETS = [
     Secret("a variable that is not set", "CDC_NOT_SET is not set", {"password_env": "CDC_NOT_SET"}),
     Secret("a file that is not there", "No such file", _FILE),

@@ -25,6 +25,7 @@ from support.standin.world import time_uuid
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Microseconds, Milliseconds
 from cdc_platform.cluster.current import keeping
+from cdc_platform.cluster.current.keeping import Brought
 from cdc_platform.cluster.current.kept import cells_table, current_table
 from cdc_platform.cluster.ingest.pace import Pace
 from cdc_platform.cluster.known import KnownCluster
@@ -74,6 +75,13 @@ def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) 
         standin.world.generation(at, time_uuid(at), made)
         table.generations = {**table.generations, at: made}
     time.sleep(0.002)
+
+
+def brought(cluster: KnownCluster, workers: Workers, **options: Any) -> Brought:
+    """What the next process did to the table's own rows."""
+    current = bring(cluster, workers, **options).current
+    assert current is not None
+    return current
 
 
 @pytest.mark.parametrize("history", range(HISTORIES))
@@ -154,7 +162,7 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     assert found == table.rows()
     assert marked == set()
     assert third is not None
-    assert bring(cluster, workers).current.read_again == 0  # type: ignore[union-attr]
+    assert brought(cluster, workers).read_again == 0
 
 
 def test_a_ttl_that_nobody_told_goes_with_one_that_was(
@@ -190,7 +198,7 @@ def test_a_change_costs_the_slices_that_it_falls_into(
     assert second is not None
     assert (second.changes, second.slices, second.rows) == (1, 1, 200)
     assert not [text for _, text in standin.proxy.statements if text.endswith("FROM shop.t") or "FROM shop.t " in text]
-    assert bring(cluster, workers).current.slices == 0  # type: ignore[union-attr]
+    assert brought(cluster, workers).slices == 0
     assert in_lake(cluster, table)[0] == table.rows()
 
 
@@ -242,16 +250,16 @@ def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
     table.schema = replace(table.schema, columns=(*table.schema.columns, wider))
     row = {"cdc$operation": 1, "k": 1, "w": 7}
     now(table, "UPDATE shop.t USING SET w = 7 WHERE p = 1 AND k = 1", {"p": 1}, row)
-    assert not bring(cluster, workers).current.copied_now  # type: ignore[union-attr]
+    assert not brought(cluster, workers).copied_now
     assert in_lake(cluster, table)[0] == table.rows()
     world.run("TRUNCATE shop.t")
-    assert bring(cluster, workers, copy_again=True).current.rows == 0  # type: ignore[union-attr]
+    assert brought(cluster, workers, copy_again=True).rows == 0
     for name in ("shop.t", "shop.t_scylla_cdc_log"):
         world.run(f"ALTER TABLE {name} DROP m")
     world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_m", "cdc$deleted_elements_m")')
     keep_id(world)
     table.schema = replace(table.schema, columns=tuple(each for each in table.schema.columns if each.name != "m"))
-    assert bring(cluster, workers).current.copied_now  # type: ignore[union-attr]
+    assert brought(cluster, workers).copied_now
     assert "m" not in Lake(cluster.open_home().lake).columns(current_table(table.schema))
 
 

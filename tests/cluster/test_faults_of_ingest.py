@@ -77,6 +77,12 @@ def _node_comes(standin: StandIn, log: LiveLog) -> None:
     standin.proxy.faults.down.clear()
 
 
+def _node_goes_and_comes(standin: StandIn, log: LiveLog) -> None:
+    _node_goes(standin, log)
+    time.sleep(0.5)
+    _node_comes(standin, log)
+
+
 def _restarts(seconds: float, standin: StandIn, log: LiveLog) -> None:
     standin.proxy.restart(seconds)
 
@@ -88,6 +94,11 @@ def _clock_jumps(seconds: int, standin: StandIn, log: LiveLog) -> None:
 def _cdc(on: bool, standin: StandIn, log: LiveLog) -> None:
     standin.world.cdc_options("shop", "t", enabled=str(on).lower(), ttl="0")
     standin.world.schema_changed()
+
+
+def _cdc_off_and_on(standin: StandIn, log: LiveLog) -> None:
+    _cdc(False, standin, log)
+    _cdc(True, standin, log)
 
 
 def _ttl(seconds: int, standin: StandIn, log: LiveLog) -> None:
@@ -119,13 +130,13 @@ FAULTS = [
     Fault("an overload behind some pages", partial(_an_error, OVERLOADED), (3, 9, 20)),
     Fault("a time-out behind some pages", partial(_an_error, READ_TIMEOUT), (4, 8, 12)),
     Fault("a node that goes", _node_goes),
-    Fault("a node that goes and comes back", lambda *of: (_node_goes(*of), time.sleep(0.5), _node_comes(*of))[0]),
+    Fault("a node that goes and comes back", _node_goes_and_comes),
     Fault("a cluster that is started anew", partial(_restarts, 0.2), runs=2),
     Fault("a cluster that is away for seconds", partial(_restarts, 3.0), runs=5),
     Fault("clocks that jump ahead", partial(_clock_jumps, 86_400)),
     Fault("clocks that jump back", partial(_clock_jumps, -86_400)),
     Fault("CDC that is turned off", partial(_cdc, False)),
-    Fault("CDC that is turned off and on", lambda *of: (_cdc(False, *of), _cdc(True, *of))[0]),
+    Fault("CDC that is turned off and on", _cdc_off_and_on),
     Fault("a TTL that is given", partial(_ttl, 10_000_000)),
     Fault("a column that comes", _a_column_comes),
     Fault("a column that goes", _a_column_goes),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_platform.clock import Microseconds
-from cdc_platform.cluster.ingest.planning import LEAST_RANGES, MOST_RANGES, Next, by_token, plan
+from cdc_platform.cluster.ingest.planning import LEAST_RANGES, MOST_RANGES, Next, Way, by_token, plan
 from cdc_platform.cql.timeuuid import earliest, latest
 from cdc_platform.log.reading.windows import Window
 
@@ -79,9 +79,9 @@ def test_less_time_is_asked_for_once_it_is_known_that_less_fits() -> None:
 
 
 @pytest.mark.parametrize("way", ["streams", "ranges"])
-def test_a_way_that_is_asked_for_is_taken(way: str) -> None:
+def test_a_way_that_is_asked_for_is_taken(way: Way) -> None:
     """Whatever it costs."""
-    assert plan(WINDOW, streams(10), 0, 0, PAGE, way).chosen.way == way  # type: ignore[arg-type]
+    assert plan(WINDOW, streams(10), 0, 0, PAGE, way).chosen.way == way
 
 
 @given(st.integers(1, 350))

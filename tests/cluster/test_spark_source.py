@@ -134,8 +134,9 @@ def test_a_stream_that_is_started_again_has_every_row_once(
     assert stream.run(until=format_us(Microseconds(SWITCH_US + 30 * SECOND_US))) == 4
     assert keys(stream.rows()) == log.written_keys()
     third, world = Milliseconds(SWITCH_MS + 60_000), standin.world
-    log.generations = {**GENERATIONS, third: description(time_uuid(third))}
-    world.generation(third, time_uuid(third), log.generations[third])
+    made = description(time_uuid(third))
+    log.generations = {**GENERATIONS, third: made}
+    world.generation(third, time_uuid(third), made)
     log.write([SWITCH_US + 40 * SECOND_US])
     world.run("ALTER TABLE shop.t ADD w int")
     world.run(f'ALTER TABLE {LOG} ADD (w int, "cdc$deleted_w" boolean)')

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cassandra import InvalidRequest, OperationTimedOut
@@ -54,6 +55,13 @@ def test_what_nobody_waits_for_any_more_is_not_under_way(standin: StandIn, sessi
         with suppress(OperationTimedOut, NoHostAvailable):
             each.result()
     await_true(lambda: asked_alone(standin, session, select), 60, "an answer to who asks alone")
+
+
+def one(session: Session, select: str) -> Any:
+    """The one row of an answer."""
+    row = session.execute(select).one()
+    assert row is not None
+    return row
 
 
 def asked_alone(standin: StandIn, session: Session, select: str) -> bool:
@@ -110,8 +118,8 @@ def test_it_tells_times_of_elements_as_its_version_does(standin: StandIn, sessio
                 with pytest.raises(InvalidRequest, match=TOLD):
                     session.execute(f"SELECT {each} FROM shop.elements")
             if column in told:
-                assert len(session.execute(f"SELECT v, {function}({element}) FROM shop.elements").one()) == 2
-        assert session.execute(f"SELECT {function}(v) FROM shop.elements").one()[0] > 0
+                assert len(one(session, f"SELECT v, {function}({element}) FROM shop.elements")) == 2
+        assert one(session, f"SELECT {function}(v) FROM shop.elements")[0] > 0
 
 
 @pytest.mark.usefixtures("collections")

@@ -25,7 +25,8 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.stderr
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with tarfile.open(file) as packed:
-        texts = {name: packed.extractfile(name).read().decode() for name in packed.getnames()}  # type: ignore[union-attr]
+        files = {name: packed.extractfile(name) for name in packed.getnames()}
+        texts = {name: file.read().decode() for name, file in files.items() if file is not None}
     assert set(texts) == {f"incident/{name}" for name in answer.json["holds"]}
     status = json.loads(texts["incident/status.json"])
     assert next(each["code"] for each in status["next"]) == "not-retrievable"

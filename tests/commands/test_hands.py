@@ -13,7 +13,7 @@ from support.command_line import run
 from support.files.export_files import ID, TIME_MS, generation, streams_csv, timestamps_csv
 from support.homes.timelines import DDL, FIRST_MS, THIRD_MS, home_of
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import DAY_MS, format_ms
 
 PROGRAM = [sys.executable, "-m", "cdc_platform"]
 
@@ -51,10 +51,10 @@ def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
     """Then expiry asks no more and marks what is old; with a table that has a log it is refused."""
     home = tmp_path / "home"
     times, streams = tmp_path / "times.csv", tmp_path / "streams.csv"
-    later = TIME_MS + 86_400_000
+    later = TIME_MS + DAY_MS
     made = {TIME_MS: generation(ID), later: generation("22222222-2222-4222-8222-222222222222")}
-    times.write_text(timestamps_csv(dict.fromkeys(made)), encoding="utf-8", newline="")  # type: ignore[arg-type]
-    streams.write_text(streams_csv(made), encoding="utf-8", newline="")  # type: ignore[arg-type]
+    times.write_text(timestamps_csv(dict.fromkeys(made)), encoding="utf-8", newline="")
+    streams.write_text(streams_csv(made), encoding="utf-8", newline="")
     assert run("--home", home, "import", times, streams).exit_code == 0
 
     def planned() -> list[tuple[str, list[str]]]:

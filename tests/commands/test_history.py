@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from support.command_line import run
@@ -38,10 +39,10 @@ def home(tmp_path: Path) -> Path:
 
 
 def _nobody() -> Workers:
-    def refuse() -> object:
+    def refuse() -> NoReturn:
         raise AssertionError("a small join needs no Spark")
 
-    return Workers(refuse)  # pyright: ignore[reportArgumentType]
+    return Workers(refuse)
 
 
 def test_a_generation_leads_to_its_run_and_back(home: Path) -> None:

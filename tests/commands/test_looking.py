@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import Cli, run
@@ -31,9 +33,9 @@ AFTER = "2026-02-02T00:00:00Z"
 OWNERS = {token: (node.shard_count, node.ignore_msb) for node in NODES for token in node.tokens}
 
 
-def hexed(streams: object) -> list[str]:
+def hexed(streams: Iterable[Any]) -> list[str]:
     """Streams as the command line writes them."""
-    return [f"0x{bytes(stream).hex()}" for stream in streams]  # type: ignore[attr-defined]
+    return [f"0x{bytes(stream).hex()}" for stream in streams]
 
 
 def test_generations_are_listed_newest_first(cli: Cli) -> None:

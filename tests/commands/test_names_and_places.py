@@ -11,7 +11,7 @@ from support.command_line import Answer, run
 from support.homes.timelines import FIRST_MS, SECOND_MS, THIRD_MS, home_of, uuid_of
 from support.worlds.switch_lake import parse_node
 
-from cdc_platform.clock import format_ms
+from cdc_platform.clock import ONE_MS, Milliseconds, format_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import shard_of
@@ -109,12 +109,12 @@ def test_small_numbers_are_microseconds(three: Path) -> None:
         (format_ms(SECOND_MS)[:16], SECOND_MS),
     ],
 )
-def test_generations_have_short_names(three: Path, name: str, time_ms: int) -> None:
+def test_generations_have_short_names(three: Path, name: str, time_ms: Milliseconds) -> None:
     """Two words, and the begin of a UUID or of a time, as far as one generation alone has it."""
     at = format_ms(SECOND_MS)
     answer = run("--home", three, "--clock", at, "diff", name, name, "--json")
     assert answer.exit_code == 0, answer.stderr
-    assert answer.json["old"]["time"] == format_ms(time_ms)  # type: ignore[arg-type]
+    assert answer.json["old"]["time"] == format_ms(time_ms)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_name_of_none_or_several_is_refused(three: Path, name: str, said: str)
 
 def test_both_policies_are_told(three: Path) -> None:
     """The home's decides; the other stands beside it, whichever is asked for."""
-    at = format_ms(THIRD_MS - 1)  # type: ignore[operator]
+    at = format_ms(THIRD_MS - ONE_MS)
     both = on(three, "explain", "--token", "5", "--at", at, "--json")
     assert (both.exit_code, both.json["policy"], both.json["verdict"]) == (1, "strict", "EARLIER")
     assert both.json["other_policies"]["recent-past"]["accepted"]

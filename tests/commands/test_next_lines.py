@@ -236,7 +236,8 @@ def dry_runs(command: click.Command, path: str = "") -> set[str]:
 def test_every_dry_run_is_among_them() -> None:
     """Each `--dry-run` that there is stands in a case."""
     assert isinstance(program, click.Group)
-    top = ((name, program.get_command(click.Context(program), name)) for name in program.list_commands(None))  # type: ignore[arg-type]
+    context = click.Context(program)
+    top = ((name, program.get_command(context, name)) for name in program.list_commands(context))
     assert {found for name, each in top if each for found in dry_runs(each, name)} == {
         "expire",
         "export",

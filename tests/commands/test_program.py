@@ -46,7 +46,7 @@ def test_every_help_shows_an_example(name: str) -> None:
 
 def test_commands_of_absent_modules_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command whose module is not installed does not break the others."""
-    monkeypatch.setitem(program_module.COMMANDS, "later", ("no_such_module", "Comes later."))  # type: ignore[arg-type]
+    monkeypatch.setitem(program_module.COMMANDS, "later", ("no_such_module", "Comes later."))
     assert "later" not in run("--help").stdout
     answer = run("later")
     assert answer.exit_code == 2

@@ -97,11 +97,11 @@ def test_words_that_are_not_reserved_are_names(name: str) -> None:
         ("PT36H", "duration", (0, 0, 129_600_000_000_000)),
     ],
 )
-def test_constants(written: str, kind: str, value: object) -> None:
+def test_constants(written: str, kind: s.ConstantKind, value: object) -> None:
     """Each is what it is by its spelling."""
     body = one(f"INSERT INTO t (a) VALUES ({written})")
     assert isinstance(body, s.Insert)
-    assert body.values == (s.Constant(kind, value, written),)  # pyright: ignore[reportArgumentType]
+    assert body.values == (s.Constant(kind, value, written),)
 
 
 def test_uuids_are_no_subtractions() -> None:

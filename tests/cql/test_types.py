@@ -171,7 +171,7 @@ def driver_codec(kind: t.CqlType) -> Any:
     parts = [driver_codec(part) for part in kind.parts]
     if isinstance(kind, t.UserType):
         return cqltypes.UserType.make_udt_class("ks", "ut", kind.field_names, parts)
-    base = {t.ListType: cqltypes.ListType, t.SetType: cqltypes.SetType, t.MapType: cqltypes.MapType}
+    base: dict[type, Any] = {t.ListType: cqltypes.ListType, t.SetType: cqltypes.SetType, t.MapType: cqltypes.MapType}
     return base.get(type(kind), cqltypes.TupleType).apply_parameters(parts)
 
 

@@ -252,4 +252,4 @@ def test_unknown_policies_are_refused() -> None:
     with pytest.raises(InputError, match="strict or recent-past"):
         Metadata(policy="lenient")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="strict or recent-past"):
-        decide([], 0, 0, policy="lenient")  # pyright: ignore[reportArgumentType]
+        decide([], Microseconds(0), Microseconds(0), policy="lenient")  # pyright: ignore[reportArgumentType]

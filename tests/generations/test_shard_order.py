@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from uuid import UUID
 
 import numpy as np
@@ -68,11 +69,11 @@ def test_shard_order_is_restored(owners: Owners) -> None:
 
 
 @given(rings(5), st.randoms(use_true_random=False))
-def test_any_order_of_input_gives_one_result(owners: Owners, random: object) -> None:
+def test_any_order_of_input_gives_one_result(owners: Owners, random: Random) -> None:
     """The streams may come in any order; what cannot be told is left in the order of unsigned bytes."""
     for start, end, streams, ignore_msb in entries(description_of(owners)):
         shuffled = list(map(bytes, streams))
-        random.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
+        random.shuffle(shuffled)
         given = np.frombuffer(b"".join(shuffled), dtype=np.uint8).reshape(-1, 16)
         restored, _ = restore_shard_order(start, end, given, ignore_msb)
         assert np.array_equal(restored, restore_shard_order(start, end, as_cql_sorts(streams), ignore_msb)[0])

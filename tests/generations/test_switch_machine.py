@@ -49,7 +49,7 @@ class Cluster(RuleBasedStateMachine):
 
     world: World
     checked: int
-    known: dict[int, int]
+    known: dict[int, Microseconds]
 
     @initialize(lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, ms_of(SKEW_US)]))
     def begin(self, lease: Milliseconds, margin: Milliseconds) -> None:

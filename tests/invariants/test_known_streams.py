@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from cdc_platform.invariants import audit_across, inventory, known_streams
 from cdc_platform.invariants.findings import STREAMS_UNIQUE_ACROSS_GENERATIONS
 from cdc_platform.invariants.fingerprints import numbers_of
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAM_FINGERPRINTS, TOPOLOGY_DESCRIPTIONS
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, STREAM_FINGERPRINTS, TOPOLOGY_DESCRIPTIONS, Table
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.records import inbox
@@ -32,8 +34,8 @@ def others_unread(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     looks: list[tuple[str, ...]] = []
     reading = Lake.rows_by_slice
 
-    def noted(lake: Lake, table: object, columns: list[str], keys: object = None) -> object:
-        rows, files = reading(lake, table, columns, keys)  # type: ignore[arg-type]
+    def noted(lake: Lake, table: Table, columns: list[str], keys: Collection[Any] | None = None) -> object:
+        rows, files = reading(lake, table, columns, keys)
         if table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2):
             looks.append(tuple(sorted(rows)))
         return rows, files

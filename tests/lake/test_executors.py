@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,10 @@ FIT = Told("host (app-1/0)", "3.11.2", {"numpy": "2.4.0", "pyarrow": "24.0.0"}, 
         ({"skew": SKEW_SECONDS + 3600.0}, "clock", "off by 3605 s at least"),
     ],
 )
-def test_what_a_worker_lacks_is_one_line_with_its_mend(lacks: dict[str, object], check: str, found: str) -> None:
+def test_what_a_worker_lacks_is_one_line_with_its_mend(lacks: dict[str, Any], check: str, found: str) -> None:
     """All else is told as it should be."""
     assert [trial.check for trial in judged(FIT, ARCHIVE) if not trial.ok] == []
-    (bad,) = [trial for trial in judged(replace(FIT, **lacks), ARCHIVE) if not trial.ok]  # pyright: ignore[reportArgumentType]
+    (bad,) = [trial for trial in judged(replace(FIT, **lacks), ARCHIVE) if not trial.ok]
     assert bad.check == f"{check} on host (app-1/0)"
     assert bad.found.startswith(found)
     assert bad.mend

@@ -131,7 +131,7 @@ def test_many_rows_are_not_kept(tmp_path: Path) -> None:
     write_deltalake(path, rows(1))
     few = opened.newest(str(path)).few()
     assert few is not None
-    assert few is opened.newest(str(path)).few()
+    assert opened.newest(str(path)).few() is few
     write_deltalake(path, rows(2), mode="append")
     assert rows_of(opened.newest(str(path)), few.schema).num_rows == 2
     write_deltalake(path, rows(*random.Random(1).choices(range(2**62), k=200_000)), mode="append")

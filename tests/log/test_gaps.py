@@ -8,7 +8,7 @@ import pytest
 from support.command_line import run
 from support.files.cql_scripts import NOW_US, Accepted, Rehearse
 
-from cdc_platform.clock import Clock, Microseconds, format_us
+from cdc_platform.clock import SECOND_US, Clock, Microseconds, format_us
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
@@ -92,8 +92,8 @@ def test_a_log_is_dropped_and_made_anew(accepted: Accepted, rehearsed: Rehearse)
     assert Gap("all writes to the log that was dropped", None, NOW_US) in table.missing
 
 
-def _kept(lake: Lake, text: str, at_us: int) -> None:
-    result = keep(text, lake, Clock(at_us), Settings())  # type: ignore[arg-type]
+def _kept(lake: Lake, text: str, at_us: Microseconds) -> None:
+    result = keep(text, lake, Clock(at_us), Settings())
     assert [str(each.error) for each in result.outcomes if each.error] == []
 
 
@@ -103,8 +103,8 @@ def test_what_is_kept_is_told_by_every_door(tmp_path: Path) -> None:
     home.mkdir()
     lake = Lake(home / "lake")
     _kept(lake, TABLE, NOW_US)
-    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': true, 'preimage': true};", NOW_US + 1_000_000)
-    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': false}; TRUNCATE ks.t;", NOW_US + 2_000_000)
+    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': true, 'preimage': true};", NOW_US + SECOND_US)
+    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': false}; TRUNCATE ks.t;", NOW_US + SECOND_US * 2)
     schema = schema_of(lake, "ks", "t")
     assert schema.truncated_us == NOW_US + 2_000_000
     assert [each.options.preimage for each in history_of(cdc_tables.changes(lake), schema)] == [

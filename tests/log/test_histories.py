@@ -54,9 +54,10 @@ def _shown(kind: Any, value: Any) -> Any:
         order = sorted(value, key=lambda key: (key.time, [byte - 256 * (byte > 127) for byte in key.bytes[8:]]))
         return [value[key] for key in order]
     if isinstance(value, dict):
-        value = tuple(value.get(n) for n in range(3)) if hasattr(kind, "fields") else tuple(value.items())
-        if type(kind).__name__ == "SetType":
-            value = tuple(key for key, _ in value)
+        if hasattr(kind, "fields"):
+            value = tuple(value.get(n) for n in range(3))
+        else:
+            value = tuple(value if type(kind).__name__ == "SetType" else value.items())
     return kind.json(value)
 
 

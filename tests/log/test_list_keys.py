@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -27,10 +27,10 @@ def _integer(value: int) -> s.Constant:
     return s.Constant("integer", value, str(value))
 
 
-def _put(count: int, sign: str) -> s.Update:
+def _put(count: int, sign: Literal["+", "prepend"]) -> s.Update:
     values = s.ListLiteral((_integer(0),) * count)
     where = (s.Relation(("p",), "=", (_integer(0),)),)
-    return s.Update(NAME, (s.Assignment(s.Whole("l"), values, sign, "l"),), where)  # type: ignore[arg-type]
+    return s.Update(NAME, (s.Assignment(s.Whole("l"), values, sign, "l"),), where)
 
 
 def _is_refused(*writes: s.Update) -> bool:

@@ -404,7 +404,7 @@ def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, p
         for now_ms in (T2 - 1, T2, T2 + 4_999, T2 + 5_000, T2 + 65_000, T2 + 70_001):
             clock.at(Milliseconds(now_ms))
             edges = {T1, T2, now_ms, now_ms - 5_000, now_ms + 5_000, T2 + 65_000}
-            for at_us in sorted(edge * 1000 + near for edge in edges for near in (-1, 0, 1)):
+            for at_us in map(Microseconds, sorted(edge * 1000 + near for edge in edges for near in (-1, 0, 1))):
                 expected = decide(
                     [Microseconds(us_of(T1)), Microseconds(us_of(T2))],
                     at_us,

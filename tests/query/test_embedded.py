@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from support.files.bad_input import listing
 from support.read_logs import START_US, SWITCH_US, home_with_log, schema, times_of, write
 
-from cdc_platform.clock import HOUR_US, Clock, Microseconds, format_us, to_datetime, us_of
+from cdc_platform.clock import HOUR_US, MILLISECOND_US, SECOND_US, Clock, Microseconds, format_us, to_datetime, us_of
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
@@ -26,7 +26,7 @@ from cdc_platform.query.names import At
 from cdc_platform.records import cdc_tables
 
 HOUR = START_US - START_US % HOUR_US
-TIMES = [START_US, START_US + 1000, START_US + 2_000_000]
+TIMES = [START_US, START_US + MILLISECOND_US, START_US + SECOND_US * 2]
 
 
 @pytest.fixture(scope="module")

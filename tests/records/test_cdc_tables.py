@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.homes.expiring import DAY_MS, START_MS, at, write
@@ -72,11 +73,12 @@ def test_saying_the_same_twice_is_saying_it_once(lake: Lake) -> None:
         ({"enabled": False}, "CDC on"),
     ],
 )
-def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, int], says: str) -> None:
+def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, Any], says: str) -> None:
     """A TTL is altered, not added again: the history would not know since when."""
     cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    asked: dict[str, Any] = {"ttl_seconds": 60, **named}
     with pytest.raises(InputError, match=says):
-        cdc_tables.add(lake, NOW, "ks", "t", **{"ttl_seconds": 60, **named})  # type: ignore[arg-type]
+        cdc_tables.add(lake, NOW, "ks", "t", **asked)
     assert len(history(lake)) == 1
 
 

@@ -45,7 +45,9 @@ def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
             assert page.evaluate(_WIDTHS) == [width, width]
             assert page.get_by_text("All 13 invariants hold").is_visible()
             assert page.locator("figure svg").count() == 2
-            assert page.locator("figure svg").first.bounding_box()["width"] > 150  # pyright: ignore[reportOptionalSubscript]
+            box = page.locator("figure svg").first.bounding_box()
+            assert box is not None
+            assert box["width"] > 150
         paper = page.pdf(prefer_css_page_size=True)
         assert set(asked) == {(tmp_path / "page.html").as_uri()}
     assert 3 <= paper.count(b"/Type /Page\n") <= 9

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cassandra.cmurmur3 import murmur3 as driver_murmur3  # pyright: ignore[reportMissingImports]
+from cassandra.cmurmur3 import murmur3 as driver_murmur3
 from hypothesis import given
 from hypothesis import strategies as st
 from support.oracles import oracle

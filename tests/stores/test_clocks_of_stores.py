@@ -95,8 +95,8 @@ def test_leases_compare_no_clocks(s3: S3, environment: dict[str, str], monkeypat
     place = place_of(f"{s3.bucket()}/home/up.lease.json")
     assert isinstance(place, Stored)
     monkeypatch.setattr(leases, "STALE_SECONDS", 3.0)
-    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", _HOLDER, str(place)], env=environment, text=True, **pipes) as holder:
+    command, pipe = [sys.executable, "-c", _HOLDER, str(place)], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(StateError, match=r"^home is up already "), leases.held_alone(place, "home is up"):

@@ -286,11 +286,12 @@ def test_a_turn_of_one_who_is_gone_is_taken_over(lake: Lake, monkeypatch: pytest
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(leases, "RENEWED_SECONDS", 0.1)
     left = lake.place.folder / f".lake.turns/{turns.TABLES}"
-    assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None  # pyright: ignore[reportAttributeAccessIssue]
-    assert leases.Wait(left).holder() == "7 on another machine"  # pyright: ignore[reportArgumentType]
+    assert isinstance(left, Stored)
+    assert left.create(b'{"id": "gone", "number": 7, "who": "7 on another machine"}') is not None
+    assert leases.Wait(left).holder() == "7 on another machine"
     with turns.turn(lake, turns.TABLES):
-        assert leases.Wait(left).holder().startswith(f"{os.getpid()} on ")  # pyright: ignore[reportArgumentType]
-    assert leases.Wait(left).is_over()  # pyright: ignore[reportArgumentType]
+        assert leases.Wait(left).holder().startswith(f"{os.getpid()} on ")
+    assert leases.Wait(left).is_over()
 
 
 def test_who_is_at_it_keeps_the_turn(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ _OWN = frozenset({"generation_id", "event_id", "id", "uuid", "streams", "content
 
 def test_every_command_stands_here() -> None:
     """A new command says what it does in a store, or which file shows it."""
-    known = paths_of(program)  # type: ignore[arg-type]
+    known = paths_of(program)
     live = {path_of(line) for line in OF_A_LIVE_CLUSTER}
     assert {path_of(each.line) for each in CASES} | live | ELSEWHERE.keys() == known
     root = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def test_a_live_cluster_is_taken_in_as_into_a_folder(
 
 def path_of(line: str) -> str:
     """The command itself, of the words of its line."""
-    words, known = line.split(), paths_of(program)  # type: ignore[arg-type]
+    words, known = line.split(), paths_of(program)
     return next(path for path in (" ".join(words[:2]), words[0]) if path in known)
 
 

@@ -63,8 +63,8 @@ def is_free(place: Place) -> bool:
 @contextmanager
 def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A process of a program that has said that it has what it holds; it is killed in the end."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", program, *words], text=True, **pipes) as process:
+    command, pipe = [sys.executable, "-c", program, *words], subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process

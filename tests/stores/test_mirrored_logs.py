@@ -170,6 +170,7 @@ def test_what_cannot_be_mirrored_is_opened_at_the_store(s3: S3, lake: Lake, tmp_
     path, log = lake.path(COUNTS), log_of(lake)
     DeltaTable(path, storage_options=options(path)).create_checkpoint()
     newest = lake.version(COUNTS)
+    assert newest is not None
     whole = log / f"{newest:020d}.checkpoint.parquet"
     content = whole.read()
     (tmp_path / "part").write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -119,8 +120,8 @@ def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: p
     timelines.three(lake)
     read, names = Lake.read, []
 
-    def noted(self: Lake, table: Table, *args: object, **kwargs: object) -> pa.Table:
-        found = read(self, table, *args, **kwargs)  # type: ignore[arg-type]
+    def noted(self: Lake, table: Table, *args: Any, **kwargs: Any) -> pa.Table:
+        found = read(self, table, *args, **kwargs)
         assert "streams" not in found.column_names
         names.append(table.full_name)
         return found

@@ -216,6 +216,7 @@ class FromCluster:
             came = self._asked.come(source, window, horizon, made)
             count = self.append(came.rows, marks, expected)
         else:
+            assert made is not None
             if made.chosen.windows > 1:
                 made = self._asked.plan(source, window)  # what tasks read goes straight into the window's files
             count = self._append_in_tasks(made, marks, expected)

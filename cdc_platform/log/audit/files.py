@@ -58,11 +58,13 @@ def log_parts(lake: Lake, schema: TableSchema, rows_a_part: int) -> list[LogPart
     return list(_parts(files, rows_a_part))
 
 
-def _us_of(bound: datetime | None) -> int | None:
+def _us_of(bound: datetime | None) -> Microseconds | None:
     return None if bound is None else from_datetime(bound)
 
 
-def _parts(files: Sequence[tuple[str, int | None, int | None, int]], rows_a_part: int) -> Iterator[LogPart]:
+def _parts(
+    files: Sequence[tuple[str, Microseconds | None, Microseconds | None, int]], rows_a_part: int
+) -> Iterator[LogPart]:
     spans = [
         (low - ROUNDED_US, high + ROUNDED_US, rows)
         for _, low, high, rows in files
@@ -80,7 +82,7 @@ def _parts(files: Sequence[tuple[str, int | None, int | None, int]], rows_a_part
             yield LogPart(tuple(paths), lower, upper)
 
 
-def _cuts(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[int]:
+def _cuts(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[Microseconds]:
     """The times (µs, ascending) between which there are about as many rows each, if files are evenly filled."""
     count = sum(rows for *_, rows in spans)
     wanted = np.arange(rows_a_part, count, rows_a_part)
@@ -90,7 +92,7 @@ def _cuts(spans: Sequence[tuple[int, int, int]], rows_a_part: int) -> list[int]:
     edges, places = np.unique(np.concatenate([lows, highs]), return_inverse=True)
     density = np.bincount(places, np.concatenate([rows / (highs - lows), -rows / (highs - lows)]))
     so_far = np.concatenate([[0.0], np.cumsum(np.cumsum(density)[:-1] * np.diff(edges))])
-    return sorted({int(cut) for cut in np.interp(wanted, so_far, edges)})
+    return sorted({Microseconds(int(cut)) for cut in np.interp(wanted, so_far, edges)})
 
 
 def part_rows(schema: TableSchema, part: LogPart) -> LogRows:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.base_table import json_row
@@ -38,7 +38,7 @@ class Outcome:
     answer: Answer | None = None
 
     @property
-    def rows(self) -> list[dict[str, object]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Its log rows as JSON has them."""
         return [json_row(log_columns(schema), row) for schema, row in self.logged]
 
@@ -83,17 +83,17 @@ class TouchedTable:
 
     name: str
     missing: list[Gap]
-    shows: Callable[[], list[dict[str, object]]]
-    tells: Callable[[], list[dict[str, object]]] | None
+    shows: Callable[[], list[dict[str, Any]]]
+    tells: Callable[[], list[dict[str, Any]]] | None
     row_ttl: str | None = None
 
     @cached_property
-    def base(self) -> list[dict[str, object]]:
+    def base(self) -> list[dict[str, Any]]:
         """Its rows, as JSON has them."""
         return self.shows()
 
     @cached_property
-    def replayed(self) -> list[dict[str, object]] | None:
+    def replayed(self) -> list[dict[str, Any]] | None:
         """The same as its log tells them."""
         return None if self.tells is None else self.tells()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
@@ -275,7 +276,7 @@ class Script:
             return TouchedTable(name, missing, base.rows, None, schema.row_ttl)
         told, written = self._told[name], self.written[name].until_now()
 
-        def rebuilt() -> list[dict[str, object]]:
+        def rebuilt() -> list[dict[str, Any]]:
             table = self._rebuilt(schema, told)
             for state in replay(schema, written).values():
                 table.apply(state)

@@ -382,7 +382,10 @@ def test_keys_that_no_native_column_holds_are_hashed_as_they_are(lake: Lake) -> 
 )
 def test_parts_hold_every_time_once(files: list[tuple[int, int, int]], size: int) -> None:
     """Whatever the bounds of the files, each row is in one part, which has its file; rows of one time are together."""
-    named = [(f"{number}", low, low + width, rows) for number, (low, width, rows) in enumerate(files)]
+    named = [
+        (f"{number}", Microseconds(low), Microseconds(low + width), rows)
+        for number, (low, width, rows) in enumerate(files)
+    ]
     parts = list(_parts(named, size))
     for path, low, high, _ in named:
         for when in (low, high, (low + high) // 2):

@@ -293,7 +293,7 @@ def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
     cdc_tables.add(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
     sets = tablet_sets.stream_sets(lake, "ks", "t")
     assert [us_of(each.timestamp_ms) for each in sets] == [START_US, SWITCH_US]
-    times = [START_US, *range(SWITCH_US - 20, SWITCH_US + 20)]
+    times = [START_US, *map(Microseconds, range(SWITCH_US - 20, SWITCH_US + 20))]
     write(lake, 0, times)
     consumer, rows = consume(lake, Clock(NOW_US), schema(lake), "audit")
     assert (rows, consumer.window_number, consumer.set_timestamp_us) == (41, 2, SWITCH_US)

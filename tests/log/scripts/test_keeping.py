@@ -194,8 +194,8 @@ def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_pa
     assert [str(each.error) for each in result.outcomes if each.error] == []
     third = "INSERT INTO ks.cut (pk) VALUES (4); INSERT INTO ks.anew (pk) VALUES (5) IF NOT EXISTS;"
     result = kept(lake, third, Microseconds(NOW_US + 2_000_000))
-    rows = {each.name: sorted(row["pk"] for row in each.base) for each in result.tables}  # type: ignore[type-var]
+    rows = {each.name: sorted(row["pk"] for row in each.base) for each in result.tables}
     assert rows == {"ks.cut": [2, 4], "ks.anew": [3, 5]}
-    assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]  # type: ignore[type-var]
-    assert sorted(row["pk"] for row in logged(lake, "ks", "anew")) == [3, 5]  # type: ignore[type-var]
+    assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]
+    assert sorted(row["pk"] for row in logged(lake, "ks", "anew")) == [3, 5]
     assert all(each.missing for each in result.tables)

@@ -32,7 +32,7 @@ def rows(outcomes: list[Outcome], *columns: str) -> list[tuple[Any, ...]]:
 
 def times(outcomes: list[Outcome]) -> list[int]:
     """The times (µs) of all log rows, each batch once."""
-    return [timeuuid_us(time) for time in dict.fromkeys(row["cdc$time"] for each in outcomes for row in each.rows)]  # type: ignore[arg-type]
+    return [timeuuid_us(time) for time in dict.fromkeys(row["cdc$time"] for each in outcomes for row in each.rows)]
 
 
 def base(result: Result, name: str = "ks.t") -> list[dict[str, Any]]:
@@ -264,7 +264,8 @@ def test_lists_are_in_the_order_in_which_they_were_made(rehearsed: Rehearse):
     )
     assert base(result)[0]["l"] == [33, 2, *many[-2:], 5, 6]
     (first,) = result.outcomes[1].rows
-    keys: list[UUID] = [key for key, _ in first["l"]]  # type: ignore[attr-defined]
+    added: Any = first["l"]
+    keys: list[UUID] = [key for key, _ in added]
     assert keys == sorted(keys, key=timeuuid_order)
     assert all(timeuuid_us(key) == NOW_US for key in keys)
 
@@ -598,7 +599,9 @@ def test_vectors(rehearsed: Rehearse):
     )
     assert base(result) == [{"pk": 0, "v": [1.0, 2.5, -3.0]}]
     assert rows(result.outcomes, "v", "cdc$deleted_v") == [([1.0, 2.5, -3.0], None), (None, True)]
-    columns = {column.name: column.type.cql for column in log_columns(result.outcomes[0].schema)}  # type: ignore[arg-type]
+    defined = result.outcomes[0].schema
+    assert defined is not None
+    columns = {column.name: column.type.cql for column in log_columns(defined)}
     assert columns["v"] == "vector<float, 3>"
     wrong = rehearsed(table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2]); UPDATE ks.t SET v = v + [1] WHERE pk = 1;")
     assert [each.became for each in wrong.outcomes[1:]] == ["wrong", "wrong"]

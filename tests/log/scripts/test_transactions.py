@@ -212,7 +212,7 @@ def test_all_of_a_conditional_batch_has_one_time(accepted: Accepted) -> None:
         UPDATE ks.t SET v = 2 WHERE p = 1 AND c = 1 IF v = 1;
         INSERT INTO ks.t (p, c, v) VALUES (2, 1, 1) IF NOT EXISTS USING TTL 9;"""
     )
-    times = [{timeuuid_us(row["cdc$time"]) for row in each.rows} for each in done[1:]]  # type: ignore[arg-type]
+    times = [{timeuuid_us(row["cdc$time"]) for row in each.rows} for each in done[1:]]
     assert times == [{NOW_US}, {NOW_US + 1}, {NOW_US + 2}]
     assert done[-1].rows[0]["cdc$ttl"] == 9
 

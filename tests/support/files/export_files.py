@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from cdc_platform.clock import Microseconds, Milliseconds, ms_of
@@ -145,9 +146,9 @@ def tablet_timestamps_csv(times: Iterable[int], table: str = "t") -> str:
     )
 
 
-def blob_set(streams: object) -> str:
+def blob_set(streams: Iterable[Any]) -> str:
     """A set of blobs as cqlsh writes it: sorted by unsigned bytes, quoted only where a comma is in it."""
-    ids = sorted(bytes(stream) for stream in streams)  # type: ignore[attr-defined]
+    ids = sorted(bytes(stream) for stream in streams)
     text = "{" + ", ".join(f"0x{id_.hex()}" for id_ in ids) + "}"
     return f'"{text}"' if len(ids) > 1 else text
 

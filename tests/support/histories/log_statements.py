@@ -123,6 +123,13 @@ def doubled(kind: CqlType, value: Any) -> str:
     return f"{{{inner}, {inner}}}" if inner else "{}"
 
 
+def _keeps_elements(change: Change) -> bool:
+    said, does = change
+    if said.partition(" = ")[2] in ("null", "[]"):
+        return False
+    return isinstance(does, CollectionChange) and does.tombstone is None
+
+
 def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
     """What only UPDATE can do: to some elements of a collection or user type."""
     kind, name = column.type, column.name
@@ -292,8 +299,7 @@ class _Drawing:
             for column in chosen
             if column.type.multicell
             and not isinstance(column.type, UserType)
-            and changes[column.name][0].partition(" = ")[2] not in ("null", "[]")
-            and changes[column.name][1].tombstone is None
+            and _keeps_elements(changes[column.name])
             and self.draw(st.booleans())
         }
         sets = ", ".join(text for text, _ in (*changes.values(), *more.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from support.standin.cluster import FIRST_MS, StandIn, description
@@ -48,12 +49,12 @@ def rows_in(cluster: KnownCluster, log: LiveLog) -> pa.Table:
 
 
 def bring(
-    cluster: KnownCluster, workers: Workers, now_us: int = NOW_US, told: list[str] | None = None, **options: object
+    cluster: KnownCluster, workers: Workers, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
 ) -> Ingested:
     """Ingest as the next process would: what is known of the cluster is read anew."""
     again = known.find(open_home(cluster.home.parent.parent), cluster.name)
     tell = (told if told is not None else []).append
-    return ingest(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)  # type: ignore[arg-type]
+    return ingest(again, Clock(Microseconds(now_us)), "shop", "t", workers, tell=tell, **options)
 
 
 def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:

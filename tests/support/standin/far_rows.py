@@ -9,35 +9,41 @@ from cassandra.cluster import Session
 from cassandra.cqltypes import BytesType, DateType, LongType
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
+# As the driver was built: with an extension in C, or without one.
+_Protocol: Any = ProtocolHandler
+_Result: Any = _Protocol.message_types_by_opcode[ResultMessage.opcode]
 
-class _Milliseconds(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+
+class _Milliseconds(_Result):
     """A result whose timestamps are the integers that they are."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
         """As the driver's, with other types."""
         super().recv_results_metadata(f, user_type_map)
-        self.column_metadata = [(*each[:3], _of_integers(each[3])) for each in self.column_metadata or ()]
+        columns: list[tuple[Any, ...]] = self.column_metadata or []
+        self.column_metadata = [(*each[:3], _of_integers(each[3])) for each in columns]
 
 
-class _WithMilliseconds(ProtocolHandler):
+class _WithMilliseconds(_Protocol):
     message_types_by_opcode: ClassVar[Mapping[int, Any]] = {
-        **ProtocolHandler.message_types_by_opcode,
+        **_Protocol.message_types_by_opcode,
         ResultMessage.opcode: _Milliseconds,
     }
 
 
-class _Bytes(ProtocolHandler.message_types_by_opcode[ResultMessage.opcode]):
+class _Bytes(_Result):
     """A result whose values are the bytes that came."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
         """As the driver's, with other types."""
         super().recv_results_metadata(f, user_type_map)
-        self.column_metadata = [(*each[:3], BytesType) for each in self.column_metadata or ()]
+        columns: list[tuple[Any, ...]] = self.column_metadata or []
+        self.column_metadata = [(*each[:3], BytesType) for each in columns]
 
 
-class _WithBytes(ProtocolHandler):
+class _WithBytes(_Protocol):
     message_types_by_opcode: ClassVar[Mapping[int, Any]] = {
-        **ProtocolHandler.message_types_by_opcode,
+        **_Protocol.message_types_by_opcode,
         ResultMessage.opcode: _Bytes,
     }
 

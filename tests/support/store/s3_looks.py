@@ -41,8 +41,9 @@ class _Look(S3Response):
     def __init__(self, environ: dict[str, Any], bucket: str, name: str, query: dict[str, Any]) -> None:
         super().__init__()
         self.current_account, self.region = DEFAULT_ACCOUNT_ID, self.default_region
+        self.request: Any = self
         self.bucket_name, self._name = bucket, name
-        self.request, self.method, self.headers = self, environ["REQUEST_METHOD"], EnvironHeaders(environ)
+        self.method, self.headers = environ["REQUEST_METHOD"], EnvironHeaders(environ)
         self.uri, self.querystring, self.body = "", query, None
         self.data, self.uri_match, self.response_headers = {}, {}, {}
 
