@@ -10,6 +10,7 @@ from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import pyarrow as pa
+import pyarrow.types as pat
 from dagster import (
     AssetDep,
     AssetKey,
@@ -146,11 +147,11 @@ def column_lineage(sources: Sources) -> TableColumnLineage:
 
 def _type_name(kind: pa.DataType) -> str:
     """A type as Spark SQL and CQL users know it."""
-    if pa.types.is_list(kind):
+    if pat.is_list(kind):
         return f"array<{_type_name(kind.value_type)}>"
-    if pa.types.is_struct(kind):
+    if pat.is_struct(kind):
         return f"struct<{', '.join(f'{field.name} {_type_name(field.type)}' for field in kind)}>"
-    if pa.types.is_timestamp(kind):
+    if pat.is_timestamp(kind):
         return "timestamp"
     names = {"int64": "bigint", "int32": "int", "int8": "tinyint", "bool": "boolean"}
     return names.get(str(kind), str(kind))

@@ -42,10 +42,10 @@ def until_closed() -> Iterator[None]:
 
 def write_shown(rows: Rows, most: int) -> None:
     """A table of the first `most` rows, with a remark where there are more."""
-    import pyarrow as pa
+    import pyarrow.types as pat
 
     def is_number(kind: pa.DataType) -> bool:
-        return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        return pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
 
     names = [f">{name}" if is_number(kind) else name for name, kind in zip(rows.names, rows.schema.types, strict=True)]
     values = rows.values()

@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.clock import MILLISECOND_NS, MILLISECOND_US
 from cdc_platform.lake.arrow import compute
 
 _BOUNDED = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_boolean,
-    pa.types.is_string,
-    pa.types.is_temporal,
+    pat.is_integer,
+    pat.is_floating,
+    pat.is_boolean,
+    pat.is_string,
+    pat.is_temporal,
 )
 """Which types the log has bounds of that say the same in every engine."""
 _MILLISECOND = {"us": MILLISECOND_US, "ns": MILLISECOND_NS}
@@ -38,7 +39,7 @@ class Bounds:
     def see(self, batch: pa.RecordBatch) -> None:
         """Take in some of the file's rows."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if pa.types.is_nested(column.type):
+            if pat.is_nested(column.type):
                 continue
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
             if name in self._outside or not any(is_one(column.type) for is_one in _BOUNDED):
@@ -66,11 +67,11 @@ class Bounds:
 
 def _comparable(value: pa.Scalar) -> Any:
     """A value by which others of its column can be compared; times as numbers, as Python's end with the year 9999."""
-    return value.value if pa.types.is_temporal(value.type) else value.as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    return value.value if pat.is_temporal(value.type) else value.as_py()
 
 
 def _more(kind: pa.DataType) -> Any:
     """By how much a greatest value may be less than it is, as something that can be added to it."""
-    if pa.types.is_timestamp(kind):
+    if pat.is_timestamp(kind):
         return _MILLISECOND.get(kind.unit, 0)
-    return "" if pa.types.is_string(kind) else 0
+    return "" if pat.is_string(kind) else 0

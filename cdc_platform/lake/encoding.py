@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.lake.arrow import compute
 
@@ -74,15 +75,15 @@ def pieces_of(values: pa.Array, *, nested: bool = False) -> list[Piece]:
         return pieces_of(values.dictionary_decode(), nested=nested)
     if kind.id in _BYTES:
         return _of_bytes(values)
-    if pa.types.is_map(kind):
+    if pat.is_map(kind):
         entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
         return _of_lists(values.cast(pa.list_(entries)))
     if _is_list(kind):
         return _of_lists(values)
-    if pa.types.is_struct(kind):
+    if pat.is_struct(kind):
         fields = (pieces_of(field, nested=True) for field in values.flatten())
         return [_given(values), *(piece for field in fields for piece in field)]
-    if pa.types.is_null(kind):
+    if pat.is_null(kind):
         return [_given(values)]
     return [_given(values), _numbers(values)] if nested else [_numbers(values)]
 
@@ -93,7 +94,7 @@ def _given(values: pa.Array) -> np.ndarray:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)
 
 
 def _of_bytes(values: pa.Array) -> list[Piece]:
@@ -126,18 +127,18 @@ def _of_lists(values: pa.Array) -> list[Piece]:
 def _numbers(values: pa.Array) -> np.ndarray:
     """Values of one width, as uint8[n, width]; nulls as zeros."""
     kind = values.type
-    if pa.types.is_decimal(kind):
+    if pat.is_decimal(kind):
         width = kind.byte_width
         filled = compute.fill_null(values, pa.scalar(0).cast(kind)) if values.null_count else values
         raw = np.frombuffer(filled.buffers()[1], dtype=np.uint8)
         return raw[filled.offset * width : (filled.offset + len(filled)) * width].reshape(-1, width)
-    if pa.types.is_timestamp(kind):
+    if pat.is_timestamp(kind):
         values = (values if kind.unit == "us" else values.cast(pa.timestamp("us", kind.tz))).view(pa.int64())
-    elif pa.types.is_time32(kind) or pa.types.is_date32(kind):
+    elif pat.is_time32(kind) or pat.is_date32(kind):
         values = values.cast(pa.int32())
-    elif pa.types.is_time64(kind) or pa.types.is_date64(kind) or pa.types.is_duration(kind):
+    elif pat.is_time64(kind) or pat.is_date64(kind) or pat.is_duration(kind):
         values = values.cast(pa.int64())
-    if not pa.types.is_floating(kind) and values.type != pa.int64():
+    if not pat.is_floating(kind) and values.type != pa.int64():
         values = values.cast(pa.int64())
     filled = compute.fill_null(values, 0) if values.null_count else values
     return _bytes_of(np.asarray(filled))

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from deltalake import DeltaTable, write_deltalake
 
 from cdc_platform.errors import StateError
@@ -20,8 +21,9 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
 from cdc_platform.lake.mirrored_logs import with_files
-from cdc_platform.lake.open_tables import Opened, rows_of
-from cdc_platform.lake.parted import Parted
+from cdc_platform.lake.open_tables import Opened
+from cdc_platform.lake.open_tables import rows_of as rows_of
+from cdc_platform.lake.parted import Parted as Parted
 from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
@@ -334,7 +336,7 @@ def _of_keys(table: Table, rows: pa.Table) -> list[Filter]:
         values = compute.unique(rows[name])
         if len(values) <= _MOST_LISTED:
             filters.append((name, "in", values.to_pylist()))
-        elif not pa.types.is_binary(values.type):
+        elif not pat.is_binary(values.type):
             bounds = compute.min_max(values)
             filters += [(name, ">=", bounds["min"].as_py()), (name, "<=", bounds["max"].as_py())]
     return normal_filters(table, filters)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import ipc
 
 from cdc_platform.lake.arrow import cut_binaries, tokens_of_column
 
@@ -75,7 +76,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def unpacked(blobs: pa.Table) -> pa.Table:
     """The rows that blobs hold, in their order."""
-    return pa.concat_tables([pa.ipc.open_stream(blob.as_buffer()).read_all() for blob in blobs.column(_ROWS)])
+    return pa.concat_tables([ipc.open_stream(blob.as_buffer()).read_all() for blob in blobs.column(_ROWS)])
 
 
 def _packed(batches: list[pa.RecordBatch], keys: Keys, parts: int) -> Iterator[pa.RecordBatch]:
@@ -87,7 +88,7 @@ def _packed(batches: list[pa.RecordBatch], keys: Keys, parts: int) -> Iterator[p
     ends = np.append(starts[1:], len(place))
     sink, edges = pa.BufferOutputStream(), [0]
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        with pa.ipc.new_stream(sink, batch.schema) as stream:
+        with ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch.slice(start, end - start))
         edges.append(sink.tell())
     blobs = cut_binaries(np.frombuffer(sink.getvalue(), dtype=np.uint8), np.array(edges))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -31,7 +32,7 @@ Action = dict[str, Any]
 
 def has_times(table: Table) -> bool:
     """Whether partitions of the table are named by times."""
-    return any(pa.types.is_timestamp(table.schema.field(name).type) for name in table.partition_by)
+    return any(pat.is_timestamp(table.schema.field(name).type) for name in table.partition_by)
 
 
 def partition_text(value: Any) -> str:
@@ -130,7 +131,7 @@ def _added(table: Table, file: Action) -> AddAction:
 
 def _with_zones(table: Table, values: Mapping[str, str | None]) -> dict[str, str | None]:
     """Values of partition columns as deltalake wrote them, times with their zone."""
-    times = {name for name in values if pa.types.is_timestamp(table.schema.field(name).type)}
+    times = {name for name in values if pat.is_timestamp(table.schema.field(name).type)}
     return {
         name: _time_text(parse_time_us(value, zone_required=False)) if value is not None and name in times else value
         for name, value in values.items()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import small_files
@@ -48,7 +49,7 @@ def _column(table: Table, rows: pa.Table, declared: pa.Field) -> pa.ChunkedArray
     else:
         values = pa.chunked_array([pa.nulls(rows.num_rows, declared.type)])
     nulls = values.null_count if not declared.nullable else 0
-    if pa.types.is_list(declared.type):
+    if pat.is_list(declared.type):
         nulls += sum(chunk.flatten().null_count for chunk in values.chunks)
     if nulls:
         raise InputError(f"{name} may not be null, and is in {nulls} of {rows.num_rows} rows")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from cdc_platform.lake import small_files
 from cdc_platform.lake.arrow import compute
@@ -273,6 +274,6 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
+    if pat.is_list(kind):
         return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
     return {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}.get(kind, kind)

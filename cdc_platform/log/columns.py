@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.cql.schema import MAX_TTL, Column, TableSchema
 from cdc_platform.cql.timeuuid import FIRST_US, LAST_US, high_half, low_half
@@ -332,7 +333,7 @@ def _where(chosen: np.ndarray, column: pa.Array) -> pa.Array:
         return column
     if not chosen.any():
         return pa.nulls(len(column), column.type)
-    if pa.types.is_nested(column.type):
+    if pat.is_nested(column.type):
         return column.take(pa.array(np.arange(len(column)), mask=~chosen))
     return compute.if_else(pa.array(chosen), column, pa.scalar(None, column.type))
 

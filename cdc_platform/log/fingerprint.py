@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.lake.arrow import compute
 from cdc_platform.ring.mixing import ODD, mixed
@@ -39,11 +40,11 @@ def _mixed(words: Hashes) -> Hashes:
 
 
 def _hashes(column: pa.Array) -> Hashes:
-    if pa.types.is_struct(column.type):
+    if pat.is_struct(column.type):
         found = fingerprints(column.flatten(), len(column))
-    elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
+    elif pat.is_list(column.type) or pat.is_map(column.type):
         found = _of_lists(column)
-    elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+    elif pat.is_string(column.type) or pat.is_binary(column.type):
         found = _of_texts(column)
     else:
         found = _mixed(_words(column))
@@ -54,8 +55,8 @@ def _hashes(column: pa.Array) -> Hashes:
 
 def _words(column: pa.Array) -> Hashes:
     """Values of fixed width as integers; the null ones as anything."""
-    width = 8 if pa.types.is_boolean(column.type) else column.type.bit_width
-    if pa.types.is_boolean(column.type):
+    width = 8 if pat.is_boolean(column.type) else column.type.bit_width
+    if pat.is_boolean(column.type):
         values: Any = compute.fill_null(column, False).cast(pa.uint8()).to_numpy(zero_copy_only=False)
     else:
         _, data = column.buffers()
@@ -74,7 +75,7 @@ def _of_lists(column: Any) -> Hashes:
     """Of lists and maps: the hashes of the elements, each with its place, added up."""
     offsets = np.asarray(column.offsets, dtype=np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
-    parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    parts = (column.keys, column.items) if pat.is_map(column.type) else (column.values,)
     elements = fingerprints((part.slice(first, last - first) for part in parts), last - first)
     lengths = np.diff(offsets)
     places = np.arange(last - first, dtype=np.int64) - np.repeat(offsets[:-1] - first, lengths)

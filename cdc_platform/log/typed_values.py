@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.clock import DAY_NS, MILLISECOND_US, us_of
 from cdc_platform.cql.scalars import shortened
@@ -60,7 +61,7 @@ def refuse_wrong_keys(schema: TableSchema, keys: pa.Array) -> None:
 
 
 def _offsets(keys: Any) -> Any:
-    if pa.types.is_fixed_size_binary(keys.type):
+    if pat.is_fixed_size_binary(keys.type):
         return np.arange(len(keys) + 1) * keys.type.byte_width
     return np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
 

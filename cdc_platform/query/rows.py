@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.clock import HOUR_NS, MICROSECOND_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from cdc_platform.errors import InputError
@@ -53,7 +54,7 @@ class Rows:
             yield from zip(*(self._column(place, column) for place, column in enumerate(batch.columns)), strict=True)
 
     def _column(self, place: int, column: pa.Array) -> list[Any]:
-        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        if pat.is_timestamp(column.type) and column.type.unit == "ns":
             column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
         try:
             values = column.to_pylist()
@@ -70,13 +71,13 @@ def _conversion(kind: pa.DataType) -> _Convert | None:
     """What makes a value of a type one that goes out; None where it is one as pyarrow hands it out."""
     if kind == pa.month_day_nano_interval():
         return _duration
-    if pa.types.is_map(kind):
+    if pat.is_map(kind):
         key, item = _conversion(kind.key_type), _conversion(kind.item_type)
         return lambda entries: [[_or_null(key, one), _or_null(item, other)] for one, other in sorted(entries, key=_key)]
-    if pa.types.is_struct(kind):
+    if pat.is_struct(kind):
         parts = {field.name: _conversion(field.type) for field in kind}
         return None if not any(parts.values()) else lambda value: {n: _or_null(parts[n], v) for n, v in value.items()}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         element = _conversion(kind.value_type)
         return None if element is None else lambda values: [_or_null(element, value) for value in values]
     return None

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyarrow import ipc
 
 from cdc_platform.errors import InputError
 from cdc_platform.lake import frames
@@ -93,7 +94,7 @@ def _batches(result: DataFrame) -> Rows:
     def batches() -> Iterator[pa.RecordBatch]:
         with translated("the query"):
             for row in streams:
-                yield from pa.ipc.open_stream(row["batch"])
+                yield from ipc.open_stream(row["batch"])
 
     return Rows(schema, batches())
 
@@ -102,7 +103,7 @@ def _as_bytes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Each batch as one value; runs in Spark's workers."""
     for batch in batches:
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
+        with ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         yield pa.RecordBatch.from_arrays([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["batch"])
 

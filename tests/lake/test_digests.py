@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,21 +71,21 @@ Row = dict[str, Any]
 
 def plain(values: list[Any], kind: pa.DataType, *, nested: bool = True) -> list[list[bytes]]:
     """The parts of the encoding of values: a list a part, with the bytes of each value."""
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if pat.is_string(kind) or pat.is_binary(kind):
         raw = [value.encode() if isinstance(value, str) else value for value in values]
         return [[_length(value) for value in raw], [value or b"" for value in raw]]
-    if pa.types.is_map(kind):
+    if pat.is_map(kind):
         entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
         pairs = [None if each is None else [{"key": k, "value": v} for k, v in each] for each in values]
         return plain(pairs, pa.list_(entries))
-    if pa.types.is_list(kind):
+    if pat.is_list(kind):
         parts = [plain(value or [], kind.value_type) for value in values]
         return [
             [_length(value) for value in values],
             *([b"".join(part[place]) for part in parts] for place, _ in enumerate(fixed(kind.value_type))),
         ]
     given = [b"\x00" if value is None else b"\x01" for value in values]
-    if pa.types.is_struct(kind):
+    if pat.is_struct(kind):
         fields = ([None if value is None else value[part.name] for value in values] for part in kind)
         return [given, *(part for part, some in zip(kind, fields, strict=True) for part in plain(some, part.type))]
     return [*([given] if nested else []), [_number(value, kind) for value in values]]
@@ -95,9 +96,9 @@ def _length(value: Any) -> bytes:
 
 
 def _number(value: Any, kind: pa.DataType) -> bytes:
-    if pa.types.is_decimal(kind):
+    if pat.is_decimal(kind):
         return int(Decimal(value or 0).scaleb(kind.scale)).to_bytes(16, "little", signed=True)
-    if pa.types.is_floating(kind):
+    if pat.is_floating(kind):
         return struct.pack("<d", 0.0 if value is None else value)
     if isinstance(value, datetime):
         value = (value - EPOCH) // timedelta(microseconds=1)
@@ -108,13 +109,13 @@ def _number(value: Any, kind: pa.DataType) -> bytes:
 
 def fixed(kind: pa.DataType, *, nested: bool = True) -> list[bool]:
     """Whether the same parts have one width in all values."""
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if pat.is_string(kind) or pat.is_binary(kind):
         return [True, False]
-    if pa.types.is_map(kind):
+    if pat.is_map(kind):
         kind = pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)]))
-    if pa.types.is_list(kind):
+    if pat.is_list(kind):
         return [True, *(False for _ in fixed(kind.value_type))]
-    if pa.types.is_struct(kind):
+    if pat.is_struct(kind):
         return [True, *(each for part in kind for each in fixed(part.type))]
     return [True] * (1 + nested)
 

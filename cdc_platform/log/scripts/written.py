@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 import pyarrow as pa
+from pyarrow import ipc
 
 from cdc_platform.cql.schema import TableSchema, log_columns
 from cdc_platform.log.log_values import rows_table, table_rows
@@ -88,7 +89,7 @@ class Written:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115
         table = rows_table(schema, list(_fitting(schema, self._last)))
         start = self._file.seek(0, 2)
-        with pa.ipc.new_stream(self._file, table.schema) as stream:
+        with ipc.new_stream(self._file, table.schema) as stream:
             stream.write_table(table)
         self._blocks.append(_Block(start, self._file.tell() - start, table.num_rows, schema))
         self._last.clear()
@@ -96,7 +97,7 @@ class Written:
     def _table(self, block: _Block) -> pa.Table:
         assert self._file is not None
         self._file.seek(block.start)
-        with pa.ipc.open_stream(self._file.read(block.size)) as stream:
+        with ipc.open_stream(self._file.read(block.size)) as stream:
             return stream.read_all()
 
     def _rows(self, block: _Block) -> Iterator[Row]:

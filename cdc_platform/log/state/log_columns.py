@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.cql.schema import Column, TableSchema, element_key_type
 from cdc_platform.cql.types import SMALLINT, CqlType, ListType, MapType, SetType, UserType, Value
@@ -162,7 +163,7 @@ def _flattened(values: Any, chosen: np.ndarray) -> tuple[np.ndarray, list[Any]]:
     taken = values.take(pa.array(rows))
     offsets = np.asarray(taken.offsets, dtype=np.int64)
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
-    parts = [taken.keys, taken.items] if pa.types.is_map(taken.type) else [taken.values]
+    parts = [taken.keys, taken.items] if pat.is_map(taken.type) else [taken.values]
     return np.repeat(rows, np.diff(offsets)), [part.slice(first, size) for part in parts]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from cdc_platform.cql.ranges import normal_form
 from cdc_platform.cql.schema import TableSchema
@@ -46,7 +47,7 @@ def merged(schema: TableSchema, states: Iterable[pa.Table]) -> pa.Table:
 def codes(column: Any) -> np.ndarray:
     """Integers (int64), equal where the values of a column are, from 1 on; 0 for null."""
     array = one_array(column)
-    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    encoded = array if pat.is_dictionary(array.type) else array.dictionary_encode()
     indices = encoded.indices
     if indices.null_count:
         indices = compute.fill_null(indices, -1)

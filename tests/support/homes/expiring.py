@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 from support.command_line import run
 from support.files.export_files import NODES, generation, iso_time, streams_csv, timestamps_csv, v2_csv
 
@@ -61,7 +62,7 @@ def add_table(lake: Lake, ttl_seconds: int, *, name: str = "t", created_ms: Mill
 
 def write(lake: Lake, table: Table, *rows: dict[str, Any]) -> None:
     """Rows as any writer may leave them; whole numbers in time columns are ms."""
-    times = {field.name for field in table.schema if pa.types.is_timestamp(field.type)}
+    times = {field.name for field in table.schema if pat.is_timestamp(field.type)}
     made = [
         {
             name: to_datetime(Microseconds(value * 1000)) if name in times and isinstance(value, int) else value

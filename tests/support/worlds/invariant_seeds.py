@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from deltalake import write_deltalake
 from support.oracles import oracle
 
@@ -198,7 +199,7 @@ def _node(tokens: list[int], number: int, owners: Owners) -> Row:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind
+    return pa.list_(pa.field("element", kind.value_type)) if pat.is_list(kind) else kind
 
 
 def _time(ms: Milliseconds) -> Any:
