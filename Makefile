@@ -36,15 +36,16 @@ test: java .venv cassandra ## all checks and all tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	@$(MAKE) --no-print-directory -j 2 pyright pytest
+	$(BIN)/pyrefly check --summary=none
+	@$(MAKE) --no-print-directory pytest
 
-# Beside each other: the one needs a core for a minute, in which the other starts its servers.
+.PHONY: types
+types: .venv ## the types alone, in ten seconds
+	$(BIN)/pyrefly check --summary=none
+
 # Three workers leave two cores idle for a twentieth of the time; a fourth one makes all dearer, and the whole a tenth longer.
-# The checker makes much that is soon garbage: with room for it, it takes a seventh less.
-.PHONY: pyright pytest
-pyright: .venv
-	NODE_OPTIONS=--max-semi-space-size=128 $(BIN)/pyright
-pytest: .venv classes collected
+.PHONY: pytest
+pytest: .venv classes collected ## all tests, without the checks
 	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 .PHONY: test-fast

@@ -100,7 +100,7 @@ def main() -> None:
         swapped = {"cdc_platform.serving.code": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
         return replace(made, command=[swapped.get(word, word) for word in made.command])
 
-    Parts._service = with_empty_job  # pyright: ignore[reportAttributeAccessIssue]
+    Parts._service = with_empty_job  # pyrefly: ignore[bad-assignment]
     program.main()
 
 

@@ -30,7 +30,9 @@ class SparkResource(LazyPySparkResource):
         if self._spark_session is None:
             from cdc_platform.lake.session import spark_session
 
-            self._spark_session = spark_session("cdc-platform assets", extra_conf=self.spark_config or None)
+            self._spark_session = spark_session(  # pyrefly: ignore[bad-assignment]
+                "cdc-platform assets", extra_conf=self.spark_config or None
+            )
 
     def workers(self) -> Workers:
         """Who works on an asset's rows: its process while they are few, then this session."""

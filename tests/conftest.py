@@ -45,7 +45,7 @@ settings.register_profile("thorough", max_examples=2000, deadline=None, database
 settings.register_profile(
     "histories", max_examples=int(os.environ.get("CDC_PLATFORM_HISTORIES", "75")), deadline=None, database=None
 )
-hypothesis.core.global_force_seed = int(SEED)
+hypothesis.core.global_force_seed = int(SEED)  # pyrefly: ignore[bad-assignment]
 settings.load_profile("quick")
 
 

@@ -91,13 +91,12 @@ def checked(folder: Path, lines: str) -> list[str]:
     head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US, ms_of, us_of\n\n"
     setup = "ms = Milliseconds(1)\nus = Microseconds(1)\n\n"
     snippet.write_text(head + setup + lines, encoding="utf-8")
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(snippet)]
+    options = ["--config", str(ROOT / "pyproject.toml"), "--output-format", "json"]
+    command = [sys.executable, "-m", "pyrefly", "check", *options, str(snippet)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
     offset = (head + setup).count("\n")
-    told = json.loads(done.stdout)["generalDiagnostics"]
-    return sorted(
-        {lines.splitlines()[each["range"]["start"]["line"] - offset] for each in told if each["severity"] == "error"}
-    )
+    told = json.loads(done.stdout)["errors"]
+    return sorted({lines.splitlines()[each["line"] - 1 - offset] for each in told if each["severity"] == "error"})
 
 
 def test_times_are_converted_in_the_clock_alone() -> None:

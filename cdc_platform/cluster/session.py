@@ -208,7 +208,7 @@ class LiveCluster:
         asked = self._statement(table, statement, page_rows, values)
         # A future takes the session's protocol as it is made; one thread makes them all.
         usual = self._session.client_protocol_handler
-        self._session.client_protocol_handler = RawProtocol
+        self._session.client_protocol_handler = RawProtocol  # pyrefly: ignore[bad-assignment]
         try:
             future = self._session.execute_async(asked, execution_profile=_RAW)
         except DRIVER_ERRORS as error:
@@ -293,7 +293,7 @@ def connected(name: str, connection: Connection, one_node: int | None = None) ->
         schema_metadata_enabled=False,
         token_metadata_enabled=False,
         shard_aware_options={"disable": True},
-        connect_timeout=connection.connect_timeout,  # type: ignore[arg-type]  # seconds, a part of one too
+        connect_timeout=connection.connect_timeout,  # seconds, a part of one too
         control_connection_timeout=connection.request_timeout,
         reconnection_policy=ExponentialReconnectionPolicy(1, 60, None),
         executor_threads=2,

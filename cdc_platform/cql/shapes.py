@@ -94,7 +94,7 @@ def _mark(literal: str) -> str:
     return ("\0FLOAT" if "." in literal else "\0INTEGER") + sign
 
 
-class Slotted(Bodies):  # pyright: ignore[reportGeneralTypeIssues]
+class Slotted(Bodies):
     """The records of a statement with slots in place of its literals, which are at the given places of the text.
 
     `constants` are those that it has put slots for, by their numbers.

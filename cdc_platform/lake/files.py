@@ -105,10 +105,10 @@ def opened(folder: str, version: int | None = None) -> DeltaTable:
 def rows_of_version(folder: str, version: int) -> pa.Table:
     """All rows of a version of a table, in the columns that it had then, in no order; raises what `opened` does."""
     # Takes half as long to load as everything else here.
-    from pyarrow.dataset import ParquetReadOptions
+    from pyarrow import dataset
 
     # Spark's timestamps would be read as nanoseconds, which end in 2262.
-    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    options = dataset.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     return opened(folder, version).to_pyarrow_dataset(parquet_read_options=options).to_table()
 
 

@@ -31,7 +31,7 @@ from cdc_platform.lake.threads import side_by_side
 from cdc_platform.places import Seen, Stored, options
 
 if TYPE_CHECKING:
-    from pyarrow.dataset import Dataset
+    from pyarrow import dataset
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
@@ -182,7 +182,7 @@ class OpenedLog(DeltaTable):
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         return DeltaTable.history(self.with_files(), limit)
 
-    def to_pyarrow_dataset(self, *args: Any, **options: Any) -> Dataset:
+    def to_pyarrow_dataset(self, *args: Any, **options: Any) -> dataset.Dataset:
         return DeltaTable.to_pyarrow_dataset(self.with_files(), *args, **options)
 
     def create_checkpoint(self) -> None:

@@ -24,7 +24,7 @@ from cdc_platform.lake.translate import translated
 from cdc_platform.places import Place, options, place_of
 
 if TYPE_CHECKING:
-    from pyarrow.dataset import Dataset, Expression
+    from pyarrow import dataset as arrow_dataset
 
 # Of what is not here (deletion vectors, column mapping) a file alone does not tell the rows that a table has.
 _READABLE = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
@@ -61,7 +61,7 @@ class Snapshot:
     parts: tuple[Part, ...]
     beyond: tuple[str, ...] = ()
 
-    def dataset(self) -> Dataset:
+    def dataset(self) -> arrow_dataset.Dataset:
         """The rows, to be scanned any number of times.
 
         Row groups that a filter excludes stay unread; files that it excludes by partition or time are not opened.
@@ -95,7 +95,7 @@ class Snapshot:
                 return f"{self.table.full_name}: {self.folder / part.path} {told}"
         return None
 
-    def _holds(self, part: Part) -> Expression | None:
+    def _holds(self, part: Part) -> arrow_dataset.Expression | None:
         """What is true of every row of a file."""
         field = _datasets().field
         each = [
@@ -216,14 +216,13 @@ def _beyond(opened: DeltaTable) -> tuple[str, ...]:
 
 def _file_system(folder: Place) -> tuple[Any, str]:
     """What Arrow reads the files of a table by, and what their paths begin with there."""
+    from pyarrow import fs
+
     if folder.here is not None:
-        from pyarrow.fs import LocalFileSystem
-
-        return LocalFileSystem(), f"{folder}/"
+        return fs.LocalFileSystem(), f"{folder}/"
     from deltalake.fs import DeltaStorageHandler
-    from pyarrow.fs import PyFileSystem
 
-    return PyFileSystem(DeltaStorageHandler(str(folder), options(str(folder)))), ""
+    return fs.PyFileSystem(DeltaStorageHandler(str(folder), options(str(folder)))), ""
 
 
 def _damage_of(path: Place) -> str | None:

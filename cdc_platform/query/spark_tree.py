@@ -73,7 +73,7 @@ class _Read(Spark):
         STRING_ESCAPES = ["\\", "'"]  # noqa: RUF012
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
 
-    class Parser(Spark.Parser):
+    class Parser(Spark.Parser):  # pyrefly: ignore[bad-override]
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
 
 

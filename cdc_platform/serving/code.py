@@ -46,7 +46,7 @@ def serve() -> None:
 
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
-            self._mp_ctx = multiprocessing.get_context("forkserver")
+            self._mp_ctx = multiprocessing.get_context("forkserver")  # pyrefly: ignore[bad-assignment]
             forkserver.ensure_running()
 
     databases.keep_open()
@@ -73,7 +73,7 @@ def _fork_the_parent_of_runs() -> None:
         return
     resource_tracker.ensure_running()
     spawn = util.spawnv_passfds
-    util.spawnv_passfds = _forked  # pyright: ignore[reportPrivateImportUsage]
+    util.spawnv_passfds = _forked  # pyrefly: ignore[bad-assignment]
     try:
         forkserver.ensure_running()
     finally:

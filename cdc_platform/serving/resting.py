@@ -14,4 +14,4 @@ def watch_seldom() -> None:
     """Look every five seconds, in this process, whether the code server is another one; Dagster looks every second."""
     from dagster._grpc import server_watcher
 
-    server_watcher.WATCH_INTERVAL = WATCH_SECONDS
+    server_watcher.WATCH_INTERVAL = WATCH_SECONDS  # pyrefly: ignore[bad-assignment]

@@ -250,6 +250,6 @@ def test_writes_of_a_generation_that_was_not_read_are_refused() -> None:
 def test_unknown_policies_are_refused() -> None:
     """Both at the class and at the rule."""
     with pytest.raises(InputError, match="strict or recent-past"):
-        Metadata(policy="lenient")  # pyright: ignore[reportArgumentType]
+        Metadata(policy="lenient")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(InputError, match="strict or recent-past"):
-        decide([], Microseconds(0), Microseconds(0), policy="lenient")  # pyright: ignore[reportArgumentType]
+        decide([], Microseconds(0), Microseconds(0), policy="lenient")  # pyrefly: ignore[bad-argument-type]

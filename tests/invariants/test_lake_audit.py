@@ -77,7 +77,7 @@ def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, on_spark: Worker
     context.setJobGroup("lake", "lake")
     findings = audit_lake(on_spark, seeded.lake)
     jobs = len(context.statusTracker().getJobIdsForGroup("lake"))
-    context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    context.setLocalProperty("spark.jobGroup.id", None)  # pyrefly: ignore[bad-argument-type]
     assert jobs <= 3
     assert [line.invariant for line in findings] == list(INVARIANTS)
     assert failed(findings) == []

@@ -92,7 +92,7 @@ def jobs_of(spark: SparkSession, name: str, run: Callable[[], object]) -> int:
         run()
         return len(context.statusTracker().getJobIdsForGroup(name))
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.jobGroup.id", None)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.spark

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow.dataset import Expression
+from pyarrow import dataset
 
 from cdc_platform.clock import from_datetime
 from cdc_platform.lake import snapshots
@@ -32,7 +32,7 @@ def filled(folder: Path, *files: list[int | None]) -> Lake:
     return lake
 
 
-def found(lake: Lake, chosen: Expression) -> list[int | None]:
+def found(lake: Lake, chosen: dataset.Expression) -> list[int | None]:
     """The moments (µs) that pass a filter."""
     snapshot = snapshots.newest(lake, TIMED)
     assert snapshot is not None

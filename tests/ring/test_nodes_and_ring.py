@@ -39,7 +39,7 @@ def test_every_token_keeps_its_owner(owned: set[int], nodes: int) -> None:
 def test_tokens_of_a_node_are_kept_ascending() -> None:
     """Two nodes that differ in the order of their tokens alone are one."""
     assert node(1, 7, -3, 5) == node(1, -3, 5, 7)
-    assert Node(UUID(int=1), np.array([7, -3]), 2, 12).tokens == (-3, 7)  # pyright: ignore[reportArgumentType]
+    assert Node(UUID(int=1), np.array([7, -3]), 2, 12).tokens == (-3, 7)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_owners_hold_what_comes_before_their_tokens() -> None:

@@ -35,7 +35,7 @@ def ways_of_writing(lake: Lake) -> list[Callable[[], Any]]:
         lambda: lake.raise_column(STREAMS_DESCRIPTIONS_V2, one, "range_end"),
         lambda: lake.append_once(STREAMS_DESCRIPTIONS_V2, one, {"a": 1}, None),
         lambda: lake.replace_once(STREAMS_DESCRIPTIONS_V2, one, [("range_end", "=", 100)], 0),
-        lambda: frames.replace_slice(Workers(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # type: ignore[arg-type]
+        lambda: frames.replace_slice(Workers(_no_session), lake, STREAMS_DESCRIPTIONS_V2, None, cell),  # pyrefly: ignore[bad-argument-type]
     ]
 
 
