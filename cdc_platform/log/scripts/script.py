@@ -166,7 +166,7 @@ class Script:
         self._base(table).alter(table)
         self._rename(name, before, table)
         if before.cdc != table.cdc:
-            self._histories[name].append(Standing(self._at_us, table.cdc))
+            self._histories[name].append(Standing(self.at_us, table.cdc))
         if before.log_since_us != table.log_since_us:
             self.emptied.append(table)
             self._told[name], self.written[name] = KeptState(), Written()
@@ -187,7 +187,7 @@ class Script:
     def _truncate(self, schema: TableSchema) -> None:
         """Forget the rows of a table; its log stays as it is, and what stands there is told of as not the table's."""
         self._base(schema).truncate()
-        self._catalog.put(replace(schema, truncated_us=self._at_us))
+        self._catalog.put(replace(schema, truncated_us=self.at_us))
         self._base(schema).alter(self._catalog.keyspaces[schema.keyspace].tables[schema.name])
 
     @property
@@ -196,7 +196,7 @@ class Script:
         return [base.schema for base in self._bases.values()]
 
     @property
-    def _at_us(self) -> Microseconds:
+    def at_us(self) -> Microseconds:
         """The time (µs) that the next write will have; those before are earlier."""
         return self._now_us + self._ticks
 
@@ -237,7 +237,7 @@ class Script:
 
     def _write(self, number: int, body: s.Write | s.Batch) -> tuple[Sequence[tuple[TableSchema, Row]], Answer | None]:
         """The log rows of a write, and what its conditions come to; without them it leaves none."""
-        moment = Moment(self._at_us)
+        moment = Moment(self.at_us)
         if not _has_timestamps(body):
             self._ticks += ONE_US
         binder = Binder(self._catalog, moment, self._read)

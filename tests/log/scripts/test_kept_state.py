@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.files.cql_scripts import NOW_US
 from support.histories.log_histories import schemas
@@ -15,7 +15,8 @@ from support.histories.log_statements import OPTIONS, Written, definition, scrip
 
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cql.parser import parse
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.types import INT
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
@@ -151,8 +152,25 @@ def test_many_files_become_few(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> N
 tables = st.sampled_from([each for each in OPTIONS if each.delta == "full"]).flatmap(schemas)
 histories = tables.flatmap(lambda schema: st.tuples(st.just(schema), scripts(schema, Microseconds(NOW_US - 3), NOW_US)))
 
+# The last write, which cannot say its own time, is behind the first one by no more than the two before it took.
+AT_ONE_MOMENT = (
+    TableSchema(
+        "ks",
+        "t",
+        (Column("p0", INT, "partition"), Column("k0", INT, "clustering"), Column("v0", INT)),
+        OPTIONS[0],
+    ),
+    [
+        Written(f"DELETE FROM ks.t USING TIMESTAMP {NOW_US} WHERE p0 = 0;", ()),
+        Written("DELETE v0 FROM ks.t WHERE p0 = 0 AND k0 = 0 IF EXISTS;", ()),
+        Written(f"INSERT INTO ks.t (p0, k0) VALUES (0, 0) USING TIMESTAMP {NOW_US - 3};", ()),
+        Written("INSERT INTO ks.t (p0, k0) VALUES (0, 0) IF NOT EXISTS;", ()),
+    ],
+)
+
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example(history=AT_ONE_MOMENT)
 @given(history=histories)
 def test_a_history_in_parts_is_what_it_is_at_once(
     streams_home: Path, tmp_path_factory: pytest.TempPathFactory, history: tuple[TableSchema, list[Written]]
@@ -166,8 +184,9 @@ def test_a_history_in_parts_is_what_it_is_at_once(
     middle = len(statements) // 2
     for part in (statements[:middle], statements[middle:]):
         text = "\n".join(each.text.rstrip(";") + ";" for each in part)
+        clock = Clock(whole.at_us)
         result = whole.run(parse(text))
-        kept = keep(text, lake, Clock(NOW_US), Settings())
+        kept = keep(text, lake, clock, Settings())
         assert [each.became for each in kept.outcomes] == [each.became for each in result.outcomes]
     if result.tables and kept.tables and not {"all writes", "values"} & {gap.what for gap in result.tables[0].missing}:
         assert kept.tables[0].base == result.tables[0].base
