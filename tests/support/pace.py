@@ -31,6 +31,7 @@ _OF_SERVERS = {
     "program": "a wheel that is installed",
     "rehearsal": "runs of Dagster, of all steps and checks",
 }
+_OF_ENDS = "the last one of its worker: what its tests shared ends behind it"
 _COST = "cost"
 _FILES = 40
 _WORTH_LOOKING_S = 2.0
@@ -58,11 +59,17 @@ class Pace:
     def __init__(self) -> None:
         self._own = self._all = 0.0
         self._tests: defaultdict[str, Cost] = defaultdict(Cost)
+        self._ends = False
 
     def pytest_collection_finish(self) -> None:
         """What came before the first test is nobody's."""
         self._own = sum(os.times()[:2])
         self._all = sum(os.times()[:4]) + _of_descendants()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, nextitem: pytest.Item | None) -> None:
+        """Know whether all that tests share ends with this one."""
+        self._ends = nextitem is None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -70,7 +77,7 @@ class Pace:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Put what a part of a test cost into its report, which goes to the process that reports."""
         report = yield
-        cost = [call.duration, self._spent(call.duration), _reason(item)]
+        cost = [call.duration, self._spent(call.duration), _reason(item) or _OF_ENDS * self._ends]
         report.user_properties.append((_COST, cost))
         return report
 
