@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,22 +161,26 @@ def test_doctor_names_a_worker_whose_clock_is_off(
 def test_a_profile_is_looked_up_where_a_task_runs(
     cluster: Cluster, logged: str, s3_process: S3, tmp_path: Path
 ) -> None:
-    """By a worker that has boto3 and the files; one that lacks either says which in a line, and a join says it too."""
-    team = profile_of_worker(s3_process, tmp_path)
-    cluster.gives(team, team | {"PYTHONPATH": ""})
-    (bad,) = wrong_of_doctor(cluster, logged)
-    assert "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed" in bad["found"]
-    cluster.gives(team, team)
+    """By one that has boto3 and the files; one that lacks either says which, a join says it; later all goes on."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "join")
+    with_boto3, without = packages_of_profiles(tmp_path / "with boto3"), tmp_path / "without"
+    without.mkdir()
+    named = naming_a_profile(tmp_path)
+    cluster.gives(named | {"PYTHONPATH": str(with_boto3)}, named | {"PYTHONPATH": str(without)})
+    no_profile = "AWS_PROFILE is team, which cannot be used: The config profile (team) could not be found"
+    no_boto3 = "AWS_PROFILE names a profile and boto3, which reads profiles, is not installed"
+    one, other = (each["found"] for each in wrong_of_doctor(cluster, logged, 2))
+    assert (no_profile in one and no_boto3 in other) or (no_profile in other and no_boto3 in one)
+    said = cluster.refused(cluster.start(*twins.join, at=tmp_path / "join"))
+    assert no_profile in said or no_boto3 in said
+    write_profile(s3_process, named)
+    (bad,) = wrong_of_doctor(cluster, logged)
+    assert no_boto3 in bad["found"]
+    for package in with_boto3.iterdir():
+        (without / package.name).symlink_to(package)
     cluster.ends(cluster.start(*twins.join, at=tmp_path / "join"))
     twins.assert_same()
-    nobody, due = team | {"AWS_PROFILE": "nobody"}, "AWS_PROFILE is nobody, which cannot be used: "
-    cluster.gives(nobody, nobody)
-    for bad in wrong_of_doctor(cluster, logged, 2):
-        assert f"{due}The config profile (nobody) could not be found" in bad["found"]
-    twins = Twins(f"{s3_process.bucket()}/join", tmp_path / "nobody")
-    said = cluster.refused(cluster.start(*twins.join, at=tmp_path / "nobody"))
-    assert due in said
+    cluster.ends(cluster.start("-m", "cdc_platform", "--home", logged, "doctor", "--cluster"))
 
 
 def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list[dict[str, Any]]:
@@ -187,21 +192,28 @@ def wrong_of_doctor(cluster: Cluster, home: str, due: int | None = None) -> list
     return found
 
 
-def profile_of_worker(s3: S3, folder: Path) -> dict[str, str]:
-    """The variables of a worker that has boto3 and a profile in a file, which a door asks for, and no key."""
-    packages = folder / "packages"
-    packages.mkdir()
+def packages_of_profiles(folder: Path) -> Path:
+    """A folder with boto3 and what it imports."""
     for name in ("boto3", "botocore", "jmespath", "s3transfer", "urllib3"):
         place = importlib.util.find_spec(name)
         assert place is not None
         assert place.origin is not None
-        shutil.copytree(Path(place.origin).parent, packages / name)
+        shutil.copytree(Path(place.origin).parent, folder / name)
+    return folder
+
+
+def naming_a_profile(folder: Path) -> dict[str, str]:
+    """The variables of a worker that has a profile's name, the names of its files, which are empty, and no key."""
+    files = {"AWS_CONFIG_FILE": str(folder / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(folder / "credentials")}
+    for file in files.values():
+        Path(file).touch()
+    return dict.fromkeys(INSTEAD_OF, "") | files | {"AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def write_profile(s3: S3, named: Mapping[str, str]) -> None:
+    """Put that profile into its files, with the door of the store that asks for the tests' key."""
     door = s3.environment("keyed")
-    config, credentials = folder / "config", folder / "credentials"
-    config.write_text(
-        f"[profile team]\nregion = {door['AWS_REGION']}\nendpoint_url = {door['AWS_ENDPOINT_URL']}\n", encoding="utf-8"
-    )
-    credentials.write_text(f"[team]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n", encoding="utf-8")
-    none = dict.fromkeys(INSTEAD_OF, "")
-    files = {"AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": str(credentials)}
-    return none | files | {"AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(packages)}
+    told = f"[profile team]\nregion = {door['AWS_REGION']}\nendpoint_url = {door['AWS_ENDPOINT_URL']}\n"
+    Path(named["AWS_CONFIG_FILE"]).write_text(told, encoding="utf-8")
+    told = f"[team]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    Path(named["AWS_SHARED_CREDENTIALS_FILE"]).write_text(told, encoding="utf-8")
