@@ -22,7 +22,7 @@ from cdc_platform.records.ring import put_nodes
 from cdc_platform.ring import Node
 
 # Each kill is two commands on a server that others of the machine may keep waiting.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.grid("kills of joins", 2)]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.grid("kills of joins", 1)]
 BOTH = pytest.mark.parametrize("place", ["here", pytest.param("spark", marks=pytest.mark.spark)])
 AT = "2026-01-01T12:00:00Z"
 FIRST = """CREATE TABLE ks.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};

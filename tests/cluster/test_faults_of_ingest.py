@@ -158,7 +158,7 @@ def _runs(cluster: KnownCluster, workers: Workers) -> int:
     return RUNS
 
 
-@pytest.mark.grid("faults in the middle of a window", 3)
+@pytest.mark.grid("faults in the middle of a window", 2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_what_happens_in_the_middle_of_a_window(
     fault: Fault, standin: StandIn, paged: KnownCluster, log: LiveLog, workers: Workers

@@ -70,7 +70,7 @@ def older(table: LiveTable, text: str) -> None:
     table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 3 * DAY_US}"))
 
 
-@pytest.mark.grid("late writes to a live table", 4)
+@pytest.mark.grid("late writes to a live table", 3)
 @pytest.mark.parametrize(("text", "rows"), WRITES.values(), ids=WRITES)
 def test_a_write_that_comes_late(
     cluster: KnownCluster, workers: Workers, table: LiveTable, text: str, rows: tuple[dict[str, Any], ...]

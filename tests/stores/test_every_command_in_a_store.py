@@ -150,7 +150,7 @@ def test_every_command_stands_here() -> None:
     assert all(words in (root / file).read_text(encoding="utf-8") for file, words in ELSEWHERE.values())
 
 
-@pytest.mark.grid("commands in a store", 4)
+@pytest.mark.grid("commands in a store", 3)
 @pytest.mark.parametrize("asked", CASES, ids=str)
 def test_it_answers_as_in_a_folder(asked: Asked, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same exit code and the same words but for what is drawn; afterwards the tables have the same rows."""
