@@ -145,6 +145,8 @@ LONG = {
     ),
     "server": ("test_readme.py", "test_every_kill_of_joins.py", "test_connect.py", "test_forced_validation.py"),
     "processes": ("test_races.py", "test_races_of_logs.py", "test_every_kill.py"),
+    # These wait more than they work: beside others, and not beside each other at the end.
+    "waiting": ("test_emulators.py", "test_supervisor.py", "test_ui.py"),
 }
 # Which groups may take what is slow to start: in another one it would be started once more.
 SHARED = {
