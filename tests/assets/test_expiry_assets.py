@@ -157,6 +157,7 @@ def test_every_step_runs_in_the_pool_of_its_table() -> None:
     """No step removes from a table while another one writes to it."""
     steps = {node.name: node.definition for node in defs.resolve_job_def(EXPIRE_JOB).nodes}
     pools = {name: step.pool for name, step in steps.items() if isinstance(step, OpDefinition)}
+    assert set(pools) == set(steps)
     for table in removal.SHRINKING:
         assert pools[f"remove_from_{table.name}"] == f"{table.keyspace}/{table.name}"
     assert pools["mark_expired"] == "system_distributed/cdc_generation_timestamps"
