@@ -17,7 +17,8 @@ from cdc_platform.clock import HOUR_US, Microseconds, us_of
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
 from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserType
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
 from cdc_platform.timeline import Timeline
 

@@ -31,7 +31,7 @@ from cdc_platform.clock import Clock, Milliseconds
 from cdc_platform.lake.server_file import REMOTE_VARIABLE
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS
 from cdc_platform.records import inbox
-from cdc_platform.sources.bootstrap_file import JoinRequest
+from cdc_platform.records.join_request import JoinRequest
 
 TIMES = 50 if KILLS == "all" else int(KILLS or 1)
 TWO_PHASES = "two_phase_switch = true\nswitch_lease_ms = 900000\nswitch_deadline_ms = 600000\nswitch_margin_ms = 5000\n"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cdc_platform.cql.schema import TableSchema
     from cdc_platform.lake.lake import Lake
-    from cdc_platform.log.scripts.script import Outcome, TouchedTable
+    from cdc_platform.log.scripts.outcomes import Outcome, TouchedTable
     from cdc_platform.settings import Settings
 
 CARTS = "demo.carts"

@@ -24,13 +24,12 @@ from types import TracebackType
 from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.executors import CONF_VARIABLE, conf_of_file, is_local
 from cdc_platform.lake.jars import spark_home
+from cdc_platform.lake.server_file import REMOTE_VARIABLE, TOKEN_VARIABLE
 from cdc_platform.lake.session import (
     LOG_VARIABLE,
     LONGEST_SOCKET_FOLDER,
     MEMORY_VARIABLE,
     NO_TRACES,
-    REMOTE_VARIABLE,
-    TOKEN_VARIABLE,
     chosen_master,
     driver_conf,
     reason,

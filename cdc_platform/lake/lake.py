@@ -23,8 +23,9 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
-from cdc_platform.lake.merging import Merged, Parted, merge, merge_judged, rows_of, transact
-from cdc_platform.lake.open_tables import Opened, OpenTables, by_slice
+from cdc_platform.lake.merging import Merged, merge, merge_judged, transact
+from cdc_platform.lake.open_tables import Opened, OpenTables, by_slice, rows_of
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.rows import conform, nothing, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated

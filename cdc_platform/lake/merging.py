@@ -21,9 +21,8 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.differing import differing
 from cdc_platform.lake.filters import Filter, filters_sql, normal_filters, quoted
 from cdc_platform.lake.mirrored_logs import with_files
-from cdc_platform.lake.open_tables import Opened
-from cdc_platform.lake.open_tables import rows_of as rows_of
-from cdc_platform.lake.parted import Parted as Parted
+from cdc_platform.lake.open_tables import Opened, rows_of
+from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table

@@ -28,9 +28,7 @@ from cdc_platform.lake.class_archive import archive_options
 from cdc_platform.lake.executors import cluster_conf, is_local, send_program, workers_own_python
 from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
-from cdc_platform.lake.server_file import REMOTE_VARIABLE as REMOTE_VARIABLE
-from cdc_platform.lake.server_file import SERVER_VARIABLE, ServerFile, what_to_unset
-from cdc_platform.lake.server_file import TOKEN_VARIABLE as TOKEN_VARIABLE
+from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile, what_to_unset
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
 
 if TYPE_CHECKING:

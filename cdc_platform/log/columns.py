@@ -21,9 +21,9 @@ from cdc_platform.lake.arrow import compute, uuid_texts
 from cdc_platform.lake.tables import TIMESTAMP
 from cdc_platform.log.fingerprint import Hashes, fingerprints, hashes
 from cdc_platform.log.key_bytes import key_bytes
-from cdc_platform.log.log_table import WRITTEN_AT, end_column, log_table, range_columns
+from cdc_platform.log.log_table import end_column, log_table, range_columns
 from cdc_platform.log.rows import Operation
-from cdc_platform.log.stored_names import stored
+from cdc_platform.log.stored_names import WRITTEN_AT, stored
 from cdc_platform.log.typed_ranges import ranges_of
 from cdc_platform.log.typed_values import refuse_wrong_keys, refuse_wrong_values
 from cdc_platform.timeline import StreamsOf

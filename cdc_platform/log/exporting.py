@@ -19,9 +19,10 @@ from cdc_platform.cql.written import plain_ddl
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.exact import FIRST_MS, LAST_MS
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.reading.reader import read_between
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records.cdc_tables import cdc_tables
 from cdc_platform.sources.exporting import CsvFile
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 from cdc_platform.cql.schema import LogColumn, TableSchema, log_columns
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType
 from cdc_platform.lake.tables import TIMESTAMP, Table, array_of, column
-from cdc_platform.log.stored_names import EXACT, stored
-from cdc_platform.log.stored_names import WRITTEN_AT as WRITTEN_AT
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, stored
 
 _SCALARS: dict[str, pa.DataType] = {
     "ascii": pa.string(),

@@ -19,8 +19,8 @@ from cdc_platform.lake.shape import Door, spark_struct
 from cdc_platform.lake.volume import TaskRows, Workers
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.imaged_volume import imaged_rows
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, range_columns, writes_schema
-from cdc_platform.log.stored_names import EXACT, stored
+from cdc_platform.log.log_table import log_table, range_columns, writes_schema
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, stored
 from cdc_platform.timeline import StreamsOf, StreamSources
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cdc_platform.errors import InputError
-from cdc_platform.records.join_request import JoinRequest as JoinRequest
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.node_fields import refusal
 from cdc_platform.sources.json_files import parse_json, read_text
 

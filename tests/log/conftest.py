@@ -12,7 +12,8 @@ from support.homes.imported import home_with_generations
 
 from cdc_platform.clock import Clock, parse_time_ms, parse_time_us
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.scripts.script import Outcome, Result, rehearse
+from cdc_platform.log.scripts.outcomes import Outcome, Result
+from cdc_platform.log.scripts.script import rehearse
 from cdc_platform.settings import Settings
 
 

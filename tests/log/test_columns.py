@@ -33,9 +33,10 @@ from cdc_platform.cql.types import (
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import stream_ids
 from cdc_platform.log.columns import log_batch
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.log_values import arrow_value, rows_table, table_rows
 from cdc_platform.log.rows import log_mutations
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.log.typed_images import imaged_batch
 
 ALWAYS = EPOCH_US

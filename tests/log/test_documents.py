@@ -13,7 +13,7 @@ import pytest
 
 from cdc_platform.cql.schema import log_columns
 from cdc_platform.cql.types import timeuuid_order, timeuuid_us
-from cdc_platform.log.scripts.script import Result
+from cdc_platform.log.scripts.outcomes import Result
 
 DATA = Path(__file__).parents[1] / "data"
 KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1};\n"

@@ -19,10 +19,11 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.imaged_volume import states_before
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.state.kept import keep_state
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.log.typed_images import imaged_batch
 from cdc_platform.log.volume import append, append_writes, log_rows
 from cdc_platform.timeline import StreamSources

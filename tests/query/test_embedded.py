@@ -19,8 +19,9 @@ from cdc_platform.clock import HOUR_US, MILLISECOND_US, SECOND_US, Clock, Micros
 from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, NODES, STREAMS_DESCRIPTIONS_V2, TABLES
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import copy_hour
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.query.embedded import answer
 from cdc_platform.query.names import At
 from cdc_platform.records import cdc_tables

@@ -53,9 +53,10 @@ from cdc_platform.lifecycle.join.formats import V1, V2
 from cdc_platform.lifecycle.join.joining import run_join
 from cdc_platform.lifecycle.join.refill import MADE
 from cdc_platform.lifecycle.join.step import Joining, judged, take
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import read_window, sink_table
 from cdc_platform.log.reading.windows import Window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.places import place_of
 from cdc_platform.records import inbox
 from cdc_platform.settings import Settings

@@ -14,7 +14,8 @@ from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables
 

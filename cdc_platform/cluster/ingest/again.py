@@ -17,10 +17,10 @@ from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.errors import ConflictError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.log.log_table import WRITTEN_AT
 from cdc_platform.log.reading.following import TooManyRows
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import next_window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSources
 

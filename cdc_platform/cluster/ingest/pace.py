@@ -27,9 +27,10 @@ from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.alterations import altered, unseen
 from cdc_platform.records.table_history import DROPPED, TableChange

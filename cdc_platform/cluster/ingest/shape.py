@@ -15,9 +15,9 @@ from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.aside import clashing, rename, until_now
-from cdc_platform.log.stored_names import stored
+from cdc_platform.log.stored_names import WRITTEN_AT, stored
 from cdc_platform.records import cdc_tables
 
 ASIDE = "ingest:aside"

@@ -27,13 +27,13 @@ from cdc_platform.errors import NotFound
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.following import TooManyRows
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.reader import ROWS_AT_ONCE, in_order
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import Window, next_window
-from cdc_platform.log.stored_names import EXACT
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT
 from cdc_platform.ring.tokens import UInt8s
 from cdc_platform.timeline import StreamSource
 

@@ -24,8 +24,8 @@ from cdc_platform.lake.volume import file_batches
 from cdc_platform.log.audit.rows import NO_TIME, LogRows
 from cdc_platform.log.exact import may_be_far
 from cdc_platform.log.key_bytes import canonical_keys, key_bytes
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
-from cdc_platform.log.stored_names import EXACT, stored
+from cdc_platform.log.log_table import log_table
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, stored
 from cdc_platform.ring.tokens import Bools, Int64s, UInt64s
 
 _HEAD = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$end_of_batch", WRITTEN_AT)

@@ -13,9 +13,10 @@ from cdc_platform.invariants.findings import HOURS_HOLD_ROWS_ONCE, HOURS_HOLD_TH
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CONSUMED_HOURS
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import keys_of, logs, within
 from cdc_platform.log.reading.reader import BY_HOUR, ROWS_AT_ONCE, sink_table
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records.passed_over import passed_over
 from cdc_platform.timeline import StreamSources
 

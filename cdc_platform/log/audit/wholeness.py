@@ -17,9 +17,10 @@ from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log import gaps
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import within
 from cdc_platform.log.reading.reader import FROM_CLUSTER, newest_us, sink_table
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources

@@ -33,7 +33,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import CONSUMED_HOURS, Table
 from cdc_platform.log.ddl import known_tables, schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.reader import (
@@ -50,6 +50,7 @@ from cdc_platform.log.reading.reader import (
 )
 from cdc_platform.log.reading.sets import SAFETY_US, stream_sets
 from cdc_platform.log.reading.windows import Window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
 

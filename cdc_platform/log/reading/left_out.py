@@ -13,8 +13,9 @@ from cdc_platform.clock import Clock, Microseconds, format_us, to_datetime
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.windows import Sets, Window
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import passed_over
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource

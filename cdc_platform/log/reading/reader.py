@@ -23,14 +23,14 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.aside import aside, put_aside
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
 from cdc_platform.log.reading.windows import Window, next_window
-from cdc_platform.log.stored_names import EXACT, GENERATION
+from cdc_platform.log.stored_names import EXACT, GENERATION, WRITTEN_AT
 from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources

@@ -31,10 +31,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.log.gaps import Standing, gaps
 from cdc_platform.log.replay.partitions import replay
 from cdc_platform.log.rows import Row, log_mutations
-from cdc_platform.log.scripts.outcomes import Outcome as Outcome
-from cdc_platform.log.scripts.outcomes import Result as Result
-from cdc_platform.log.scripts.outcomes import Tally, Tell, Undone
-from cdc_platform.log.scripts.outcomes import TouchedTable as TouchedTable
+from cdc_platform.log.scripts.outcomes import Outcome, Result, Tally, Tell, TouchedTable, Undone
 from cdc_platform.log.scripts.written import Written
 from cdc_platform.log.state.kept import KeptState
 from cdc_platform.log.state.of_mutations import mutations_of

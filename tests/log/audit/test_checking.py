@@ -53,11 +53,11 @@ from cdc_platform.log.audit.files import LogPart, _parts, part_rows
 from cdc_platform.log.audit.logs import audit_log, audit_logs
 from cdc_platform.log.audit.overview import Overview, overview
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table
 from cdc_platform.log.scripts.script import Kept, Script
 from cdc_platform.log.state.kept import KeptState
-from cdc_platform.log.stored_names import EXACT
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT
 from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 

@@ -18,8 +18,9 @@ from cdc_platform.clock import Clock, Milliseconds, format_ms, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import STREAMS_DESCRIPTIONS_V2
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table
+from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import sink_table
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import consumers
 
 A, B = format_ms(FIRST_MS), format_ms(Milliseconds(SECOND_MS + 60_000))

@@ -31,10 +31,11 @@ from cdc_platform.log.audit.hours import audit_hours
 from cdc_platform.log.audit.passed import audit_passed
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.reading import hourly
 from cdc_platform.log.reading.reader import consume, read_changes, sink_table
 from cdc_platform.log.reading.sets import SAFETY_US
+from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_rows
 from cdc_platform.records.passed_over import passed_over

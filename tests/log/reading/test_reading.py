@@ -25,11 +25,11 @@ from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.log_table import WRITTEN_AT, log_table, writes_schema
+from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.reading import hourly, reader
 from cdc_platform.log.reading.reader import consume, read_changes, sink_table
 from cdc_platform.log.reading.sets import SAFETY_US
-from cdc_platform.log.stored_names import EXACT, GENERATION
+from cdc_platform.log.stored_names import EXACT, GENERATION, WRITTEN_AT
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_sets
 from cdc_platform.settings import Settings

@@ -21,7 +21,7 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
-from cdc_platform.log.scripts.script import Result
+from cdc_platform.log.scripts.outcomes import Result
 from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
 

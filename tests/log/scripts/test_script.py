@@ -15,7 +15,7 @@ from cdc_platform.cql.schema import log_columns
 from cdc_platform.cql.types import timeuuid_order, timeuuid_us
 from cdc_platform.errors import WriteRefused
 from cdc_platform.generations import StreamId
-from cdc_platform.log.scripts.script import Outcome, Result
+from cdc_platform.log.scripts.outcomes import Outcome, Result
 from cdc_platform.ring import tokens_of_keys
 from cdc_platform.settings import Settings
 

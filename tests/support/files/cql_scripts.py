@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cdc_platform.clock import parse_time_us
-from cdc_platform.log.scripts.script import Outcome, Result
+from cdc_platform.log.scripts.outcomes import Outcome, Result
 
 SINCE = "2020-01-01T00:00:00Z"
 NOW = "2020-11-26T12:00:00Z"
