@@ -23,7 +23,7 @@ from cdc_platform.lake.conflicts import until_first
 from cdc_platform.lake.digests import NEWEST, Rule
 from cdc_platform.lake.files import BoundedFile, DataFile, Slice
 from cdc_platform.lake.filters import Filter, normal_filters
-from cdc_platform.lake.merging import Merged, merge, merge_judged, transact
+from cdc_platform.lake.merging import NO_NUMBERS, Making, Merged, Numbers, merge, merge_judged, transact
 from cdc_platform.lake.open_tables import Opened, OpenTables, by_slice, rows_of
 from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.rows import conform, nothing, refuse_append_only, refuse_repeated_keys
@@ -182,13 +182,13 @@ class Lake:
 
         return self._write(table, lambda opened: merge(opened, table, source, True, only=as_expected)).updated == 1
 
-    def transact(self, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, whole: bool = False) -> None:
+    def transact(self, table: Table, rule: Making, *, whole: bool = False, numbers: Numbers = NO_NUMBERS) -> None:
         """Make rows out of all rows of a small table, as one step that no other write comes between.
 
         `rule` gets every row of one version and answers with the rows to insert, or to put in the place of those with
         their key, which stay where the table is append-only; with `whole`, with all rows that there are to be. None
-        or no other rows: nothing is written. The commit has to be the next version of the table, whatever else was
-        written: if it is not, the rule is asked again with newer rows. What it raises, is raised.
+        or no other rows: nothing is written, nor where the table has seen one of the `numbers` of applications. The
+        commit has to be the table's next version; if it is not, the rule is asked again. What it raises, is raised.
 
         Raises:
             InputError: the rows don't fit the table, or hold a key twice.
@@ -200,7 +200,7 @@ class Lake:
         if not self.exists(table) and rule(table.schema.empty_table()) is None:
             return
         self.ensure(table)
-        self._write(table, lambda opened: transact(opened, table, rule, update=not table.is_append_only, whole=whole))
+        self._write(table, lambda opened: transact(opened, table, rule, whole=whole, numbers=numbers))
 
     def merge_judged(
         self, table: Table, judge: Callable[[], pa.Table | None], *, update: bool = False

@@ -33,6 +33,14 @@ _MOST_LISTED = 256
 Only = Callable[[pa.Table, pa.Table], pa.ChunkedArray]
 """Which of the rows that are there (first) are replaced by the rows beside them that have their keys (second)."""
 
+Numbers = Mapping[str, int]
+"""Transactions of applications by their names, which Delta keeps with a commit."""
+
+NO_NUMBERS: Numbers = MappingProxyType({})
+
+Making = Callable[[pa.Table], pa.Table | None]
+"""What makes the rows to write, or nothing, of all rows of a table."""
+
 
 @dataclass(frozen=True)
 class Merged:
@@ -43,17 +51,21 @@ class Merged:
     version: int
 
 
-def transact(
-    opened: DeltaTable, table: Table, rule: Callable[[pa.Table], pa.Table | None], *, update: bool, whole: bool
-) -> None:
-    """Merge what a rule makes of all rows; only as the version after the one that they were read from."""
+def transact(opened: DeltaTable, table: Table, rule: Making, *, whole: bool, numbers: Numbers) -> None:
+    """Merge what a rule makes of all rows; only as the version after the one that they were read from.
+
+    Nothing where the table has seen one of the `numbers` of applications, or a higher one.
+    """
+    if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
+        return
     there = rows_of(opened, table.schema)
     made = rule(there)
     if made is None:
         return
     source = conform(table, made)
     refuse_repeated_keys(table, source)
-    merge(opened, table, source, update, there=there, whole=whole)
+    update = not table.is_append_only
+    merge(opened, table, source, update, there=there, whole=whole, numbers=numbers)
 
 
 def merge_judged(opened: DeltaTable, table: Table, judge: Callable[[], pa.Table | None], update: bool) -> Merged | None:
@@ -74,6 +86,7 @@ def merge(
     only: Only | None = None,
     there: pa.Table | None = None,
     whole: bool = False,
+    numbers: Numbers = NO_NUMBERS,
 ) -> Merged:
     """Merge by key. With `only` none is inserted. `there`: rows of the table, among them all with keys of `rows`.
 
@@ -84,7 +97,7 @@ def merge(
     held = rows_of(opened, table.schema, _of_keys(table, rows)) if there is None else there
     if rows.num_rows and not held.num_rows and only is None:
         done = Merged(rows.num_rows, 0, opened.version() + 1)
-        append(opened, table, rows)
+        append(opened, table, rows, numbers)
         return done
     place_of = {key: place for place, key in enumerate(keys_of(rows, table.keys))}
     keys_there = keys_of(held, table.keys)
@@ -121,7 +134,7 @@ def merge(
         else:
             _merge(opened, table, source, properties, append=append, whole=bool(lost))
 
-    commits.make(opened, commit, digests=after(opened, table, added, taken))
+    commits.make(opened, commit, digests=after(opened, table, added, taken), numbers=numbers)
     return done
 
 
@@ -154,7 +167,7 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
     return removed.num_rows
 
 
-def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Mapping[str, int] = MappingProxyType({})) -> None:
+def append(opened: DeltaTable, table: Table, rows: pa.Table, numbers: Numbers = NO_NUMBERS) -> None:
     """Append rows, with the numbers of applications in the same commit."""
     commits.make(
         opened,
@@ -169,7 +182,7 @@ def replace(
     table: Table,
     rows: pa.Table,
     filters: Sequence[Filter],
-    numbers: Mapping[str, int] = MappingProxyType({}),
+    numbers: Numbers = NO_NUMBERS,
     parted: Parted | None = None,
 ) -> None:
     """Put rows in the place of those that pass all (normal) filters, as they do, with numbers of applications.

@@ -31,6 +31,7 @@ from cdc_platform.cql.names import check_table_name
 from cdc_platform.errors import InputError, UnknownTable
 from cdc_platform.generations.expiry import Change, LogHistory, log_history
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.merging import NO_NUMBERS, Numbers
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES, CDC_TABLES
 from cdc_platform.lake.turns import TABLES, in_turn
@@ -79,12 +80,12 @@ def find(lake: Lake, keyspace: str, table: str) -> CdcTable:
     raise _unknown(lake, keyspace, table)
 
 
-def changes(lake: Lake) -> list[TableChange]:
-    """Everything that was ever said of any table, by table and oldest first.
+def changes(lake: Lake, version: int | None = None) -> list[TableChange]:
+    """Everything that was ever said of any table, by table and oldest first; until a version of the history, if given.
 
     A table without history, which another writer has left, was added as it stands when its log was created.
     """
-    told = _told(lake)
+    told = _told(lake) if version is None else changes_of(lake.read_version(CDC_TABLE_CHANGES, version))
     return sorted(
         [*told, *_silent(lake, told)],
         key=lambda change: (change.keyspace_name, change.table_name, change.changed_at_us),
@@ -213,20 +214,22 @@ def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
 
 
 @in_turn(TABLES)
-def say(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange]:
+def say(lake: Lake, sayings: Sequence[Saying], once: Numbers = NO_NUMBERS) -> list[TableChange]:
     """Say all of it in one commit, in this order, or nothing; answers with what stands then of each.
+
+    Where the history has seen a number of `once`, by application, all of it was said: the answer is empty.
 
     Raises:
         As the sayings' rules.
     """
-    found = _said(lake, sayings, apart=False)
+    found = _said(lake, sayings, apart=False, once=once)
     return [outcome for outcome in found if isinstance(outcome, TableChange)]
 
 
 @in_turn(TABLES)
 def say_apart(lake: Lake, sayings: Sequence[Saying]) -> list[TableChange | InputError]:
     """As `say`, but one that is refused keeps no other back: why is in its place."""
-    return _said(lake, sayings, apart=True)
+    return _said(lake, sayings, apart=True, once=NO_NUMBERS)
 
 
 def _alone(
@@ -251,7 +254,7 @@ def _standing(lake: Lake, last: TableChange | None, keyspace: str, table: str) -
     return last
 
 
-def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool) -> list[TableChange | InputError]:
+def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool, once: Numbers) -> list[TableChange | InputError]:
     """Say what the rules make of how their tables stood when something was last said of them.
 
     Read, judged and said in one step: what others say at the same moment comes before or after it.
@@ -282,7 +285,7 @@ def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool) -> list[TableCh
 
     if not sayings:
         return []
-    lake.transact(CDC_TABLE_CHANGES, next_rows)
+    lake.transact(CDC_TABLE_CHANGES, next_rows, numbers=once)
     failpoints.reached(failpoints.AFTER_TABLE_CHANGE)
     complete(lake)
     return outcomes

@@ -75,18 +75,21 @@ def create(
     last_tokens: np.ndarray,
     *,
     ttl_seconds: int | None = None,
+    was_on: bool = False,
 ) -> TabletChange:
     """Give a table its first stream set, one stream for each tablet that ends at `last_tokens` (int64[n]).
 
     The set starts a leeway ago, so that the table can be written to at once. A table that is not known is told of,
-    with this TTL, or the one that its dropped log had, or 86400 s. The same call again changes nothing.
+    with this TTL, or the one that its dropped log had, or 86400 s. The same call again changes nothing. `was_on`: also
+    where its CDC is off, for rows of before that.
 
     Raises:
         InputError: the tokens are no tablets' ends, or the table is known with another TTL.
         StateError: the table has other tablets already, or its CDC is off.
         ConflictError: another process made other tablets at the same moment.
     """
-    return _finished(lake, decide_create(lake, clock, settings, keyspace, table, last_tokens, ttl_seconds=ttl_seconds))
+    options = {"ttl_seconds": ttl_seconds, "was_on": was_on}
+    return _finished(lake, decide_create(lake, clock, settings, keyspace, table, last_tokens, **options))
 
 
 @in_turn(TABLES)
@@ -138,6 +141,7 @@ def decide_create(
     last_tokens: np.ndarray,
     *,
     ttl_seconds: int | None = None,
+    was_on: bool = False,
 ) -> TabletChange:
     """The first step of `create`: the set and its time are decided, nothing of it can be seen."""
     name = f"{keyspace}.{table}"
@@ -149,7 +153,7 @@ def decide_create(
             "merge or resize"
         )
     known = _tell_of(lake, clock, keyspace, table, ttl_seconds)
-    if not known.enabled:
+    if not known.enabled and not was_on:
         raise StateError(f"CDC is off for {name}; turn it on with: cdc-platform tables alter {name} --enabled")
     if newest is not None:
         return TabletChange(newest, changed=False)

@@ -7,7 +7,7 @@ whoever keeps the next, and ends where it would have ended.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, N
 from cdc_platform.generations.tablets import uniform_ends
 from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import KEPT_SCRIPTS, Table
+from cdc_platform.lake.tables import CDC_TABLE_CHANGES, KEPT_SCRIPTS, Table
 from cdc_platform.lake.turns import SCRIPTS, turn
 from cdc_platform.lifecycle.tablets import changes
 from cdc_platform.log.ddl import known_tables
@@ -35,7 +35,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.scripts.noted_text import packed, unpacked
 from cdc_platform.log.scripts.outcomes import Outcome, Result, Tell
-from cdc_platform.log.scripts.script import Kept, Script, statements_of
+from cdc_platform.log.scripts.script import Defined, Kept, Script, statements_of
 from cdc_platform.log.scripts.written import ROWS_A_BLOCK, Written
 from cdc_platform.log.state.kept import keep_state, kept_state
 from cdc_platform.log.stored_names import EXACT
@@ -44,6 +44,7 @@ from cdc_platform.records import cdc_tables
 from cdc_platform.settings import Settings
 
 _APPLICATION = "cdc-platform/kept-scripts"
+_HISTORY = CDC_TABLE_CHANGES.name  # no table has this full name
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class _Noted:
     at_us: Microseconds
     definitions: str
     log_versions: dict[str, int]
+    """The version of each kept table's log, and by `_HISTORY` that of what had been said of the tables."""
 
 
 def kept_tables(lake: Lake) -> Kept:
@@ -171,7 +173,7 @@ def _run(
     kept = Kept(
         catalog,
         lambda schema: kept_state(lake, schema, noted.log_versions.get(schema.full_name)),
-        lambda schema: history_of(cdc_tables.changes(lake), schema),
+        lambda schema: history_of(cdc_tables.changes(lake, noted.log_versions.get(_HISTORY)), schema),
     )
     script = Script(lake, settings, noted.at_us, kept)
     return script, script.run(statements, tell)
@@ -195,6 +197,7 @@ def _definitions(catalog: Catalog) -> str:
 
 def _versions(lake: Lake, kept: Kept) -> dict[str, int]:
     found = {schema.full_name: lake.version(log_table(schema)) for schema in kept.catalog.tables()}
+    found[_HISTORY] = lake.version(CDC_TABLE_CHANGES)
     return {name: version for name, version in found.items() if version is not None}
 
 
@@ -239,7 +242,7 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
     after, clock = script.catalog, Clock(noted.at_us)
     for schema in script.dropped:
         _let_go(lake, clock, schema)
-    _tell(lake, clock, settings, after)
+    _tell(lake, settings, noted, script)
     failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
     for schema in (*script.dropped, *script.emptied):
         _empty(lake, noted, schema, after)
@@ -266,27 +269,43 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
             changes.drop(lake, clock, schema.keyspace, schema.name)
 
 
-def _tell(lake: Lake, clock: Clock, settings: Settings, after: Catalog) -> None:
-    """Make what the platform knows of the tables what they are; one that never had a log is not noted."""
-    there = {(table.keyspace_name, table.table_name) for table in cdc_tables.cdc_tables(lake)}
-    noted = [each for each in after.tables() if each.cdc.enabled or (each.keyspace, each.name) in there]
-    sayings: list[cdc_tables.Saying] = []
-    for schema in noted:
-        name, cdc, ddl = (schema.keyspace, schema.name), schema.cdc, ddl_of(after, schema)
-        if name not in there:
-            created_ms = ms_of(schema.created_at_us)
-            sayings.append(
-                cdc_tables.addition(lake, clock, *name, ttl_seconds=cdc.ttl, created_at_ms=created_ms, ddl=ddl)
-            )
-        options = {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
-        sayings.append(cdc_tables.alteration(lake, clock, *name, **options))
-    cdc_tables.say(lake, sayings)
-    for schema in noted:
+def _tell(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> None:
+    """Make what the platform knows of the tables what they are; one that never had a log is not known."""
+    after, clock = script.catalog, Clock(noted.at_us)
+    there = {table.full_name for table in cdc_tables.cdc_tables(lake)}
+    known = [each for each in after.tables() if each.full_name in there or _was_on(script, each)]
+    sayings = [
+        saying
+        for schema in known
+        for saying in _sayings(lake, noted, script, schema, is_new=schema.full_name not in there)
+    ]
+    cdc_tables.say(lake, sayings, {_APPLICATION: noted.number})
+    for schema in known:
         count = after.keyspace(schema.keyspace).tablets
-        if count is not None and schema.cdc.enabled:
-            changes.create(lake, clock, settings, schema.keyspace, schema.name, uniform_ends(count))
+        if count is not None and (schema.cdc.enabled or _was_on(script, schema)):
+            name = (schema.keyspace, schema.name)
+            changes.create(lake, clock, settings, *name, uniform_ends(count), was_on=_was_on(script, schema))
         if not lake.exists(log_table(schema)):
             lake.ensure(log_table(schema))
+
+
+def _was_on(script: Script, schema: TableSchema) -> bool:
+    return any(made.options.enabled for made in script.defined.get(schema.full_name, []))
+
+
+def _sayings(
+    lake: Lake, noted: _Noted, script: Script, schema: TableSchema, *, is_new: bool
+) -> Iterator[cdc_tables.Saying]:
+    """What a script says of a table: each change of its CDC options, for what was written between two of them."""
+    name, defined = (schema.keyspace, schema.name), script.defined.get(schema.full_name, [])
+    last = Defined(defined[-1].at_us if defined else noted.at_us, schema.cdc, ddl_of(script.catalog, schema))
+    for place, (at_us, cdc, ddl) in enumerate([*defined[:-1], last]):
+        clock, options = Clock(at_us), {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
+        if is_new and not place:
+            created_ms = ms_of(schema.created_at_us)
+            yield cdc_tables.addition(lake, clock, *name, created_at_ms=created_ms, **options)
+        else:
+            yield cdc_tables.alteration(lake, clock, *name, **options)
 
 
 def _empty(lake: Lake, noted: _Noted, schema: TableSchema, after: Catalog) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds
 from cdc_platform.cql import statements as s
@@ -25,7 +25,8 @@ from cdc_platform.cql.markers import bound
 from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import assert_understood, read_script, statements_in
 from cdc_platform.cql.ranges import Key
-from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.gaps import Standing, gaps
@@ -63,6 +64,14 @@ class _Found:
     def partitions(self, schema: TableSchema) -> dict[bytes, Mutation]:
         whole = mutations_of(schema, self.state.whole(schema))
         return {key: without_expired(state, self.now_us) for key, state in whole.items()}
+
+
+class Defined(NamedTuple):
+    """A table with CDC options that a script has given it at a time (µs), and its definition then."""
+
+    at_us: Microseconds
+    options: CdcOptions
+    ddl: str
 
 
 def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> Iterable[s.Statement]:
@@ -104,6 +113,8 @@ class Script:
         self.emptied: list[TableSchema] = []
         """The tables whose logs it has dropped, and not the tables."""
         self._histories: dict[str, list[Standing]] = {}
+        self.defined: dict[str, list[Defined]] = {}
+        """The tables that it has made, or given other CDC options, each time that it did, oldest first."""
         self.renamed: dict[str, dict[str, str]] = {}
         """The old names of key columns of kept tables by their new ones, by table."""
         self.dropped: list[TableSchema] = []
@@ -163,7 +174,7 @@ class Script:
         self._base(table).alter(table)
         self._rename(name, before, table)
         if before.cdc != table.cdc:
-            self._histories[name].append(Standing(self.at_us, table.cdc))
+            self._define_as(name, table, self.at_us)
         if before.log_since_us != table.log_since_us:
             self.emptied.append(table)
             self._told[name], self.written[name] = KeptState(), Written()
@@ -205,6 +216,7 @@ class Script:
         if schema is not None:
             self._sources.forget(schema.keyspace, schema.name)
         self._told.pop(name, None)
+        self.defined.pop(name, None)
         self.written.pop(name, None)
         self.renamed.pop(name, None)
 
@@ -226,11 +238,16 @@ class Script:
         return BaseTable(schema, behind=_Found(state, self._now_us))
 
     def _make(self, name: str, schema: TableSchema) -> None:
-        self._histories[name] = [Standing(schema.created_at_us, schema.cdc)]
+        self._histories[name], self.defined[name] = [], []
+        self._define_as(name, schema, schema.created_at_us)
         self._bases[name], self._told[name], self.written[name] = BaseTable(schema), KeptState(), Written()
         count = self._catalog.keyspace(schema.keyspace).tablets
         if count is not None:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
+
+    def _define_as(self, name: str, schema: TableSchema, at_us: Microseconds) -> None:
+        self._histories[name].append(Standing(at_us, schema.cdc))
+        self.defined.setdefault(name, []).append(Defined(at_us, schema.cdc, ddl_of(self._catalog, schema)))
 
     def _write(self, number: int, body: s.Write | s.Batch) -> tuple[Sequence[tuple[TableSchema, Row]], Answer | None]:
         """The log rows of a write, and what its conditions come to; without them it leaves none."""

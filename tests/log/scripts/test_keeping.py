@@ -8,25 +8,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from support.files.cql_scripts import NOW_US
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, parse_time_us
+from cdc_platform.clock import Clock, Microseconds, parse_time_us, us_of_seconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import KEPT_SCRIPTS
 from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.gaps import Gap, lacking
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
 from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
 from cdc_platform.log.scripts.outcomes import Result
 from cdc_platform.records import cdc_tables, tablet_sets
 from cdc_platform.settings import Settings
-
-if TYPE_CHECKING:
-    pass
 
 FIRST = """CREATE KEYSPACE tabs WITH tablets = {'enabled': true, 'initial': 2};
 CREATE TYPE ks.ut (a int);
@@ -44,6 +42,8 @@ ALTER TYPE ks.ut ADD b text; ALTER TABLE ks.t ADD v int; ALTER TABLE ks.t DROP f
 UPDATE ks.t SET l = l - [1], u.b = 'x', v = 9 WHERE pk = 0 AND ck = 'a';
 DROP TABLE ks.gone; CREATE TABLE ks.gone (name text PRIMARY KEY) WITH cdc = {'enabled': true};
 INSERT INTO ks.gone (name) VALUES ('n');
+ALTER TABLE ks.gone WITH cdc = {'enabled': false}; INSERT INTO ks.gone (name) VALUES ('in no log');
+ALTER TABLE ks.gone WITH cdc = {'enabled': true, 'ttl': 9};
 INSERT INTO tabs.t (pk) VALUES (8) USING TIMESTAMP 9;"""
 LATER = "2020-11-26T12:00:10Z"
 LATER_US = parse_time_us(LATER)
@@ -84,12 +84,12 @@ def logged(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
 
 
 def everything(lake: Lake) -> dict[str, Any]:
-    """What is kept: the log rows of every table, what is known of it, and its streams."""
+    """What is kept: the log rows of every table, what is and was known of it, and its streams."""
     known = sorted(cdc_tables.cdc_tables(lake), key=lambda table: table.full_name)
     sets = {
         name: [each.ids.tolist() for each in tablet_sets.stream_sets(lake, *name)] for name in tablet_sets.tables(lake)
     }
-    return {"tables": known, "sets": sets} | {
+    return {"tables": known, "changes": cdc_tables.changes(lake), "sets": sets} | {
         table.full_name: logged(lake, table.keyspace_name, table.table_name) for table in known
     }
 
@@ -113,7 +113,7 @@ def test_a_script_is_kept(first_kept: Lake) -> None:
 def test_scripts_go_on_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, Result]) -> None:
     """Tables, types and rows are there for the next script, whose log rows come behind; meanwhile a TTL has passed."""
     lake, result = both_kept
-    assert [each.accepted for each in result.outcomes] == [True] * 8 + [False]
+    assert [each.accepted for each in result.outcomes] == [True] * 11 + [False]
     assert touched(result, "ks.t") == [{"pk": 0, "ck": "a", "d": None, "l": [3], "u": {"a": 1, "b": "x"}, "v": 9}]
     assert [row["cdc$operation"] for row in logged(lake, "ks", "t")] == [2, 1, 0, 1, 0, 1]
     assert [row["name"] for row in logged(lake, "ks", "gone")] == ["n"]
@@ -199,3 +199,38 @@ def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_pa
     assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]
     assert sorted(row["pk"] for row in logged(lake, "ks", "anew")) == [3, 5]
     assert all(each.missing for each in result.tables)
+
+
+def test_every_change_of_options_is_told(streams_home: Path, tmp_path: Path) -> None:
+    """Also one that the same script takes back: of the writes between them the log lacks some, or they live longer."""
+    lake = copied(streams_home, tmp_path / "home")
+    made = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true, 'ttl': 60};"
+    kept(lake, made, NOW_US)
+    second = """ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 9000}; INSERT INTO ks.t (pk) VALUES (1);
+        ALTER TABLE ks.t WITH cdc = {'enabled': false, 'ttl': 60}; INSERT INTO ks.t (pk) VALUES (2);
+        ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 60};"""
+    at_us = Microseconds(NOW_US + 1_000_000)
+    (table,) = kept(lake, second, at_us).tables
+    told = [(each.changed_at_us - at_us, each.enabled, each.ttl_seconds) for each in cdc_tables.changes(lake)]
+    assert told == [(-1_000_000, True, 60), (0, True, 9000), (1, False, 60), (2, True, 60)]
+    (gap,) = lacking(schema_of(lake, "ks", "t"), cdc_tables.changes(lake))
+    assert gap == Gap("all writes", Microseconds(at_us + 1), Microseconds(at_us + 2)) == table.missing[0]
+    # The next script knows of it, and rows are known to live as long as the one between them does.
+    (table,) = kept(lake, "INSERT INTO ks.t (pk) VALUES (3);", Microseconds(at_us + 9)).tables
+    assert table.missing == [gap]
+    periods = cdc_tables.histories(lake)["ks", "t"].periods
+    assert max(each.ttl_us for each in periods) == us_of_seconds(9000)
+
+
+def test_a_table_whose_log_ended_in_the_script_that_made_it_is_known(streams_home: Path, tmp_path: Path) -> None:
+    """Its rows have streams, and that no more come is told; one that never had a log is not known."""
+    lake = copied(streams_home, tmp_path / "home")
+    script = """CREATE KEYSPACE tabs WITH tablets = {'enabled': true, 'initial': 2};
+        CREATE TABLE tabs.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true}; INSERT INTO tabs.t (pk) VALUES (7);
+        ALTER TABLE tabs.t WITH cdc = {'enabled': false};
+        CREATE TABLE ks.plain (pk int PRIMARY KEY); ALTER TABLE ks.plain ADD v int;"""
+    result = kept(lake, script, NOW_US)
+    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [(each.full_name, each.enabled) for each in cdc_tables.cdc_tables(lake)] == [("tabs.t", False)]
+    (streams,) = tablet_sets.stream_sets(lake, "tabs", "t")
+    assert logged(lake, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
