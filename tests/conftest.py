@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.core
 import pytest
 from hypothesis import settings
-from support.drawing import SEED, Drawing
+from support.drawing import EXAMPLES, SEED, Drawing
 from support.figures import Figures
 from support.memory import InMemory
 from support.nodes import join_request, node_text
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cdc_platform.lake.connect import ConnectServer
 
 # Other examples in every run, by its seed; `--hypothesis-profile thorough` looks further, in `make test-exhaustive`.
-settings.register_profile("quick", max_examples=25, deadline=None, database=None)
+settings.register_profile("quick", max_examples=EXAMPLES, deadline=None, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None)
 # Histories of the state machines: 75 here, 10,000 in `make test-exhaustive`; others in every run, by its seed.
 settings.register_profile(

@@ -27,6 +27,7 @@ from dagster import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.read_logs import START_US, SWITCH_US, add_table, ddl, home_with_log, schema, times_of, write
 from support.worlds.rehearsal import QUIET
 
@@ -467,7 +468,7 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
     assert asked(READABLE_US) == "every hour that can be read is copied"
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(
     rows=st.lists(st.integers(0, 3 * HOUR - (START_US - NOON) - 1), max_size=12, unique=True),
     hours=st.lists(st.sampled_from([NOON, ONE, TWO]), min_size=1, max_size=6),

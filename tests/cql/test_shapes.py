@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.parser import parse, read_script
@@ -55,7 +56,7 @@ def alone(text: str) -> tuple[Any, ...]:
     return statement.text, repr(statement.body), statement.kind
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(scripts())
 def test_a_shape_filled_is_the_statement_parsed(texts: list[str]) -> None:
     """Each statement behind others of its shape is what it is alone, or is refused as it is there."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.errors import InputError
@@ -291,7 +292,7 @@ AHEAD = (
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @example(life=AHEAD, policy="strict", leeway=8, skew=0)  # lowered while writes run ahead into the next generation
 @example(life=AHEAD, policy="strict", leeway=2, skew=6)
 @given(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.files.export_files import tablet_streams_csv, tablet_timestamps_csv
 from support.oracles import tablet_oracle
 from support.oracles.tablet_oracle import LAST, SEED_FIRST_MS, SEED_ROWS, SEED_SECOND_MS
@@ -274,7 +275,7 @@ def test_several_tables_and_files(lake: Lake, take_in: Import) -> None:
     assert take_in(times, streams).rows_written == 0
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_row_can_be_missing_unseen(data: st.DataObject) -> None:
     """Any history, partial changes too, is read; with one row of streams gone it is refused, or a time is left bare."""

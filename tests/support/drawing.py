@@ -12,13 +12,23 @@ import secrets
 from collections import Counter, defaultdict
 
 import pytest
+from hypothesis import settings
 
 # Workers are started with this environment: all of them draw the same.
 SEED = os.environ.setdefault("CDC_PLATFORM_SEED", str(secrets.randbelow(10**9)))
 KILLS = os.environ.get("CDC_PLATFORM_KILLS")
 """How many kills are tried of what can be killed in many places: a number, `all`, or None for a few."""
 SHUFFLE = bool(os.environ.get("CDC_PLATFORM_SHUFFLE"))
+EXAMPLES = 25
+"""How many examples of a property a run tries, where the property says no number of its own."""
 _GRID = "grid"
+
+
+def examples(number: int) -> int:
+    """The number of a property that is cheaper or dearer than others: so many, or more where others have more."""
+    default = settings.default
+    assert default is not None
+    return number * default.max_examples // EXAMPLES
 
 
 class Drawing:

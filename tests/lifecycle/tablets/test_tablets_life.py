@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.oracles import oracle, tablet_oracle
 from support.oracles.tablet_oracle import SEED_FIRST_MS, SEED_FOUR, SEED_ROWS, SEED_SECOND_MS, SEED_TWO
 
@@ -159,7 +160,7 @@ def test_tablets_as_asked_for_stay(lake: Lake) -> None:
     assert times(lake) == [SEED_FIRST_MS]
 
 
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_history_of_resizes_holds_together(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     """After any splits, merges and resizes: sets add up, each closes all before it, times grow, tokens are the ends."""

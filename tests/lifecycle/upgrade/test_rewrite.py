@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.homes.contents import contents
 from support.homes.v1_tables import HOUR_MS, START_MS, expected, nodes, old_cluster, published, times, write_v1
 
@@ -324,7 +325,7 @@ def test_unknown_nodes_are_refused(lake: Lake) -> None:
     assert markers(lake) == {}
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     count=st.integers(1, 4),
     lost=st.sets(st.integers(0, 3), max_size=2),

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.histories.log_histories import EPOCH_US, USER_TYPE, histories, mutations
 from support.oracles.log_walker import replay
 
@@ -155,7 +156,7 @@ def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
     return [whole.slice(start, end - start) for start, end in pairwise(ends)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(histories(), NOW, st.lists(st.integers(0, 1000), max_size=12), st.randoms(use_true_random=False))
 def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     history: tuple[TableSchema, list[list[Mutation]]],
@@ -275,12 +276,12 @@ def _assert_replayed(
     assert len(expected) > 7
 
 
-def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], examples: int) -> list[list[Mutation]]:
+def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list[list[Mutation]]:
     """Batches of writes to partitions with these keys, as hypothesis draws them."""
     batch = st.sampled_from(keys).flatmap(lambda key: st.lists(mutations(schema, key), min_size=1, max_size=4))
     drawn: list[list[Mutation]] = []
 
-    @settings(max_examples=examples, phases=[Phase.generate], derandomize=True, deadline=None, database=None)
+    @settings(max_examples=count, phases=[Phase.generate], derandomize=True, deadline=None, database=None)
     @given(st.lists(batch, min_size=4, max_size=8))
     def draw(batches: list[list[Mutation]]) -> None:
         drawn.extend(batches)

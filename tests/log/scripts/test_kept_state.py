@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.files.cql_scripts import NOW_US
 from support.histories.log_histories import schemas
 from support.histories.log_statements import OPTIONS, Written, definition, scripts
@@ -189,7 +190,7 @@ OFF_AND_ON = (
 )
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @example(history=AT_ONE_MOMENT)
 @example(history=OFF_AND_ON)
 @given(history=histories)

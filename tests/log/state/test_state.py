@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.drawing import examples
 from support.histories.log_histories import EPOCH_US, histories
 
 from cdc_platform.clock import Microseconds
@@ -107,7 +108,7 @@ def test_a_state_shows_what_select_finds(history: History, now_us: Microseconds 
     assert by_partition(schema, found) == by_partition(schema, expected)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(histories(), SEED, NOW)
 def test_what_is_purged_is_missed_by_nobody(
     history: History, chance: random.Random, now_us: Microseconds | None
