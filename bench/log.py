@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count as turns_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from bench.base_writes import GENERATIONS, five_generations, throughput
-from bench.measure import Result, paired, seconds
+from bench.measure import Pairs, Result, paired, seconds
 from bench.session import QUICK, Bench
 from cdc_platform.clock import HOUR_US, Microseconds, us_of
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
@@ -19,7 +20,7 @@ from cdc_platform.cql.types import INT, TEXT, ListType, MapType, SetType, UserTy
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows, log_rows_by_time
+from cdc_platform.log.volume import ROWS_A_FILE, append_writes, by_time, log_rows
 from cdc_platform.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -67,25 +68,25 @@ _QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000, r
 
 
 def log_volume(bench: Bench) -> list[Result]:
-    """Writes in no order over five generations: as log rows in no order either, and as the log has them, by time.
+    """Writes in no order over five generations: appended to the log, by time, and as a DataFrame in no order either.
 
     Plain columns, collections, and ten times fewer of the plain ones.
     """
     sizes = _sizes(bench)
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
+        appended = _appending(bench, lake, folder / "appended", PLAIN, sizes.writes)
         plain = _against_rewriting(bench, lake, folder / "plain", PLAIN, sizes.writes)
         collections = _against_rewriting(bench, lake, folder / "collections", COLLECTIONS, sizes.collections)
-        ordered = _against_rewriting(bench, lake, folder / "ordered", PLAIN, sizes.writes, ordered=True)
-        small = _against_rewriting(bench, lake, folder / "small", PLAIN, sizes.small, ordered=True)
+        small = _appending(bench, lake, folder / "small", PLAIN, sizes.small)
     floor = "rewriting the finished log rows to the same sink"
-    grown = ordered.seconds / small.seconds
+    grown = appended.seconds / small.seconds
     at = f"{sizes.writes:,} writes by time against {sizes.small:,}"
     return [
-        _result("log-rows", sizes.writes, plain, floor, 0.85),
+        _result("log-rows", sizes.writes, appended, f"{floor}, by time", 0.85),
+        _result("log-rows-frame", sizes.writes, plain, floor, 0.85),
         _result("log-rows-collections", sizes.collections, collections, floor, 0.25),
-        _result("log-rows-by-time", sizes.writes, ordered, f"{floor}, by time", 0.85),
-        Result("log-rows-growth", at, ordered.seconds, "a tenth of the writes", small.seconds, grown, 11),
+        Result("log-rows-growth", at, appended.seconds, "a tenth of the writes", small.seconds, grown, 11),
     ]
 
 
@@ -127,37 +128,44 @@ def _sizes(bench: Bench) -> LogSizes:
     return _QUICK if bench.sizes is QUICK else _FULL
 
 
-def _result(row: str, count: int, pairs: Any, floor: str, target: float) -> Result:
+def _result(row: str, count: int, pairs: Pairs, floor: str, target: float) -> Result:
     return throughput(row, f"{count:,} writes over {GENERATIONS} generations", count, pairs, floor, target)
 
 
-def _against_rewriting(
-    bench: Bench,
-    lake: Lake,
-    folder: Path,
-    schema: TableSchema,
-    count: int,
-    *,
-    ordered: bool = False,
-    ranged: bool = False,
-) -> Any:
+def _appending(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Pairs:
+    """Writes appended to a log, of a new table each time, against its finished rows by Spark, by time as well."""
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_A_FILE)
-    start_us = us_of(Timeline.read(lake).known[0].time_ms)
+    read, turns = bench.spark.read.format("delta"), turns_of()
+    _save(_spread_writes(bench, lake, schema, count), writes)
+    _save(log_rows(lake, schema, read.load(writes)), finished)
+
+    def appended() -> None:
+        append_writes(lake, replace(schema, name=f"{folder.name}_{next(turns)}"), read.load(writes), files=files)
+
+    return paired(appended, lambda: _save(by_time(read.load(finished), files), sink), repeats=bench.sizes.repeats)
+
+
+def _against_rewriting(
+    bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int, *, ranged: bool = False
+) -> Pairs:
+    """Writes as a DataFrame of log rows that Spark writes, against the finished ones that it writes."""
+    writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     read = bench.spark.read.format("delta")
 
     def logged() -> DataFrame:
-        found = read.load(writes)
-        return log_rows_by_time(lake, schema, found, files) if ordered else log_rows(lake, schema, found)
+        return log_rows(lake, schema, read.load(writes))
 
-    def rewritten() -> DataFrame:
-        found = read.load(finished)
-        return by_time(found, files) if ordered else found
-
-    given = typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
+    given = _spread_writes(bench, lake, schema, count)
     _save(_with_ranges(given) if ranged else given, writes)
     _save(logged(), finished)
-    return paired(lambda: _save(logged(), sink), lambda: _save(rewritten(), sink), repeats=bench.sizes.repeats)
+    return paired(lambda: _save(logged(), sink), lambda: _save(read.load(finished), sink), repeats=bench.sizes.repeats)
+
+
+def _spread_writes(bench: Bench, lake: Lake, schema: TableSchema, count: int) -> DataFrame:
+    """So many writes over all generations of the lake."""
+    start_us = us_of(Timeline.read(lake).known[0].time_ms)
+    return typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
 
 
 def typed_writes(

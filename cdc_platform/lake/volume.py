@@ -195,6 +195,21 @@ def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:
         yield held
 
 
+def together(batches: Batches, size: int) -> Batches:
+    """The same rows in batches of about so many bytes at least, but for the last one.
+
+    A file has the rows of one batch in their order; of several deltalake's threads write whichever is at hand.
+    """
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(each.nbytes for each in held) >= size:
+            yield pa.concat_batches(held)
+            held = []
+    if held:
+        yield pa.concat_batches(held)
+
+
 @cache
 def settle_worker() -> None:
     """Take what a worker has loaded out of the garbage collector's sight; called in it as its first task ends.

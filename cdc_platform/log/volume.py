@@ -6,7 +6,7 @@ It knows how batches travel through Spark; the rules are `columns`', the streams
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -16,7 +16,8 @@ from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
 from cdc_platform.lake.shape import Door, spark_struct
-from cdc_platform.lake.volume import TaskRows, Workers
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.volume import Batches, FrameRows, TaskRows, Workers, settle_worker, together, whole_groups
 from cdc_platform.log.columns import log_batch
 from cdc_platform.log.imaged_volume import imaged_rows
 from cdc_platform.log.log_table import log_table, range_columns, writes_schema
@@ -25,6 +26,12 @@ from cdc_platform.timeline import StreamsOf, StreamSources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
+_ORDER = (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")
+
+# Of a file that is larger, parts of this size lie in any order.
+_BYTES_IN_ORDER = 1 << 25
 
 ROWS_A_FILE = 250_000
 """Of a log's files, each of which covers a time of its own: a reader of 1 % of 50 million rows reads two or three."""
@@ -45,43 +52,16 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
         InputError: the writes have other columns.
         StateError: the table has no log, or a generation has no ID, so that its description cannot be read.
     """
-    if not schema.cdc.enabled:
-        raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
-    rows = _aligned(stored(schema), writes)
-    streams_of = table_streams(lake, schema)
     if schema.cdc.has_images:
-        return imaged_rows(lake, schema, rows, streams_of)
-    schema = stored(schema)
-    whole = pa.schema([writes_schema(schema).field(name) for name in rows.columns])
-    # To a worker goes what is there; columns that are null in every write it makes itself.
-    given = [name for name in rows.columns if name in writes.columns]
-
-    def logged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            columns = dict(zip(given, batch.columns, strict=True))
-            filled = [columns[each.name] if each.name in columns else pa.nulls(len(batch), each.type) for each in whole]
-            yield log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
-
-    return rows.select(*(f"`{name}`" for name in given)).mapInArrow(logged, spark_struct(log_table(schema).schema))
-
-
-def log_rows_by_time(lake: Lake, schema: TableSchema, writes: DataFrame, files: int) -> DataFrame:
-    """As `log_rows`, in `files` parts, each of a time of its own and in its order; see `by_time`.
-
-    The writes are parted, not their log rows: Spark looks at what it parts twice, and writes are the less work.
-    """
-    if schema.cdc.has_images:
-        return by_time(log_rows(lake, schema, writes), files)
-    return _in_order(log_rows(lake, schema, writes.repartitionByRange(files, "timestamp")))
+        return imaged_rows(lake, schema, _aligned(schema, writes), table_streams(lake, schema))
+    given, logged = _logging(lake, schema, writes)
+    return given.mapInArrow(lambda batches: map(logged, batches), spark_struct(log_table(schema).schema))
 
 
 def by_time(rows: DataFrame, files: int) -> DataFrame:
     """Log rows in `files` parts, each of a time of its own and in its order, so that readers of a window skip most."""
-    return _in_order(rows.repartitionByRange(files, f"`{WRITTEN_AT}`"))
-
-
-def _in_order(rows: DataFrame) -> DataFrame:
-    return rows.sortWithinPartitions(f"`{WRITTEN_AT}`", "`cdc$time`", "`cdc$batch_seq_no`")
+    parted = rows.repartitionByRange(files, f"`{WRITTEN_AT}`")
+    return parted.sortWithinPartitions(*(f"`{name}`" for name in _ORDER))
 
 
 def append(
@@ -96,7 +76,9 @@ def append(
         InputError: the rows break the table's schema.
         ConflictError: other writers kept winning.
     """
-    _append(lake, schema, by_time(rows, files), transaction)
+    table = log_table(schema, exact=EXACT in rows.columns)
+    ordered = by_time(rows, files).select(*(f"`{name}`" for name in table.schema.names))
+    _append(lake, table, FrameRows(ordered, _a_file), transaction)
 
 
 def append_writes(
@@ -104,11 +86,64 @@ def append_writes(
 ) -> None:
     """Append the log rows of typed writes, as `append` does it with rows.
 
+    Those without images are written by the tasks that make them, and parted and sorted before as the writes that they
+    are made of: as a DataFrame they would go through the JVM once more, and be sorted there with all of their columns.
+
     Raises:
         InputError: the writes have other columns, or one of them is none that the table can have.
         ConflictError, StateError: as `append` and `log_rows`.
     """
-    _append(lake, schema, log_rows_by_time(lake, schema, writes, files), transaction)
+    if schema.cdc.has_images:
+        append(lake, schema, log_rows(lake, schema, writes), files=files, transaction=transaction)
+        return
+    given, logged = _logging(lake, schema, writes)
+    parted = given.repartitionByRange(files, "timestamp").sortWithinPartitions("timestamp")
+    table = log_table(schema)
+    _append(lake, table, FrameRows(parted, _in_turn(logged, table.full_name)), transaction)
+
+
+def _logging(
+    lake: Lake, schema: TableSchema, writes: DataFrame
+) -> tuple[DataFrame, Callable[[pa.RecordBatch], pa.RecordBatch]]:
+    """The columns of typed writes that go to workers, and what makes log rows without images of a batch of them."""
+    rows = _aligned(schema, writes)
+    streams_of = table_streams(lake, schema)
+    schema = stored(schema)
+    whole = pa.schema([writes_schema(schema).field(name) for name in rows.columns])
+    # To a worker goes what is there; columns that are null in every write it makes itself.
+    given = [name for name in rows.columns if name in writes.columns]
+
+    def logged(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = dict(zip(given, batch.columns, strict=True))
+        filled = [columns[each.name] if each.name in columns else pa.nulls(len(batch), each.type) for each in whole]
+        return log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
+
+    return rows.select(*(f"`{name}`" for name in given)), logged
+
+
+def _in_turn(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: str) -> Callable[[Batches], Batches]:
+    """What makes log rows of the log `name`, in their order, of writes that come in that of their times."""
+
+    def timed(batches: Batches) -> Batches:
+        for batch in batches:
+            if batch.column("timestamp").null_count:
+                logged(batch)  # which refuses it
+            yield batch
+
+    def ordered(batches: Batches) -> Batches:
+        groups = whole_groups(timed(batches), "timestamp")
+        try:
+            yield from _a_file(_by_time(logged(pa.concat_batches(group))) for group in groups)
+        except InputError as error:
+            raise InputError(f"appending to {name}: {error}") from None
+
+    return ordered
+
+
+def _a_file(batches: Batches) -> Batches:
+    """The rows of a file, as one batch where they are not too many for that."""
+    yield from together(batches, _BYTES_IN_ORDER)
+    settle_worker()
 
 
 def append_parts(
@@ -157,21 +192,24 @@ def _parts(rows: pa.Table) -> TaskRows:
     return TaskRows(len(files), lambda number: iter(files[number].to_batches()))
 
 
-def _by_time(rows: pa.Table) -> pa.Table:
-    return rows.sort_by([(name, "ascending") for name in (WRITTEN_AT, "cdc$time", "cdc$batch_seq_no")])
+def _by_time(rows: _Rows) -> _Rows:
+    return rows.sort_by([(name, "ascending") for name in _ORDER])
 
 
-def _append(lake: Lake, schema: TableSchema, rows: DataFrame, transaction: tuple[str, int] | None) -> None:
-    table = log_table(schema, exact=EXACT in rows.columns)
+def _append(lake: Lake, table: Table, rows: FrameRows, transaction: tuple[str, int] | None) -> None:
+    session = rows.frame.sparkSession
     # A value may be a megabyte long.
-    with bounded_batches(rows.sparkSession):
-        frames.append(Workers(lambda: rows.sparkSession), lake, table, rows, transaction)
+    with bounded_batches(session):
+        frames.append(Workers(lambda: session), lake, table, rows, transaction)
 
 
 def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
     """The writes with all columns that typed writes can have, in order."""
     from pyspark.sql import functions as F
 
+    if not schema.cdc.enabled:
+        raise StateError(f"{schema.full_name} has no CDC log; enable it with WITH cdc = {{'enabled': true}}")
+    schema = stored(schema)
     expected = spark_struct(writes_schema(schema))
     door = Door(f"typed writes to {schema.full_name}", expected, optional=expected.names, strict=True)
     misfits = door.misfits(writes)

@@ -129,3 +129,12 @@ def test_work_is_shared_out_as_far_as_threads_can_do_it(
     workers = volume.Workers(asked, in_process=in_process).of_arrays()
     assert workers.parts(tasks, threads) == parts
     assert workers.work_here(parts) == workers.work_here(tasks)
+
+
+def test_rows_are_put_together_up_to_a_size() -> None:
+    """None is lost, and each batch but the last one has the size."""
+    batches = [pa.RecordBatch.from_pydict({"a": pa.array(range(8 * n, 8 * n + 8), pa.int64())}) for n in range(7)]
+    found = list(volume.together(iter(batches), 150))
+    assert [batch.num_rows for batch in found] == [24, 24, 8]
+    assert pa.Table.from_batches(found)["a"].to_pylist() == list(range(56))
+    assert list(volume.together(iter(()), 150)) == []

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow import parquet
+from support.spark.batches import rows_a_batch
 
 from cdc_platform.clock import parse_time_us
 from cdc_platform.cql.live import Partition
@@ -143,6 +145,31 @@ def test_images_and_ranges_through_spark_are_those_of_one_process(
     operations = {row["cdc$operation"] for row in expected}
     assert {0, 5, 8, 9} <= operations
     assert any(row["cdc$operation"] == 0 and row["v"] is not None for row in expected[-200:])
+
+
+@pytest.mark.spark
+def test_a_file_is_in_order_wherever_batches_end(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """Also where more writes share a time than a batch has; one without a time is refused, as it is everywhere."""
+    copytree(streams_home / "lake", tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    several = [_write(number) | {"timestamp": START_US + number % 9, "p": number} for number in range(200)]
+    batch = pa.RecordBatch.from_pylist(several, schema=writes_schema(SCHEMA))
+    with rows_a_batch(spark, 7):
+        append_writes(lake, SCHEMA, spark.createDataFrame(pa.Table.from_batches([batch])), files=3)
+    table = log_table(SCHEMA)
+    written = [parquet.read_table(file.path) for file in lake.data_files(table)]
+    assert len(written) == 3
+    assert [rows.to_pylist() for rows in written] == [
+        sorted(rows.to_pylist(), key=lambda row: (row[WRITTEN_AT], row["cdc$time"], row["cdc$batch_seq_no"]))
+        for rows in written
+    ]
+    expected = log_batch(SCHEMA, batch, StreamSources(lake).generations.finder())
+    assert _sorted(lake.read(table)) == _sorted(pa.Table.from_batches([expected]))
+
+    timeless = pa.Table.from_pylist([several[0], several[1] | {"timestamp": None}], schema=writes_schema(SCHEMA))
+    with pytest.raises(InputError, match=r"^appending to ks\.t_scylla_cdc_log: 1 writes have no timestamp"):
+        append_writes(lake, SCHEMA, spark.createDataFrame(timeless), files=1)
+    assert len(lake.data_files(table)) == 3
 
 
 def _ranged(number: int) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from support.drawing import examples
 from support.histories.log_histories import EPOCH_US, USER_TYPE, histories, mutations
 from support.oracles.log_walker import replay
+from support.spark.batches import rows_a_batch
 
 from cdc_platform.clock import Microseconds
 from cdc_platform.cql.base_table import BaseTable
@@ -223,7 +223,7 @@ def test_a_log_of_keys_is_refused() -> None:
 @pytest.mark.spark
 def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
     """Histories of many partitions, mixed, in batches smaller than a partition: statics, collections, ranges, TTLs."""
-    with _rows_a_batch(spark, 7):
+    with rows_a_batch(spark, 7):
         rows = _logged(_drawn(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
         assert {row["cdc$operation"] for row in rows} == set(range(1, 9))
         assert max(Counter(row["p"] for row in rows).values()) > 20
@@ -288,17 +288,6 @@ def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list
 
     draw()
     return drawn
-
-
-@contextmanager
-def _rows_a_batch(spark: SparkSession, rows: int) -> Iterator[None]:
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(name) or ""
-    spark.conf.set(name, str(rows))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 def _in_other_forms(table: pa.Table) -> pa.Table:
