@@ -174,10 +174,10 @@ class Workers:
         return chain.from_iterable(made)
 
 
-def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:
+def whole_groups(batches: Batches, key: str, size: int = sys.maxsize) -> Iterator[list[pa.RecordBatch]]:
     """Batches that come in the order of a column, cut anew such that all rows with one value of it come together.
 
-    Of those read, what belongs to the last value is kept until its end.
+    Of those read, what belongs to the last value is kept until its end, or until there are more than `size` bytes.
     """
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -191,6 +191,9 @@ def whole_groups(batches: Batches, key: str) -> Iterator[list[pa.RecordBatch]]:
             yield held
             held = []
         held.append(batch.slice(start))
+        if sum(each.nbytes for each in held) > size:
+            yield held
+            held = []
     if held:
         yield held
 

@@ -131,7 +131,7 @@ def _in_turn(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: str) -> C
             yield batch
 
     def ordered(batches: Batches) -> Batches:
-        groups = whole_groups(timed(batches), "timestamp")
+        groups = whole_groups(timed(batches), "timestamp", _BYTES_IN_ORDER)
         try:
             yield from _a_file(_by_time(logged(pa.concat_batches(group))) for group in groups)
         except InputError as error:

@@ -138,3 +138,17 @@ def test_rows_are_put_together_up_to_a_size() -> None:
     assert [batch.num_rows for batch in found] == [24, 24, 8]
     assert pa.Table.from_batches(found)["a"].to_pylist() == list(range(56))
     assert list(volume.together(iter(()), 150)) == []
+
+
+def test_rows_of_one_value_come_together_up_to_a_size() -> None:
+    """Wherever batches end; of a value with more rows than that, what there is goes on."""
+    keys = [[1, 1, 2], [2, 2, 2], [], [2, 3, 4], [5, 5, 5], [5, 5, 5], [5, 6]]
+    batches = [pa.RecordBatch.from_pydict({"k": pa.array(each, pa.int64())}) for each in keys]
+
+    def groups(size: int = 1 << 20) -> list[list[int]]:
+        return [
+            pa.Table.from_batches(group)["k"].to_pylist() for group in volume.whole_groups(iter(batches), "k", size)
+        ]
+
+    assert groups() == [[1, 1], [2, 2, 2, 2, 2, 3], [4], [5, 5, 5, 5, 5, 5, 5], [6]]
+    assert groups(40) == [[1, 1], [2, 2, 2, 2, 2, 3], [4], [5, 5, 5, 5, 5, 5], [5], [6]]
