@@ -35,7 +35,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.scripts.noted_text import packed, unpacked
 from cdc_platform.log.scripts.outcomes import Outcome, Result, Tell
-from cdc_platform.log.scripts.script import Defined, Kept, Script, statements_of
+from cdc_platform.log.scripts.script import Kept, Script, statements_of
 from cdc_platform.log.scripts.written import ROWS_A_BLOCK, Written
 from cdc_platform.log.state.kept import keep_state, kept_state
 from cdc_platform.log.stored_names import EXACT
@@ -298,8 +298,9 @@ def _sayings(
 ) -> Iterator[cdc_tables.Saying]:
     """What a script says of a table: each change of its CDC options, for what was written between two of them."""
     name, defined = (schema.keyspace, schema.name), script.defined.get(schema.full_name, [])
-    last = Defined(defined[-1].at_us if defined else noted.at_us, schema.cdc, ddl_of(script.catalog, schema))
-    for place, (at_us, cdc, ddl) in enumerate([*defined[:-1], last]):
+    last = (defined[-1].at_us if defined else noted.at_us, schema.cdc, ddl_of(script.catalog, schema))
+    steps = [*((made.at_us, made.options, made.ddl) for made in defined[:-1]), last]
+    for place, (at_us, cdc, ddl) in enumerate(steps):
         clock, options = Clock(at_us), {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
         if is_new and not place:
             created_ms = ms_of(schema.created_at_us)

@@ -67,11 +67,15 @@ class _Found:
 
 
 class Defined(NamedTuple):
-    """A table with CDC options that a script has given it at a time (µs), and its definition then."""
+    """A table with CDC options that a script has given it at a time (µs), and its definition then.
+
+    `writes` tells it from one that no write was behind: how many there were before.
+    """
 
     at_us: Microseconds
     options: CdcOptions
     ddl: str
+    writes: int
 
 
 def statements_of(text: str, *, strict: bool = False, values: str | None = None) -> Iterable[s.Statement]:
@@ -105,6 +109,7 @@ class Script:
         self._now_us = now_us
         self._ticks = Microseconds(0)
         self._statements = 0
+        self._writes = 0
         self._undone = Undone()
         self._bases: dict[str, BaseTable] = {}
         self._told: dict[str, KeptState] = {}
@@ -114,7 +119,7 @@ class Script:
         """The tables whose logs it has dropped, and not the tables."""
         self._histories: dict[str, list[Standing]] = {}
         self.defined: dict[str, list[Defined]] = {}
-        """The tables that it has made, or given other CDC options, each time that it did, oldest first."""
+        """The tables that it has made, or given other CDC options, each time before a write, oldest first."""
         self.renamed: dict[str, dict[str, str]] = {}
         """The old names of key columns of kept tables by their new ones, by table."""
         self.dropped: list[TableSchema] = []
@@ -130,6 +135,7 @@ class Script:
 
         What became of each is told when it is over, and then forgotten; without `tell` the result has it.
         """
+        self._writes += 1  # between two runs others may have written
         tally, outcomes = Tally(), list[Outcome]()
         told = tell or outcomes.append
         for statement in statements:
@@ -246,11 +252,16 @@ class Script:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
 
     def _define_as(self, name: str, schema: TableSchema, at_us: Microseconds) -> None:
-        self._histories[name].append(Standing(at_us, schema.cdc))
-        self.defined.setdefault(name, []).append(Defined(at_us, schema.cdc, ddl_of(self._catalog, schema)))
+        history, defined = self._histories[name], self.defined.setdefault(name, [])
+        if defined and defined[-1].writes == self._writes:
+            history.pop()
+            defined.pop()
+        history.append(Standing(at_us, schema.cdc))
+        defined.append(Defined(at_us, schema.cdc, ddl_of(self._catalog, schema), self._writes))
 
     def _write(self, number: int, body: s.Write | s.Batch) -> tuple[Sequence[tuple[TableSchema, Row]], Answer | None]:
         """The log rows of a write, and what its conditions come to; without them it leaves none."""
+        self._writes += 1
         moment = Moment(self.at_us)
         if not _has_timestamps(body):
             self._ticks += ONE_US

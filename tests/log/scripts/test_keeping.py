@@ -215,6 +215,10 @@ def test_every_change_of_options_is_told(streams_home: Path, tmp_path: Path) -> 
     assert told == [(-1_000_000, True, 60), (0, True, 9000), (1, False, 60), (2, True, 60)]
     (gap,) = lacking(schema_of(lake, "ks", "t"), cdc_tables.changes(lake))
     assert gap == Gap("all writes", Microseconds(at_us + 1), Microseconds(at_us + 2)) == table.missing[0]
+    # Where nothing was written in between, nothing is missing.
+    again = "ALTER TABLE ks.t WITH cdc = {'enabled': false}; ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 60};"
+    kept(lake, again, Microseconds(at_us + 5))
+    assert len(cdc_tables.changes(lake)) == 4
     # The next script knows of it, and rows are known to live as long as the one between them does.
     (table,) = kept(lake, "INSERT INTO ks.t (pk) VALUES (3);", Microseconds(at_us + 9)).tables
     assert table.missing == [gap]

@@ -190,9 +190,14 @@ OFF_AND_ON = (
 )
 
 
+# Nothing was written while CDC was off, but between two scripts somebody may have.
+OFF_BEFORE_AND_ON_BEHIND = (AT_ONE_MOMENT[0], [OFF_AND_ON[1][0], *OFF_AND_ON[1][2:4]])
+
+
 @settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @example(history=AT_ONE_MOMENT)
 @example(history=OFF_AND_ON)
+@example(history=OFF_BEFORE_AND_ON_BEHIND)
 @given(history=histories)
 def test_a_history_in_parts_is_what_it_is_at_once(
     streams_home: Path, tmp_path_factory: pytest.TempPathFactory, history: tuple[TableSchema, list[Written]]
