@@ -37,6 +37,9 @@ from cdc_platform.records.judgements import EVERYTHING, Judging, keep
 Found = Iterable[tuple[Family, Sequence[Finding]]]
 """What audits have found, by family."""
 
+BEHIND_STEPS = {"dagster/priority": "-1"}
+"""Of checks of the whole home, on which no step of a run waits: they run when there is no step to be run."""
+
 VIOLATED_TAG = "cdc_platform/violated"
 """On a run: the checks that found a violation."""
 

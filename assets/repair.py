@@ -25,7 +25,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from assets.checks import check_specs, judged, judging, seen_on_the_run
+from assets.checks import BEHIND_STEPS, check_specs, judged, judging, seen_on_the_run
 from assets.declared import key, pool
 from assets.failures import in_one_line
 from assets.runs import attempt
@@ -87,6 +87,7 @@ def check_and_repair_streams() -> None:
     asset=key(NODES),
     name=str(STREAMS_FIT_THE_RING),
     description=STREAMS_FIT_THE_RING.meaning,
+    op_tags=BEHIND_STEPS,
 )
 def streams_fit_the_ring(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
@@ -109,7 +110,9 @@ def streams_fit_the_ring(
     return seen
 
 
-@multi_asset_check(name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]))
+@multi_asset_check(
+    name="audit_named_generations", specs=check_specs(NODES, [GENERATIONS_RETRIEVABLE]), op_tags=BEHIND_STEPS
+)
 def audit_named_generations(
     context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
 ) -> Iterator[AssetCheckResult]:

@@ -57,7 +57,7 @@ def _check(like: AssetChecksDefinition, number: int) -> AssetChecksDefinition:
         if spec.asset_key in _JOINED
     ]
 
-    @multi_asset_check(name=f"empty_{number}", specs=specs)
+    @multi_asset_check(name=f"empty_{number}", specs=specs, op_tags=like.node_def.tags)
     def nothing() -> Iterator[AssetCheckResult]:
         for spec in specs:
             yield AssetCheckResult(check_name=spec.name, asset_key=spec.asset_key, passed=True)

@@ -92,6 +92,9 @@ def test_a_join_and_its_repetition(rehearsal: Rehearsal, tasks: str, monkeypatch
         assert materialised(result) == {table.full_name for table in OF_A_GENERATION}
         assert failed_checks(result) == set()
         assert len(result.get_asset_check_evaluations()) == 19
+        # No timestamp waits for what is asked of the whole home.
+        started = [event.step_key for event in result.all_events if event.event_type_value == "STEP_START"]
+        assert set(started[-2:]) == {"audit_named_generations", "platform__nodes_streams_fit_the_ring"}
     before = content(rehearsal.lake)
     assert len(before[GENERATION_TIMESTAMPS.full_name]) == 2
     assert len(before[STREAMS_DESCRIPTIONS_V2.full_name]) == 4 + 7
