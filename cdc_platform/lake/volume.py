@@ -179,7 +179,7 @@ def whole_groups(batches: Batches, key: str, size: int = sys.maxsize) -> Iterato
 
     Of those read, what belongs to the last value is kept until its end, or until there are more than `size` bytes.
     """
-    held: list[pa.RecordBatch] = []
+    held, bytes_held = list[pa.RecordBatch](), 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
@@ -189,11 +189,12 @@ def whole_groups(batches: Batches, key: str, size: int = sys.maxsize) -> Iterato
             held.append(batch.slice(0, start))
         if held and held[-1].column(key)[-1] != keys[-1]:
             yield held
-            held = []
+            held, bytes_held = [], 0
         held.append(batch.slice(start))
-        if sum(each.nbytes for each in held) > size:
+        bytes_held += held[-1].nbytes
+        if bytes_held > size:
             yield held
-            held = []
+            held, bytes_held = [], 0
     if held:
         yield held
 
@@ -203,12 +204,13 @@ def together(batches: Batches, size: int) -> Batches:
 
     A file has the rows of one batch in their order; of several deltalake's threads write whichever is at hand.
     """
-    held: list[pa.RecordBatch] = []
+    held, bytes_held = list[pa.RecordBatch](), 0
     for batch in batches:
         held.append(batch)
-        if sum(each.nbytes for each in held) >= size:
+        bytes_held += batch.nbytes
+        if bytes_held >= size:
             yield pa.concat_batches(held)
-            held = []
+            held, bytes_held = [], 0
     if held:
         yield pa.concat_batches(held)
 
