@@ -35,7 +35,7 @@ from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import rows_table, table_rows
 from cdc_platform.log.scripts.noted_text import packed, unpacked
 from cdc_platform.log.scripts.outcomes import Outcome, Result, Tell
-from cdc_platform.log.scripts.script import Kept, Script, statements_of
+from cdc_platform.log.scripts.script import Defined, Kept, Script, statements_of
 from cdc_platform.log.scripts.written import ROWS_A_BLOCK, Written
 from cdc_platform.log.state.kept import keep_state, kept_state
 from cdc_platform.log.stored_names import EXACT
@@ -282,26 +282,27 @@ def _tell(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> None
     cdc_tables.say(lake, sayings, {_APPLICATION: noted.number})
     for schema in known:
         count = after.keyspace(schema.keyspace).tablets
-        if count is not None and (schema.cdc.enabled or _was_on(script, schema)):
+        was_on = _was_on(script, schema)
+        if count is not None and (schema.cdc.enabled or was_on):
             name = (schema.keyspace, schema.name)
-            changes.create(lake, clock, settings, *name, uniform_ends(count), was_on=_was_on(script, schema))
+            changes.create(lake, clock, settings, *name, uniform_ends(count), was_on=was_on)
         if not lake.exists(log_table(schema)):
             lake.ensure(log_table(schema))
 
 
 def _was_on(script: Script, schema: TableSchema) -> bool:
-    return any(made.options.enabled for made in script.defined.get(schema.full_name, []))
+    return any(made.options.enabled for made in script.defined[schema.full_name])
 
 
 def _sayings(
     lake: Lake, noted: _Noted, script: Script, schema: TableSchema, *, is_new: bool
 ) -> Iterator[cdc_tables.Saying]:
     """What a script says of a table: each change of its CDC options, for what was written between two of them."""
-    name, defined = (schema.keyspace, schema.name), script.defined.get(schema.full_name, [])
-    last = (defined[-1].at_us if defined else noted.at_us, schema.cdc, ddl_of(script.catalog, schema))
-    steps = [*((made.at_us, made.options, made.ddl) for made in defined[:-1]), last]
-    for place, (at_us, cdc, ddl) in enumerate(steps):
-        clock, options = Clock(at_us), {"ttl_seconds": cdc.ttl, "enabled": cdc.enabled, "ddl": ddl}
+    name, ddl = (schema.keyspace, schema.name), ddl_of(script.catalog, schema)
+    steps = script.defined[schema.full_name] or [Defined(noted.at_us, schema.cdc, ddl, 0)]
+    for place, step in enumerate([*steps[:-1], steps[-1]._replace(ddl=ddl)]):
+        clock = Clock(step.at_us)
+        options = {"ttl_seconds": step.options.ttl, "enabled": step.options.enabled, "ddl": step.ddl}
         if is_new and not place:
             created_ms = ms_of(schema.created_at_us)
             yield cdc_tables.addition(lake, clock, *name, created_at_ms=created_ms, **options)

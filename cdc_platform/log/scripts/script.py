@@ -5,6 +5,7 @@ Knows the order of things: parse, bind, make log rows, find their streams, and o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ class Script:
         self.emptied: list[TableSchema] = []
         """The tables whose logs it has dropped, and not the tables."""
         self._histories: dict[str, list[Standing]] = {}
-        self.defined: dict[str, list[Defined]] = {}
+        self.defined: defaultdict[str, list[Defined]] = defaultdict(list)
         """The tables that it has made, or given other CDC options, each time before a write, oldest first."""
         self.renamed: dict[str, dict[str, str]] = {}
         """The old names of key columns of kept tables by their new ones, by table."""
@@ -244,7 +245,7 @@ class Script:
         return BaseTable(schema, behind=_Found(state, self._now_us))
 
     def _make(self, name: str, schema: TableSchema) -> None:
-        self._histories[name], self.defined[name] = [], []
+        self._histories[name] = []
         self._define_as(name, schema, schema.created_at_us)
         self._bases[name], self._told[name], self.written[name] = BaseTable(schema), KeptState(), Written()
         count = self._catalog.keyspace(schema.keyspace).tablets
@@ -252,11 +253,9 @@ class Script:
             self._sources.give_tablets(schema.keyspace, schema.name, count, self._now_us)
 
     def _define_as(self, name: str, schema: TableSchema, at_us: Microseconds) -> None:
-        history, defined = self._histories[name], self.defined.setdefault(name, [])
+        defined = self.defined[name]
         if defined and defined[-1].writes == self._writes:
-            history.pop()
             defined.pop()
-        history.append(Standing(at_us, schema.cdc))
         defined.append(Defined(at_us, schema.cdc, ddl_of(self._catalog, schema), self._writes))
 
     def _write(self, number: int, body: s.Write | s.Batch) -> tuple[Sequence[tuple[TableSchema, Row]], Answer | None]:
@@ -299,7 +298,8 @@ class Script:
     def _touched(self, name: str) -> TouchedTable:
         base = self._bases[name].copy()
         schema = base.schema
-        missing = gaps(schema, self._histories[name])
+        altered = (Standing(each.at_us, each.options) for each in self.defined[name])
+        missing = gaps(schema, [*self._histories[name], *altered])
         if not schema.cdc.enabled or schema.cdc.delta != "full":
             return TouchedTable(name, missing, base.rows, None, schema.row_ttl)
         told, written = self._told[name], self.written[name].until_now()

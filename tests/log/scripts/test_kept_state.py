@@ -20,8 +20,7 @@ from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.cql.types import INT
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import schema_of
-from cdc_platform.log.gaps import Gap
-from cdc_platform.log.gaps import lacking as lacking_of
+from cdc_platform.log.gaps import lacking
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.scripts.keeping import keep, rehearse_on_kept
 from cdc_platform.log.scripts.script import Script
@@ -55,11 +54,6 @@ def rows(lake: Lake) -> list[dict[str, object]]:
     (table,) = result.tables
     assert table.base == table.replayed
     return table.base
-
-
-def lacked(lake: Lake) -> list[Gap]:
-    """What the log of the table lacks, as the next script and every other reader find it."""
-    return lacking_of(schema_of(lake, "ks", "t"), cdc_tables.changes(lake))
 
 
 def told(state: pa.Table) -> list[str]:
@@ -208,16 +202,15 @@ def test_a_history_in_parts_is_what_it_is_at_once(
     whole.run(parse(definition(schema)))
     lake = copied(streams_home, tmp_path_factory.mktemp("parts") / "home")
     keep(definition(schema), lake, Clock(NOW_US), Settings())
-    middle, lacking = len(statements) // 2, set[str]()
+    middle, missing = len(statements) // 2, list[str]()
     for part in (statements[:middle], statements[middle:]):
         text = "\n".join(each.text.rstrip(";") + ";" for each in part)
         clock = Clock(whole.at_us)
         result = whole.run(parse(text))
         kept = keep(text, lake, clock, Settings())
-        if not lacking & {"all writes", "values"}:
+        if not {"all writes", "values"} & set(missing):
             assert [each.became for each in kept.outcomes] == [each.became for each in result.outcomes]
-        found = [gap.what for each in result.tables for gap in each.missing]
-        assert [gap.what for gap in lacked(lake)] == found
-        lacking |= set(found)
-    if result.tables and kept.tables and not lacking & {"all writes", "values"}:
+        missing = [gap.what for each in result.tables for gap in each.missing]
+        assert [gap.what for gap in lacking(schema_of(lake, "ks", "t"), cdc_tables.changes(lake))] == missing
+    if result.tables and kept.tables and not {"all writes", "values"} & set(missing):
         assert kept.tables[0].base == result.tables[0].base
