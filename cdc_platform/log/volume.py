@@ -15,7 +15,7 @@ from cdc_platform.errors import InputError, StateError
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.session import bounded_batches
-from cdc_platform.lake.shape import Door, spark_struct
+from cdc_platform.lake.shape import Door, quoted, spark_struct
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.volume import Batches, FrameRows, TaskRows, Workers, settle_worker, together, whole_groups
 from cdc_platform.log.columns import log_batch
@@ -60,8 +60,8 @@ def log_rows(lake: Lake, schema: TableSchema, writes: DataFrame) -> DataFrame:
 
 def by_time(rows: DataFrame, files: int) -> DataFrame:
     """Log rows in `files` parts, each of a time of its own and in its order, so that readers of a window skip most."""
-    parted = rows.repartitionByRange(files, f"`{WRITTEN_AT}`")
-    return parted.sortWithinPartitions(*(f"`{name}`" for name in _ORDER))
+    parted = rows.repartitionByRange(files, quoted(WRITTEN_AT))
+    return parted.sortWithinPartitions(*map(quoted, _ORDER))
 
 
 def append(
@@ -77,7 +77,7 @@ def append(
         ConflictError: other writers kept winning.
     """
     table = log_table(schema, exact=EXACT in rows.columns)
-    ordered = by_time(rows, files).select(*(f"`{name}`" for name in table.schema.names))
+    ordered = by_time(rows, files).select(*map(quoted, table.schema.names))
     _append(lake, table, FrameRows(ordered, _a_file), transaction)
 
 
@@ -118,7 +118,7 @@ def _logging(
         filled = [columns[each.name] if each.name in columns else pa.nulls(len(batch), each.type) for each in whole]
         return log_batch(schema, pa.RecordBatch.from_arrays(filled, whole.names), streams_of)
 
-    return rows.select(*(f"`{name}`" for name in given)), logged
+    return rows.select(*map(quoted, given)), logged
 
 
 def _in_turn(logged: Callable[[pa.RecordBatch], pa.RecordBatch], name: str) -> Callable[[Batches], Batches]:
@@ -222,7 +222,7 @@ def _aligned(schema: TableSchema, writes: DataFrame) -> DataFrame:
     # What no write needs is not carried: most have no ranges.
     spare = set(range_columns(schema)) - given
     columns = [
-        F.col(f"`{field.name}`") if field.name in given else F.lit(None).cast(field.dataType).alias(field.name)
+        F.col(quoted(field.name)) if field.name in given else F.lit(None).cast(field.dataType).alias(field.name)
         for field in expected
         if field.name not in spare
     ]

@@ -22,6 +22,7 @@ from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
+from cdc_platform.lake.shape import quoted
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading import left_out
@@ -81,7 +82,7 @@ def read_changes(
     rows = frames.read(spark, lake, table)
     if not read:
         return rows.limit(0)
-    when = F.col(f"`{WRITTEN_AT}`")
+    when = F.col(quoted(WRITTEN_AT))
 
     def between(after: Microseconds, until: Microseconds) -> Column:
         return (when > F.lit(to_datetime(after))) & (when <= F.lit(to_datetime(until)))
@@ -89,7 +90,7 @@ def read_changes(
     inside = between(read[0].after_us, read[-1].until_us)
     for passed in (each for each in read if each.passed):
         inside &= ~between(passed.after_us, passed.until_us)
-    return rows.where(inside).orderBy(*(f"`{name}`" for name in _ORDER))
+    return rows.where(inside).orderBy(*map(quoted, _ORDER))
 
 
 def whole_windows(
