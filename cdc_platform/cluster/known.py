@@ -26,7 +26,7 @@ from cdc_platform.errors import EnvironmentProblem, InputError, NotFound, StateE
 from cdc_platform.home import Home, open_home, state_folder
 from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK, mirror_at
+from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK, home_around, mirror_at
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
@@ -211,11 +211,6 @@ def seen_of(home: Home) -> tuple[UUID, ...]:
     """The hosts of the cluster that this home itself is of; none where it is no observed cluster's home."""
     seen = _read(place_of(home.name) / IDENTITY, Identity)
     return () if seen is None else seen.host_ids
-
-
-def home_around(place: Place) -> Place | None:
-    """The home that a cluster's home, which is at this place, lies in; None where it lies in none."""
-    return place.folder.folder if place.folder.name == FOLDER else None
 
 
 def observed_hosts(home: Home) -> dict[UUID, str]:

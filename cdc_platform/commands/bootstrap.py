@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import DAY_US, Clock, format_ms, format_us, to_datetime
+from cdc_platform.commands.advice import with_home_in
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_table
 from cdc_platform.commands.session import Session, pass_session
@@ -105,7 +106,7 @@ def _list(session: Session, as_json: bool) -> None:
     from cdc_platform.status.of_work import facts_of
 
     found = progress(session.lake())
-    rows = [facts_of(each) for each in found]
+    rows = with_home_in([facts_of(each) for each in found], session.home)
     columns = ("event_id", "kind", "host_id", "state", "queued_at", "time")
     left = [following(*each.ends) for each in found if each.is_next]
     shown = [[row[name] for name in columns] for row in rows]

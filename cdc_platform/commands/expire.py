@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.next_steps import PROGRAM, Next, building, following, write_result
+from cdc_platform.commands.advice import PROGRAM
+from cdc_platform.commands.next_steps import Next, building, following, write_result
 from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform.commands.advice import PROGRAM, home_option, with_home
 from cdc_platform.commands.output import escaped, write_json
-from cdc_platform.commands.session import Session
 from cdc_platform.commands.spooled import write_document
 
 if TYPE_CHECKING:
     from cdc_platform.lake.lake import Lake
-
-PROGRAM = "cdc-platform"
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Next:
 
 def following(*words: object, why: str = "", home: object = None) -> Next:
     """The command of these words, on `home`, or else on the home that this command was told to work on."""
-    session = click.get_current_context().find_object(Session)
-    home = home or (session.home if session is not None else None)
+    home = home or home_option()
     place = [] if home is None else ["--home", home]
     return Next(shlex.join(str(word) for word in [PROGRAM, *place, *words]), why)
 
@@ -57,13 +54,14 @@ def in_cluster(lake: Lake) -> list[Next]:
     from cdc_platform.lake.mirrors import MEND, cluster_of
 
     name = cluster_of(lake)
-    return [] if name is None else [Next(MEND, f"on a node of {name}; then: {PROGRAM} observe {name}")]
+    if name is None:
+        return []
+    return [Next(MEND, f"on a node of {name}; then: {with_home(f'{PROGRAM} observe {name}', home_option())}")]
 
 
 def looking_again(lake: Lake, why: str) -> Next | None:
     """A look at the cluster that a lake mirrors, from the home that knows it; None where it mirrors none."""
-    from cdc_platform.cluster.known import home_around
-    from cdc_platform.lake.mirrors import cluster_of
+    from cdc_platform.lake.mirrors import cluster_of, home_around
 
     name = cluster_of(lake)
     return None if name is None else following("observe", name, why=why, home=home_around(lake.place.folder))

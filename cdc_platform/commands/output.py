@@ -28,6 +28,7 @@ from cdc_platform.clock import (
     format_us,
     from_datetime,
 )
+from cdc_platform.commands.advice import home_option, with_home
 
 if TYPE_CHECKING:
     from cdc_platform.trial import Trial
@@ -195,7 +196,7 @@ def time_of(ms: Milliseconds | None) -> str | None:
 
 def warn(text: str, *, code: str) -> None:
     """A remark that is not part of the result, on standard error; its `code` ends the line, docs/codes.md has it."""
-    click.echo(f"warning: {escaped(text)} [{code}]", err=True)
+    click.echo(f"warning: {escaped(with_home(text, home_option()))} [{code}]", err=True)
 
 
 def write_trials(trials: Sequence[Trial]) -> None:
@@ -205,4 +206,5 @@ def write_trials(trials: Sequence[Trial]) -> None:
         mark = click.style("✓", fg="green") if trial.ok else click.style("✗", fg="red")
         click.echo(f"{mark} {trial.check:<{width}}  {escaped(trial.found)}")
         if trial.mend:
-            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {escaped(trial.mend)}")
+            mend = with_home(trial.mend, home_option())
+            click.echo(f"  {'':<{width}}  {click.style('mend:', bold=True)} {escaped(mend)}")

@@ -19,6 +19,7 @@ import click
 
 from cdc_platform import __version__
 from cdc_platform.clock import Clock, Microseconds
+from cdc_platform.commands.advice import with_home
 from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.output import escaped
 from cdc_platform.commands.session import Session
@@ -151,7 +152,7 @@ class Program(click.Group):
             raise
         except PlatformError as error:
             _trace(ctx)
-            raise Failure(str(error), error.exit_code, error.code) from error
+            raise Failure(with_home(str(error), ctx.params["home"]), error.exit_code, error.code) from error
         except KeyboardInterrupt:
             raise Failure("interrupted", INTERRUPTED) from None
         except OSError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cdc_platform.clock import HOUR_SECONDS
+from cdc_platform.commands.advice import with_home, with_home_in
 from cdc_platform.commands.arguments import Seconds
 from cdc_platform.commands.output import escaped, json_option, write_facts, write_json
 from cdc_platform.commands.session import Session, pass_session
@@ -66,13 +67,13 @@ def _look(session: Session, as_json: bool) -> int:
     with lake.open_tables.looked_at_once():
         found = overview(lake, session.clock, home.settings)
     if as_json:
-        write_json({"home": home.name, **found.facts()})
+        write_json({"home": home.name, **with_home_in(found.facts(), session.home)})
     else:
-        _show(home.name, found)
+        _show(home.name, found, session.home)
     return int(found.wrong)
 
 
-def _show(home: str, found: Overview) -> None:
+def _show(home: str, found: Overview, option: str | None) -> None:
     lines: list[tuple[str, object]] = [("home", f"{home}  at {found.now}")]
     for name, show in _SHOW.items():
         section = found.sections[name]
@@ -86,7 +87,7 @@ def _show(home: str, found: Overview) -> None:
         mark = click.style("✗", fg="red") if each.wrong else "-"
         click.echo(f"{mark} {each.code}: {escaped(each.said)}")
         if each.do:
-            click.echo(f"    do: {escaped(each.do)}")
+            click.echo(f"    do: {escaped(with_home(each.do, option))}")
 
 
 def _few(lines: list[str]) -> list[str]:

@@ -58,6 +58,11 @@ def mirror_at(home: Place) -> str | None:
     return _by_folder(home) if IDENTITY in names or CONNECTION in names else None
 
 
+def home_around(place: Place) -> Place | None:
+    """Return the home that holds the registration of the cluster mirrored at `place`; None where it is no mirror's."""
+    return place.folder.folder if place.folder.name == FOLDER else None
+
+
 def told(cluster: str) -> str:
     """What is so of such a home, in words."""
     return f"this home mirrors the live cluster {cluster}: what is in it was seen there, and nothing of it is made here"

@@ -139,7 +139,7 @@ TOLD_BY = {
 }
 """What only says what it would do, though it would be refused otherwise."""
 LEAVES = {
-    "repair": "nodetool checkAndRepairCdcStreams  # on a node of prod; then: cdc-platform observe prod",
+    "repair": "nodetool checkAndRepairCdcStreams  # on a node of prod; then: cdc-platform --home {around} observe prod",
     "expire": "/clusters/prod expire --cql  # for cqlsh on prod; what has gone there goes here at the next: ",
 }
 """What of that is left to do in the cluster itself."""
@@ -220,7 +220,7 @@ def test_what_makes_something_up_is_refused(
     assert (answer.exit_code, answer.stdout) == (2, ""), answer
     assert answer.stderr.count("\n") == 1
     assert answer.stderr.startswith(f"error: {path}: this home mirrors the live cluster prod: ")
-    assert "cdc-platform observe prod" in answer.stderr
+    assert f"cdc-platform --home {mirror.parents[1]} observe prod" in answer.stderr
     assert answer.stderr.endswith("[mirror]\n")
     assert versions(Lake(mirror / "lake")) == before
 
@@ -249,7 +249,8 @@ def test_what_would_be_done_is_told_and_no_line_leads_to_a_refusal(
     before = versions(Lake(mirror / "lake"))
     answer = ask(mirror, *path.split(), *words)
     assert answer.exit_code in (0, 1), answer
-    assert [LEAVES[path] in line for line in lines_of(answer)] == [True] * (path in LEAVES)
+    left = LEAVES[path].format(around=mirror.parents[1]) if path in LEAVES else ""
+    assert [left in line for line in lines_of(answer)] == [True] * (path in LEAVES)
     assert versions(Lake(mirror / "lake")) == before
 
 
@@ -310,7 +311,9 @@ def test_an_empty_mirror_waits_for_a_look(tmp_path: Path) -> None:
     """What is to be done about it is to observe."""
     cluster = known.add(open_home(tmp_path), "prod", Connection(contacts=("127.0.0.1:1",)))
     told = run("--home", cluster.home, "status", "--json").json["next"]
-    assert [(each["code"], each["do"]) for each in told] == [("empty-home", "cdc-platform observe prod")]
+    assert [(each["code"], each["do"]) for each in told] == [
+        ("empty-home", f"cdc-platform --home {tmp_path} observe prod")
+    ]
 
 
 def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> None:
