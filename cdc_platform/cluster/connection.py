@@ -101,6 +101,11 @@ def checked(connection: Connection) -> Connection:
     return connection
 
 
+def contact_of(address: str, port: int) -> str:
+    """Return a node's address and port as a contact point; an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def parse_contact(text: str) -> tuple[str, int]:
     """A contact point as (host, port); without a port it is 9042.
 

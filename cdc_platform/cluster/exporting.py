@@ -157,7 +157,7 @@ def export_into(
     if not tables:
         raise StateError("the home holds no published generation, no stream set and no log: there is nothing to export")
     names = sorted({each.keyspace for each in tables})
-    with connected(cluster.name, cluster.connection) as live:
+    with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
         _assert_other(home, lake, live)
         keyspaces = {name: _state(live, name) for name in names}
         _assert_no_production(home, cluster, live, keyspaces)

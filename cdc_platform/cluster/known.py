@@ -30,6 +30,7 @@ from cdc_platform.lake.mirrors import CONNECTION, FOLDER, IDENTITY, MARK, home_a
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, place_of
+from cdc_platform.records.ring import NORMAL, members
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 NEXT = "renewed.json"
@@ -93,6 +94,11 @@ class KnownCluster:
     def open_home(self) -> Home:
         """Its home, made where it is not there yet."""
         return open_home(self.at)
+
+    def node_addresses(self) -> list[str]:
+        """Return the addresses of the nodes that were in the ring when the cluster was observed last."""
+        nodes = members(Lake(self.open_home().lake))
+        return [node.address for node in nodes if node.status == NORMAL and node.address]
 
 
 def add(home: Home, name: str, connection: Connection) -> KnownCluster:

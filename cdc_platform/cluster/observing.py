@@ -77,7 +77,7 @@ def observe(cluster: KnownCluster, clock: Clock) -> Observation:
         StateError: it is another cluster than before, or has no CDC; or its home publishes what it does not list.
         InputError: it says something else about a generation than it did before.
     """
-    with connected(cluster.name, cluster.connection) as live:
+    with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
         return look(live, cluster, clock)
 
 

@@ -39,10 +39,19 @@ def examine(cluster: KnownCluster) -> list[Trial]:
     """Try everything that an observation needs. What cannot be tried because of what failed before is left out."""
     findings = list(_contacts(cluster.connection))
     if not any(finding.ok for finding in findings):
-        return findings
+        known_nodes = list(_known_nodes(cluster))
+        findings += known_nodes
+        if not any(finding.ok for finding in known_nodes):
+            return findings
     try:
-        with connected(cluster.name, cluster.connection) as live:
-            findings.append(Trial("login", True, f"as {live.role}, {len(live.members)} nodes"))
+        with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
+            findings.append(
+                Trial(
+                    "login",
+                    True,
+                    f"{'without a user' if live.role is None else f'as {live.role}'}, {len(live.members)} nodes",
+                )
+            )
             findings += _inside(cluster, live)
     except PlatformError as error:
         findings.append(_failed("login", error))
@@ -62,6 +71,26 @@ def _contacts(connection: Connection) -> Iterator[Trial]:
             yield _failed(f"contact {host}", error)
         else:
             yield Trial(f"contact {host}", True, f"speaks CQL at port {port}{', with TLS' if tls else ''}")
+
+
+def _known_nodes(cluster: KnownCluster) -> Iterator[Trial]:
+    """Try the nodes that were observed before, since no contact point answers; stop at the first that answers."""
+    connection = cluster.connection
+    try:
+        tls = tls_context(connection)
+    except PlatformError:
+        return  # told of already
+    given = {host for host, _ in connection.endpoints}
+    for address in cluster.node_addresses():
+        if address in given:
+            continue
+        try:
+            knock(address, connection.port, tls, connection.connect_timeout)
+        except PlatformError as error:
+            yield _failed(f"known node {address}", error)
+        else:
+            yield Trial(f"known node {address}", True, f"speaks CQL at port {connection.port}; all else is asked by it")
+            return
 
 
 def _inside(cluster: KnownCluster, live: LiveCluster) -> Iterator[Trial]:

@@ -1,10 +1,12 @@
-"""What a cluster can answer instead of rows, each as one line that says the mend; the one place that knows the
-driver's exceptions.
+"""Translate the driver's exceptions into the platform's errors, each one line with a remedy.
+
+No other module knows the driver's exceptions.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import ssl
 
@@ -23,6 +25,14 @@ from cassandra.connection import ConnectionException
 from cassandra.protocol import ErrorMessage
 
 from cdc_platform.errors import EnvironmentProblem, NotFound, PlatformError, StateError
+
+_NAME_A_USER = "add the cluster again with --user-env and --password-env, or --credentials-file"
+_MESSAGE = re.compile(r'message="(.*?)"?>?$', re.DOTALL)
+_OTHER_HOST_NAME = 62
+"""OpenSSL's verification code X509_V_ERR_HOSTNAME_MISMATCH; 64 is the one for addresses."""
+_OTHER_ADDRESS = 64
+_NOT_IN_FORCE = (9, 10)
+"""OpenSSL's verification codes of a certificate that is not valid yet, and of one that has expired."""
 
 DRIVER_ERRORS = (
     AuthenticationFailed,
@@ -61,13 +71,22 @@ class NotGranted(StateError):
 
     code = "not-granted"
 
-    def __init__(self, table: str, role: str) -> None:
-        self.grant = f"GRANT SELECT ON {table} TO {role}"
-        super().__init__(f"role {role} may not read {table}; an administrator runs: {self.grant};")
+    def __init__(self, table: str, role: str | None) -> None:
+        self.grant = f"GRANT SELECT ON {table} TO {role or 'ROLE'}"
+        log_in = "" if role else f" {_NAME_A_USER}, and"
+        super().__init__(f"{named(role)} may not read {table};{log_in} an administrator runs: {self.grant};")
 
 
-def translated(error: BaseException, where: str, table: str, role: str) -> PlatformError:
-    """The platform's error for what the driver raised when `table` was read at `where` (a cluster's or node's name)."""
+def named(role: str | None) -> str:
+    """Return how a message names who asked; None is a connection without a user."""
+    return f"role {role}" if role else "a connection without a user"
+
+
+def translated(error: BaseException, where: str, table: str, role: str | None) -> PlatformError:
+    """Return the platform's error for what the driver raised when `table` was read at `where` (a cluster or a node).
+
+    `role` is None where no user is configured.
+    """
     if isinstance(error, NoHostAvailable):
         # Where no node takes a connection the driver has their addresses alone.
         causes = error.errors.values() if isinstance(error.errors, dict) else ()
@@ -78,15 +97,18 @@ def translated(error: BaseException, where: str, table: str, role: str) -> Platf
         inner.sort(key=lambda cause: not isinstance(cause, (AuthenticationFailed, Unauthorized, InvalidRequest)))
         return translated(inner[0], where, table, role)
     if isinstance(error, AuthenticationFailed):
+        if role is None:
+            return Refused(f"{where}: the cluster asks for a user, and none is configured; {_NAME_A_USER}")
         return Refused(f"{where}: user {role} was not let in; check the user and the password that are named for it")
     if isinstance(error, Unauthorized):
         return NotGranted(table, role)
     if isinstance(error, InvalidRequest):
-        return NoTable(f"{where}: {table} cannot be read: {_first_line(error)}")
+        return NoTable(f"{where}: {table} cannot be read: {server_message(error)}")
     if isinstance(error, Unavailable):
+        why = ", system_distributed has three replicas at most" if _keyspace(table) == "system_distributed" else ""
         return Unreachable(
             f"{where}: {table} needs {error.required_replicas} replicas and {error.alive_replicas} are up; "
-            "start the nodes that are down, system_distributed has three replicas at most"
+            f"start the nodes that are down{why}"
         )
     if isinstance(error, (ReadTimeout, OperationTimedOut, TimeoutError)):
         return Unreachable(
@@ -96,7 +118,7 @@ def translated(error: BaseException, where: str, table: str, role: str) -> Platf
         return Unreachable(f"{where}: replicas failed to read {table}; the server's log says why")
     if isinstance(error, OSError):
         return connecting(error, where)
-    return Unreachable(f"{where}: {table} could not be read: {_first_line(error)}")
+    return Unreachable(f"{where}: {table} could not be read: {server_message(error)}")
 
 
 def connecting(error: OSError, where: str) -> PlatformError:
@@ -104,8 +126,9 @@ def connecting(error: OSError, where: str) -> PlatformError:
     if isinstance(error, socket.gaierror):
         return Unreachable(f"{where}: no such host is known; check the name in --contact")
     if isinstance(error, ssl.SSLCertVerificationError):
-        mend = "name the CA with --tls-ca, or give --no-tls-host-names where certificates name no hosts"
-        return Refused(f"{where}: its certificate is not accepted: {error.verify_message}; {mend}")
+        return Refused(
+            f"{where}: its certificate is not accepted: {error.verify_message}; {_certificate_remedy(error)}"
+        )
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or str(error)).lower().replace("_", " ")
         if "certificate required" in reason or "handshake failure" in reason:
@@ -122,9 +145,24 @@ def connecting(error: OSError, where: str) -> PlatformError:
     return Unreachable(f"{where}: {error.strerror or error}")
 
 
-def _first_line(error: BaseException) -> str:
-    """What the server said, without what the driver puts around it."""
+def _certificate_remedy(error: ssl.SSLCertVerificationError) -> str:
+    """Return what helps against this reason not to accept a server's certificate, and nothing that does not."""
+    if error.verify_code in (_OTHER_HOST_NAME, _OTHER_ADDRESS):
+        return "name the node in --contact as its certificate does, or give --no-tls-host-names"
+    if error.verify_code in _NOT_IN_FORCE:
+        return "renew the node's certificate, or set this machine's clock right"
+    return "name the CA that signed it with --tls-ca"
+
+
+def _keyspace(table: str) -> str:
+    """Return the keyspace of a table's name as CQL has it."""
+    return table.partition(".")[0].strip('"')
+
+
+def server_message(error: BaseException) -> str:
+    """Return the first line of the server's own message, without the driver's wrapping."""
     text = str(error).strip()
-    if 'message="' in text:
-        text = text.partition('message="')[2].rstrip('"')
-    return (text.splitlines() or ["no reason given"])[0][:200]
+    message = _MESSAGE.search(text)
+    if message is not None:
+        text = message[1]
+    return (text.strip().splitlines() or ["no reason given"])[0][:200]

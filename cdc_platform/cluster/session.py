@@ -31,7 +31,7 @@ from cassandra.pool import Host
 from cassandra.query import BoundStatement, SimpleStatement, Statement, dict_factory
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc_platform.cluster.connection import Connection, credentials, tls_context
+from cdc_platform.cluster.connection import Connection, contact_of, credentials, tls_context
 from cdc_platform.cluster.knock import Greeting, knock
 from cdc_platform.cluster.one_node import OneNode
 from cdc_platform.cluster.raw import RawPage, RawProtocol, pages_of, raw_rows
@@ -41,7 +41,6 @@ from cdc_platform.errors import InputError, PlatformError, StateError
 ATTEMPTS = 3
 """How often a read is tried that ran into a node that is slow or down."""
 _PROTOCOL = 4
-_NOBODY = "anonymous"
 _EVERY_NODE = 1_000_000
 _RAW = "raw"
 _LOOK_SECONDS = 0.02
@@ -73,7 +72,10 @@ def tries() -> Retrying:
 
 
 class LiveCluster:
-    """A cluster that is connected to. Made by `connected`."""
+    """A cluster that is connected to. Made by `connected`.
+
+    `connection` has the contact points that answered. `role` is None where no user is configured.
+    """
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class LiveCluster:
         cluster: Cluster,
         session: DriverSession,
         contact: Host,
-        role: str,
+        role: str | None,
         one: OneNode | None,
     ) -> None:
         self.name = name
@@ -267,19 +269,25 @@ def _look_until(happens: Callable[[], bool], seconds: float) -> None:
 
 
 @contextmanager
-def connected(name: str, connection: Connection, one_node: int | None = None) -> Iterator[LiveCluster]:
+def connected(
+    name: str,
+    connection: Connection,
+    one_node: int | None = None,
+    known_nodes: Callable[[], Sequence[str]] = lambda: (),
+) -> Iterator[LiveCluster]:
     """A session with the cluster called `name`, closed at the end.
 
-    With the number `one_node` it has one connection, to the node whose turn that is: enough for `ask_raw`.
+    With the number `one_node` it has one connection, to the node whose turn that is: enough for `ask_raw`. Where no
+    contact point can be reached, `known_nodes` gives the addresses of other nodes, which are tried in their order.
 
     Raises:
-        EnvironmentProblem: no contact point can be reached, or none lets us in.
+        EnvironmentProblem: no contact point and no known node can be reached, or none lets us in.
         InputError: what answers is no CQL server.
         StateError: the local datacenter is none of the cluster's.
     """
     secret = credentials(connection)
-    role = _NOBODY if secret is None else secret.user
-    reachable = _first_contacts(connection)
+    role = None if secret is None else secret.user
+    reachable, connection = _reachable(connection, known_nodes)
     # The driver logs each failure that it also raises, with stacks; what is raised is told once, by the caller.
     logging.getLogger("cassandra").setLevel(logging.CRITICAL)
     one = None if one_node is None else OneNode(one_node, connection.datacenter)
@@ -351,6 +359,23 @@ def _profile(
         request_timeout=connection.request_timeout,
         row_factory=row_factory,
     )
+
+
+def _reachable(connection: Connection, known_nodes: Callable[[], Sequence[str]]) -> tuple[list[str], Connection]:
+    """Return the hosts that answer, and the connection with a way to them, which tasks on other machines take."""
+    try:
+        return _first_contacts(connection), connection
+    except Unreachable as refusal:
+        given = {host for host, _ in connection.endpoints}
+        for address in known_nodes():
+            other = connection.model_copy(update={"contacts": (contact_of(address, connection.port),)})
+            if address in given:
+                continue
+            try:
+                return _first_contacts(other), other
+            except PlatformError:
+                continue
+        raise refusal from None
 
 
 def _first_contacts(connection: Connection) -> list[str]:

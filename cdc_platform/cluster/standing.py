@@ -51,7 +51,7 @@ class StandingSessions:
             standing = None
         if standing is None:
             stack = ExitStack()
-            live = stack.enter_context(connected(cluster.name, cluster.connection))
+            live = stack.enter_context(connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses))
             self._open[cluster.name] = (cluster.connection, live, stack)
             return live
         return standing[1]

@@ -15,7 +15,7 @@ from cassandra import InvalidRequest, Unauthorized
 from cassandra.cluster import ResponseFuture
 from cassandra.query import UNSET_VALUE, BoundStatement, SimpleStatement
 
-from cdc_platform.cluster.refusals import DRIVER_ERRORS, NotGranted, translated
+from cdc_platform.cluster.refusals import DRIVER_ERRORS, NotGranted, named, server_message, translated
 from cdc_platform.cluster.session import LiveCluster, tries
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.types import CqlType, Value
@@ -30,10 +30,10 @@ class MayNotWrite(NotGranted):
 
     code = "may-not-write"
 
-    def __init__(self, table: str, role: str) -> None:
-        self.grant = f"GRANT CREATE, MODIFY ON ALL KEYSPACES TO {role}"
+    def __init__(self, table: str, role: str | None) -> None:
+        self.grant = f"GRANT CREATE, MODIFY ON ALL KEYSPACES TO {role or 'ROLE'}"
         StateError.__init__(
-            self, f"role {role} may not write {table}; an administrator of that cluster runs: {self.grant};"
+            self, f"{named(role)} may not write {table}; an administrator of that cluster runs: {self.grant};"
         )
 
 
@@ -101,8 +101,7 @@ class Writer:
         if isinstance(error, Unauthorized):
             return MayNotWrite(table, self._live.role)
         if isinstance(error, InvalidRequest):
-            said = str(error).partition('message="')[2].rstrip('"') or str(error)
-            return StateError(f"{self._live.name} takes no rows of {table}: {said[:200]}")
+            return StateError(f"{self._live.name} takes no rows of {table}: {server_message(error)}")
         return translated(error, self._live.name, table, self._live.role)
 
     def _pace(self) -> None:

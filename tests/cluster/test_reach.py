@@ -110,6 +110,25 @@ def test_the_grant_of_a_table_that_is_kept_is_named(
             standin.world.run(f"REVOKE SELECT ON {each} FROM {PLAIN[0]}")
 
 
+def test_nodes_that_were_observed_are_tried_when_no_contact_point_answers(
+    standin: StandIn, cluster: KnownCluster
+) -> None:
+    """The one contact point is down: each command goes on by another node; before a first look there is none."""
+    standin.proxy.kill(0)
+    home = cluster.home.parent.parent
+    assert run("--home", home, "observe", "prod").exit_code == 2
+    assert [each["ok"] for each in tried(cluster)[1].values()] == [False]
+    standin.proxy.restart(0)
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    standin.proxy.kill(0)
+    assert run("--home", home, "observe", "prod").exit_code == 0
+    _, found = tried(cluster)
+    assert not found["contact 127.0.0.1"]["ok"]
+    assert found["known node 127.0.0.2"]["ok"]
+    assert found["login"]["ok"]
+    assert found["topology"]["ok"]
+
+
 def test_a_clock_that_is_off_is_told_of_by_its_node(standin: StandIn, cluster: KnownCluster) -> None:
     """One node is 7 s ahead, another 3 s behind: those two, with the sign."""
     standin.proxy.faults.clock_offset_ms = {1: 7_000, 2: -3_000}

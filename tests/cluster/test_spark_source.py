@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.types import StructType
+from support.command_line import run
 from support.standin.brought import DDL, FIRST_US, GENERATIONS, LOG, SWITCH_MS, SWITCH_US, with_secret_file
 from support.standin.cluster import FIRST_MS, StandIn, description
 from support.standin.live_log import LiveLog, defined, keys_of
@@ -337,6 +338,19 @@ def test_a_generation_that_is_passed_over_is_told_and_none(
     caplog.clear()
     assert planned(cluster, {"until": until}, Microseconds(until + 1)) > 0
     assert "passes over" not in caplog.text
+
+
+def test_the_history_of_the_cluster_names_the_source_that_has_looked(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog
+) -> None:
+    """What a query's planning was the first to see is noted as seen by Spark, not by nobody."""
+    planned(cluster, {"until": FIRST_US - 1}, SWITCH_US)
+    standin.world.cdc_options("shop", "t", ttl="60", enabled="true")
+    standin.world.schema_changed()
+    planned(cluster, {"until": FIRST_US - 1}, SWITCH_US, gaps="tell")
+    shown = run("--home", cluster.home, "history", "--cluster", "--json").json
+    assert {each["by"] for each in shown} == {"Spark scylla_cdc"}
+    assert [each["what"] for each in shown if each["who"] == "table shop.t" and "TTL 60 s" in each["what"]]
 
 
 def test_time_without_cdc_is_a_gap(

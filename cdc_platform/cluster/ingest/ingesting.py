@@ -123,7 +123,7 @@ def ingest(
     with (
         mirroring(),
         turn(lake, f"ingest.{keyspace}.{table}"),
-        connected(cluster.name, cluster.connection) as live,
+        connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),
     ):
         # Before generations are looked at: one that begins up to then is published by now.

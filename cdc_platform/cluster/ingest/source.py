@@ -37,11 +37,12 @@ from cdc_platform.cluster.ingest.in_workers import in_one_line
 from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, rows_since, share_of, what_is_gone
 from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
-from cdc_platform.cluster.observing import refresh
+from cdc_platform.cluster.observing import Observation, refresh
 from cdc_platform.cluster.session import LiveCluster, connected
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
+from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_struct
 from cdc_platform.limits import MAX_CDC_TTL
@@ -109,9 +110,15 @@ class _Asked:
     def schema(self) -> TableSchema:
         """The table, as the cluster was seen to have it last."""
         cluster = self.find()
-        with connected(cluster.name, cluster.connection) as live:
-            refresh(live, cluster, Clock())
+        with connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live:
+            _refreshed(live, cluster)
         return schema_of(Lake(cluster.open_home().lake), self.keyspace, self.table)
+
+
+def _refreshed(live: LiveCluster, cluster: KnownCluster) -> Observation | None:
+    """Observe the cluster if it changed; the history of the home names the Spark source as who has looked."""
+    with speaking_for(Speaker("Spark", "scylla_cdc")):
+        return refresh(live, cluster, Clock())
 
 
 def _confidence_us(text: str) -> Microseconds:
@@ -167,7 +174,9 @@ class _Planner:
     @cached_property
     def live(self) -> LiveCluster:
         """The connection, made when it is needed."""
-        return self._opened.enter_context(connected(self.cluster.name, self.cluster.connection))
+        return self._opened.enter_context(
+            connected(self.cluster.name, self.cluster.connection, known_nodes=self.cluster.node_addresses)
+        )
 
     def close(self) -> None:
         """End the connection."""
@@ -180,7 +189,7 @@ class _Planner:
     def horizon_us(self) -> Microseconds:
         """Up to when (µs) can be read now; what the cluster has new is taken in."""
         horizon = paces.horizon_us(self.live, Clock(), self.asked.pace, _log.warning)
-        refreshed = refresh(self.live, self.cluster, Clock())
+        refreshed = _refreshed(self.live, self.cluster)
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{self.asked.keyspace}.{self.asked.table}", horizon)
             for line in refreshed.incomplete:
@@ -213,7 +222,7 @@ class _Planner:
         schema = self.schema()
         windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us()))
         self._tell_of_gaps(schema, windows, whole_us)
-        asking = Asking(self.cluster.name, self.cluster.connection, schema, self.live.is_scylla)
+        asking = Asking(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
         least = Lifetimes.of(self.lake, schema).least_us
         found: list[InputPartition] = []
         for made in self._plans(schema, windows):
