@@ -6,14 +6,13 @@ Each in a process of its own, whose memory the system tells. What is in a file t
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.command_line import run
+from support.processes.watched import Left, watched
 
 from cdc_platform.home import open_home
 from cdc_platform.sources.sizes import MOST_JSON, most_export
@@ -37,15 +36,6 @@ class Door:
 CREATE = "CREATE KEYSPACE ks; CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};"
 INSERT = f"{CREATE} INSERT INTO ks.t (pk, v) VALUES (?, ?);"
 CHANGES = '[{"wait": 3600}]'
-WATCHED = """import runpy, sys
-from pathlib import Path
-held = Path(sys.argv.pop(1))
-try:
-    runpy.run_module("cdc_platform", run_name="__main__", alter_sys=True)
-finally:
-    # Of this program alone: what the system tells of a process (ru_maxrss) begins with what its parent held.
-    held.write_text(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-"""
 DOORS = {
     "bootstrap": Door(("bootstrap", "{file}")),
     "bootstrap -": Door(("bootstrap", "-"), by_stream=True),
@@ -112,15 +102,6 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-@dataclass(frozen=True)
-class Left:
-    """How a process left: its exit code, what it wrote on standard error, the most bytes that it held."""
-
-    exit_code: int
-    stderr: str
-    held: int
-
-
 def prepared(home: Path, file: Path, door: Door) -> list[str]:
     """A door's command line for a file, with all that it needs beside it."""
     folder = home.parent
@@ -135,17 +116,9 @@ def prepared(home: Path, file: Path, door: Door) -> list[str]:
 
 def process(home: Path, file: Path, door: Door) -> Left:
     """Run a door's command on a file as a user does."""
-    command, held = prepared(home, file, door), home.parent / "held"
+    command = prepared(home, file, door)
     with file.open("rb") as stream:
-        done = subprocess.run(
-            [sys.executable, "-c", WATCHED, str(held), "--home", str(home), *command],
-            stdin=stream if door.by_stream else subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    return Left(done.returncode, done.stderr, int(held.read_text()) * 1024)
+        return watched("--home", home, *command, stream=stream if door.by_stream else None)
 
 
 def assert_refused(left: Left) -> None:

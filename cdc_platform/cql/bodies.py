@@ -11,7 +11,7 @@ from lark import Token, Transformer, v_args
 
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.names import RESERVED
-from cdc_platform.cql.scalars import integer_of_text
+from cdc_platform.cql.scalars import assert_convertible, integer_of_text
 from cdc_platform.cql.times import parse_duration
 from cdc_platform.errors import InputError
 
@@ -357,10 +357,12 @@ def _string(token: str) -> tuple[s.ConstantKind, object]:
 
 
 def _integer(token: str) -> tuple[s.ConstantKind, object]:
+    assert_convertible(token)
     return "integer", integer_of_text(token)
 
 
 def _float(token: str) -> tuple[s.ConstantKind, object]:
+    assert_convertible(token)
     try:
         return "float", Decimal(str(token))
     except ArithmeticError:

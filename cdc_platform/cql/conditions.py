@@ -234,6 +234,10 @@ def _equal(kind: CqlType, one: Value | None, other: Value | None) -> bool:
     return kind.sort_key(one) == kind.sort_key(other) if kind.comparable else kind.to_bytes(one) == kind.to_bytes(other)
 
 
+_LONGEST_PATTERN = 1 << 14
+"""Characters of a pattern of LIKE: a compiled one takes some hundred bytes for each."""
+
+
 def _is_like(kind: CqlType, text: Value | None, pattern: Value | None) -> bool:
     """Whether a text matches a pattern: `%` is any characters, `_` is one, and a backslash frees what is behind it.
 
@@ -243,6 +247,8 @@ def _is_like(kind: CqlType, text: Value | None, pattern: Value | None) -> bool:
         raise InputError(f"LIKE is for texts, not for values of type {kind.cql}")
     if text is None or pattern is None:
         return False
+    if len(pattern) > _LONGEST_PATTERN:
+        raise InputError(f"a pattern of LIKE has {len(pattern)} characters; write at most {_LONGEST_PATTERN}")
     segments = [""]
     for part in re.findall(r"\\.|.", pattern, re.DOTALL):
         if part == "%":

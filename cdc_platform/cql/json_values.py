@@ -14,13 +14,14 @@ from ipaddress import ip_address
 from typing import Any
 from uuid import UUID
 
-from cdc_platform.cql.scalars import integer_of_text, integer_text, shortened
+from cdc_platform.cql.scalars import assert_convertible, integer_of_text, integer_text, shortened
 from cdc_platform.cql.times import parse_date, parse_duration, parse_time, parse_timestamp
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value
 from cdc_platform.errors import InputError
 
-_BLOB = re.compile(r"0x([0-9a-fA-F]{2})*")
+_BLOB = re.compile(r"0x(?:[0-9a-fA-F]{2})*+")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint", "varint", "counter")
+_NUMBERS = (*_INTEGERS, "float", "double", "decimal", "timestamp")
 
 
 class _Number(str):
@@ -147,6 +148,8 @@ def _scalar(kind: Scalar, document: Any) -> Value:
     elif isinstance(document, str):
         reader = _OF_NUMBER.get(name) if number else _OF_TEXT.get(name)
         if reader is not None:
+            if name in _NUMBERS:
+                assert_convertible(document)
             try:
                 return kind.canonical(reader(str(document)))
             except (ValueError, ArithmeticError):

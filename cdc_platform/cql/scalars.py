@@ -221,6 +221,18 @@ def integer_text(value: int) -> str:
     return f"{Decimal(value):f}"
 
 
+MOST_DIGITS = 100_000
+"""Digits of a number that somebody writes: to convert them takes quadratic time, a quarter of a second for so many."""
+
+
+def assert_convertible(number: str) -> None:
+    """Refuse a number as it is written, with more than `MOST_DIGITS` digits; raises InputError."""
+    if len(number) > MOST_DIGITS and sum(map(str.isdigit, number)) > MOST_DIGITS:
+        raise InputError(
+            f"{number[:20]}... has {len(number)} characters; write a number of at most {MOST_DIGITS} digits"
+        )
+
+
 def integer_of_text(text: str) -> int:
     """The integer of decimal digits, however many; raises ValueError."""
     if not text.removeprefix("-").isdecimal() or not text.isascii():

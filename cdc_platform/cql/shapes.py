@@ -16,8 +16,8 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.bodies import READERS, Bodies
 
 _LITERAL = re.compile(
-    r"""( '[^']*(?:''[^']*)*'
-        | "[^"]*(?:""[^"]*)*"
+    r"""( '[^']*+(?:''[^']*+)*+'
+        | "[^"]*+(?:""[^"]*+)*+"
         | (?<![\w.])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w.-])
         | (?<![\w.])0x[0-9a-f]*(?![\w.])
         | (?<![\w.])-?[0-9]+(?:\.[0-9]+)?(?![\w.])

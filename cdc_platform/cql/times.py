@@ -46,6 +46,8 @@ _ISO_DURATION = re.compile(
 _WHOLE = re.compile(r"-?\d{1,20}", re.ASCII)
 """A date or a timestamp may be a number in quotes, which is then what it is without them (types/types.cc)."""
 _EPOCH_DATE = 2**31
+_LONGEST_DURATION = 256
+"""Characters of a duration: every unit, each with a count far beyond its type's range."""
 _ISO_UNITS = ("y", "mo", "w", "d", "h", "m", "s")
 
 
@@ -74,6 +76,10 @@ def parse_duration(text: str) -> Duration:
     Raises:
         InputError: `text` is no duration.
     """
+    if len(text) > _LONGEST_DURATION:
+        raise InputError(
+            f"{text[:20]}... has {len(text)} characters; write a duration of at most {_LONGEST_DURATION}, as 1d12h30m"
+        )
     sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
     parts = _duration_parts(body)
     if not parts:

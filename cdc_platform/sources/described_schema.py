@@ -23,7 +23,7 @@ from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.sources.sizes import too_large
 
-_STATEMENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL)
+_STATEMENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*+CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL)
 
 _HEAD = 64 * 1024
 """Characters in which the first statement begins."""

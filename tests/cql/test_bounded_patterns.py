@@ -1,0 +1,65 @@
+"""Regular expressions read texts of any length: none repeats a group that it could go back into."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from re import _constants as ops  # pyrefly: ignore
+from re import _parser as parser  # pyrefly: ignore
+from typing import Any
+
+from lark import Lark
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMPLE = (ops.LITERAL, ops.NOT_LITERAL, ops.IN, ops.ANY, ops.CATEGORY)
+
+
+def patterns() -> Iterator[tuple[str, Any, int]]:
+    """Every constant pattern of the program with where it stands and its flags, and every terminal of the grammar."""
+    for path in sorted((ROOT / "cdc_platform").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args:
+                owner, text = call.func.value, call.args[0]
+                if isinstance(owner, ast.Name) and owner.id == "re" and isinstance(text, ast.Constant):
+                    verbose = any("VERBOSE" in ast.unparse(each) for each in (*call.args[1:], *call.keywords))
+                    yield f"{path.relative_to(ROOT)}:{call.lineno}", text.value, re.VERBOSE if verbose else 0
+    grammar = files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8")
+    for terminal in Lark(grammar, parser="lalr").terminals:
+        yield f"grammar.lark: {terminal.name}", terminal.pattern.to_regexp(), 0
+
+
+def remembered(parsed: Any) -> Iterator[str]:
+    """What a pattern keeps for each turn of a loop without a bound: groups that are not possessive."""
+    for operation, argument in parsed:
+        if operation in (ops.MAX_REPEAT, ops.MIN_REPEAT):
+            _, most, body = argument
+            if most == ops.MAXREPEAT and not (len(body) == 1 and body[0][0] in SIMPLE):
+                yield str(operation)
+        yield from inside(argument)
+
+
+def inside(argument: Any) -> Iterator[str]:
+    """The same of the parts of an operation."""
+    if isinstance(argument, parser.SubPattern):
+        yield from remembered(argument)
+    elif isinstance(argument, (tuple, list)):
+        for each in argument:
+            yield from inside(each)
+
+
+def test_no_pattern_remembers_a_turn_for_each_character() -> None:
+    """A loop over a group takes hundreds of bytes a turn, unless it is possessive; 2 MB of text would take 1.6 GB."""
+    found = [(where, kept) for where, text, flags in patterns() for kept in remembered(parser.parse(text, flags))]
+    assert found == []
+
+
+def test_the_rule_sees_such_patterns() -> None:
+    """The loops that it is about are found, at any depth, and possessive ones are none."""
+    for text in (r"'(?:[^']|'')*'", r"(?:a|bc)+d", r"x(?P<n>(ab)*?)y", r"(?=(a(b|c)+))"):
+        assert list(remembered(parser.parse(text))), text
+    for text in (r"'(?:[^']|'')*+'", r"[ab]+c", r"(?>a|b)*+", r"(?:a|b){1,20}"):
+        assert not list(remembered(parser.parse(text))), text
+    assert sum(1 for _ in patterns()) > 100

@@ -1,0 +1,45 @@
+"""A command in a process of its own, whose memory the system tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_WATCHED = """import runpy, sys
+from pathlib import Path
+held = Path(sys.argv.pop(1))
+try:
+    runpy.run_module("cdc_platform", run_name="__main__", alter_sys=True)
+finally:
+    # Of this program alone: what the system tells of a process (ru_maxrss) begins with what its parent held.
+    held.write_text(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+"""
+
+
+@dataclass(frozen=True)
+class Left:
+    """How a process left: its exit code, what it wrote, the most bytes that it held."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    held: int
+
+
+def watched(*command: str | Path, stream: IO[bytes] | None = None) -> Left:
+    """Run a command as a user does, with a stream on its standard input if there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        held = Path(folder) / "held"
+        done = subprocess.run(
+            [sys.executable, "-c", _WATCHED, str(held), *map(str, command)],
+            stdin=stream or subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Left(done.returncode, done.stdout, done.stderr, int(held.read_text()) * 1024)
