@@ -128,6 +128,8 @@ def sql_conf() -> dict[str, str]:
     """Settings that any session may set for itself, a Connect session too."""
     return {
         "spark.sql.session.timeZone": "UTC",
+        # Spark replaces ${env:NAME} and the like in every statement by what is in the environment of its process.
+        "spark.sql.variable.substitute": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
         _BYTES_SETTING: _NO_BOUND,
         "spark.sql.parquet.compression.codec": "zstd",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NOW = At()
 _SETTINGS = {
+    "spark.sql.variable.substitute": "false",
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
@@ -53,6 +54,8 @@ def answer(lake: Lake, text: str, *, at: At = _NOW, limit: int | None = None) ->
     tables = {reference: _found(names, reference) for _, reference in spark_tree.tables_of(tree)}
     wanted = {table.full_name: table for table in tables.values()}
     sources = names.sources(wanted.values(), at)
+    known = {name.lower() for source in sources for name in source.schema.names}
+    spark_tree.refuse_names_of_session(tree, known)
     run = uuid.uuid4().hex
     views = {source.table.full_name: f"sql_{run}_{number}" for number, source in enumerate(sources)}
     columns = spark_tree.columns_of(tree)

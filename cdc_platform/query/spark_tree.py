@@ -7,7 +7,7 @@ read the first one. Names of tables are replaced on the way: Spark finds them as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, ClassVar
 
@@ -62,6 +62,10 @@ unix_millis unix_seconds unix_timestamp unnest upper uuid var_pop var_samp varia
 window window_time xxhash64 year zeroifnull zip_with
 """
 """Functions of the values that they are given. Spark's others load classes, name files or people, or act."""
+_OF_SESSION = frozenset({"current_user", "session_user", "user"})
+"""What Spark takes for the name of the user where no column is called so."""
+_SUBSTITUTED = "${"
+"""With this begins what Spark replaces in the text of a statement, before it parses it, by variables of the process."""
 _KNOWN_PARTS, _KNOWN_FUNCTIONS = frozenset(_PARTS.split()), frozenset(_FUNCTIONS.split())
 
 
@@ -81,9 +85,10 @@ def judged(text: str) -> exp.Expr:
     """The tree of the one query of a text.
 
     Raises:
-        InputError: it is no SQL, none or several statements, or does more than answer.
+        InputError: it is no SQL, none or several statements, names a variable, or does more than answer.
     """
     _quieten()
+    _refuse_substitution(text)
     try:
         statements = [each for each in sqlglot.parse(text, dialect=_Read) if each is not None]
     except SqlglotError as error:
@@ -127,7 +132,11 @@ def _counts(call: exp.Expr | None) -> bool:
 
 
 def rewritten(tree: exp.Expr, view_of: Callable[[Reference], str]) -> str:
-    """The query in Spark's own SQL, over views in place of tables; the tree is changed."""
+    """The query in Spark's own SQL, over views in place of tables; the tree is changed.
+
+    Raises:
+        InputError: Spark would replace a part of the text by a variable.
+    """
     for place, reference in tables_of(tree):
         view = exp.to_identifier(view_of(reference), quoted=True)
         if not place.alias:
@@ -137,7 +146,30 @@ def rewritten(tree: exp.Expr, view_of: Callable[[Reference], str]) -> str:
     for column in tree.find_all(exp.Column):
         if column.db and column.table:  # keyspace.table.column: the table's alias is enough, and all that is left
             column.set("db", None)
-    return tree.sql(dialect=Spark, comments=False)
+    text = tree.sql(dialect=Spark, comments=False)
+    _refuse_substitution(text)  # escapes of the first text, as '\u0024{', are characters in this one
+    return text
+
+
+def refuse_names_of_session(tree: exp.Expr, columns: Collection[str]) -> None:
+    """Refuse a name that is no column, of which there are `columns` (in lower case), but a function without brackets.
+
+    Raises:
+        InputError: Spark would answer with the name of its user.
+    """
+    named = {each.alias.lower() for each in tree.find_all(exp.Alias)}
+    named |= {name.lower() for each in tree.find_all(exp.TableAlias) for name in each.alias_column_names}
+    for column in tree.find_all(exp.Column):
+        if not column.table and column.name.lower() in _OF_SESSION.difference(columns, named):
+            raise InputError(f"there is no column {column.name}, and Spark's user is not told: {_MEND}")
+
+
+def _refuse_substitution(text: str) -> None:
+    if _SUBSTITUTED in text:
+        raise InputError(
+            f"{_SUBSTITUTED} is refused: Spark would replace it by a variable of its process or settings; "
+            "write the text as concat('$', '{...')"
+        )
 
 
 def _refuse_unknown(part: exp.Expr) -> None:

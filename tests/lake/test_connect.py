@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.spark.core import core
+from support.substitutions import VARIABLES
 
 from cdc_platform.errors import EnvironmentProblem, StateError
 from cdc_platform.lake.connect import ConnectServer, _members
@@ -44,6 +45,19 @@ def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
     assert (client.returncode, client.stdout) == (0, "core ran on Connect\n"), client.stderr
     assert list(folder.iterdir()) == []
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
+
+
+def test_a_session_on_connect_replaces_nothing(server: ConnectServer) -> None:
+    """Every kind of variable is a text like others there too."""
+    client = subprocess.run(
+        [sys.executable, __file__, "--variables"],
+        env={**AS_A_SCRIPT, **server.environment, "JAVA_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (client.returncode, client.stdout) == (0, f"{len(VARIABLES)} stayed\n"), client.stderr
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
@@ -146,6 +160,14 @@ def _break_off() -> None:
     print(time.time())
 
 
+def _name_variables() -> None:
+    """Name each variable in a text, as the platform's own statements could, and read it back."""
+    session = spark_session()
+    assert session.conf.get("spark.sql.variable.substitute") == "false"
+    stayed = [each for each in VARIABLES if session.sql(f"SELECT '{each}' AS a").collect()[0][0] == each]
+    print(len(stayed), "stayed")
+
+
 def _be_a_parent() -> None:
     """Start a process as the server is started, name it and wait to be killed."""
     child = subprocess.Popen(["sleep", "600"], preexec_fn=die_with_parent(), start_new_session=True)
@@ -156,6 +178,9 @@ def _be_a_parent() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--parent":
         _be_a_parent()
+    if sys.argv[1] == "--variables":
+        _name_variables()
+        sys.exit()
     if sys.argv[1] == "--broken-off":
         _break_off()
         sys.exit()

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from support.files.bad_input import Case, assert_refused
 from support.read_logs import START_US, home_with_log, write
+from support.substitutions import SUBSTITUTIONS, VARIABLES
 
 from cdc_platform.clock import MILLISECOND_US
+from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
+from cdc_platform.query import embedded, spark_tree
+from cdc_platform.query import spark as on_spark
 
 LOG = "ks.t_scylla_cdc_log"
 
@@ -207,3 +211,28 @@ def test_what_does_more_than_answer_is_refused(case: Case, home: Path, tmp_path:
     told = assert_refused(case, home, tmp_path)
     assert any(reason in told for reason in REASONS), told
     assert [path.name for path in tmp_path.iterdir()] == ["node.csv"]
+
+
+def test_spark_is_given_no_substitution(home: Path) -> None:
+    """Every way to have Spark put a value where the query has a name is refused before Spark starts."""
+    lake = Lake(home / "lake")
+    for text in SUBSTITUTIONS:
+        with pytest.raises(InputError) as refused, on_spark.answer(lake, text):
+            pass
+        assert "\n" not in str(refused.value), text
+
+
+def test_a_dollar_that_is_data_is_none(home: Path) -> None:
+    """A text of this form is had by a function, which Spark calls behind the substitution; a column may be `user`."""
+    tree = spark_tree.judged("SELECT concat('$', '{env:HOME}'), '$1', '{a}', user FROM nodes AS n")
+    assert "${" not in spark_tree.rewritten(tree, lambda _: "v")
+    spark_tree.refuse_names_of_session(tree, {"user"})
+    own = spark_tree.judged("SELECT user FROM (SELECT 1 AS user) AS a")
+    spark_tree.refuse_names_of_session(own, ())
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_the_embedded_engine_replaces_nothing(home: Path, variable: str) -> None:
+    """There it is a text like others."""
+    with embedded.answer(Lake(home / "lake"), f"SELECT '{variable}' AS a") as rows:
+        assert list(rows.values()) == [(variable,)]

@@ -10,6 +10,7 @@ import pytest
 from deltalake import write_deltalake
 from support.files.bad_input import listing
 from support.read_logs import START_US, home_with_log, write
+from support.substitutions import VARIABLES
 
 from cdc_platform.clock import Microseconds, to_datetime
 from cdc_platform.errors import InputError
@@ -120,3 +121,10 @@ def test_times_are_utc_whatever_the_session(spark: SparkSession, logged: Lake) -
         assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_spark_itself_replaces_nothing(spark: SparkSession, variable: str) -> None:
+    """Whatever a guard before it lets through: in a session of the platform a variable is a text like others."""
+    assert spark.sql(f"SELECT '{variable}' AS a").collect()[0][0] == variable
+    assert on_spark._SETTINGS["spark.sql.variable.substitute"] == "false"
