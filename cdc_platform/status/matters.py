@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+PROGRAM = "cdc-platform "
 _PAGE = "docs/status.md"
 
 CODES: Mapping[str, bool] = MappingProxyType(
     {
         "table-unreadable": True,
         "nothing-operates": True,
+        "no-generation": False,
         "not-retrievable": True,
         "not-exported": False,
+        "not-described": False,
         "join-stuck": True,
         "join-interrupted": False,
         "join-waiting": False,
@@ -40,11 +43,20 @@ CODES: Mapping[str, bool] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Matter:
-    """One matter: what is so (`said`), and the command, or the words, that see to it (`do`)."""
+    """One finding: a sentence (`said`) and what resolves it (`do`).
+
+    `do` is either one command, complete and safe to paste, or a sentence for a person who has to decide or to bring
+    something. A command that states a fact or discards something stands only inside a sentence.
+    """
 
     code: str
     said: str
     do: str | None = None
+
+    @property
+    def is_command(self) -> bool:
+        """Whether `do` is one command that can be run as it stands."""
+        return self.do is not None and self.do.startswith(PROGRAM)
 
     @property
     def wrong(self) -> bool:
@@ -54,4 +66,11 @@ class Matter:
     def facts(self) -> dict[str, object]:
         """It in plain values."""
         page = f"{_PAGE}#{self.code}"
-        return {"code": self.code, "wrong": self.wrong, "said": self.said, "do": self.do, "page": page}
+        return {
+            "code": self.code,
+            "wrong": self.wrong,
+            "said": self.said,
+            "do": self.do,
+            "is_command": self.is_command,
+            "page": page,
+        }

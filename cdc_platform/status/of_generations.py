@@ -7,8 +7,9 @@ from typing import Any
 from cdc_platform.clock import Clock, format_ms, format_us, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import MEND, cluster_of
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2
 from cdc_platform.lifecycle.repair import checkup
-from cdc_platform.records import cluster_changes
+from cdc_platform.records import cluster_changes, tablet_sets
 from cdc_platform.records.cluster_changes import Changing
 from cdc_platform.records.left_out import left_out
 from cdc_platform.records.ring import LEFT, NORMAL, members
@@ -30,7 +31,7 @@ def ring(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], 
         "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
         "changing": changing and {"since": format_us(changing.since_us), "transition": changing.transition},
     }
-    return told, [] if changing is None else [_changing(changing)]
+    return told, [] if changing is None else [_changing(lake, changing)]
 
 
 def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
@@ -52,9 +53,10 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
         "not_retrievable": [_told(each) for each in unread],
     }
     return told, [
+        *([] if known else _no_generation(lake)),
         *_left_out(lake),
         *_unread(lake, unread),
-        *_unexported(lake, operating),
+        *_undescribed(lake, operating),
         *_nothing_operates(known, operating, later),
     ]
 
@@ -90,9 +92,11 @@ def observed_anew(cluster: str) -> str:
     return f"cdc-platform observe {cluster}"
 
 
-def _changing(changing: Changing) -> Matter:
+def _changing(lake: Lake, changing: Changing) -> Matter:
+    cluster = cluster_of(lake)
+    look = "import it again" if cluster is None else observed_anew(cluster)
     said = f"{changing}: nodes are as before, and what follows from them cannot be told"
-    return Matter("topology-changing", said, "cdc-platform observe NAME when it has settled, in the home that knows it")
+    return Matter("topology-changing", said, f"wait until the topology is stable, then: {look}")
 
 
 def _told(generation: Generation) -> dict[str, Any]:
@@ -114,7 +118,10 @@ def _left_out(lake: Lake) -> list[Matter]:
 
 
 def _unread(lake: Lake, unread: list[Generation]) -> list[Matter]:
-    do = mended_there(lake) or "bring its description with cdc-platform import, or cdc-platform repair --run"
+    do = mended_there(lake) or (
+        "export its description from the cluster and import it (cdc-platform import --help), or make a new generation: "
+        "cdc-platform repair --run"
+    )
     return [
         Matter(
             "not-retrievable",
@@ -126,13 +133,33 @@ def _unread(lake: Lake, unread: list[Generation]) -> list[Matter]:
     ]
 
 
-def _unexported(lake: Lake, operating: Generation | None) -> list[Matter]:
-    if operating is None or operating.state is not State.NOT_EXPORTED:
+def _undescribed(lake: Lake, operating: Generation | None) -> list[Matter]:
+    """Return the matter of an operating generation that has streams for clients and no description."""
+    if operating is None or operating.state not in (State.NOT_EXPORTED, State.NOT_DESCRIBED):
         return []
-    said = f"generation {operating.name} operates, and the table that describes it was never brought here"
     cluster = cluster_of(lake)
-    do = observed_anew(cluster) if cluster else "cdc-platform import its cdc_generation_descriptions_v2"
-    return [Matter("not-exported", said, do)]
+    table = GENERATION_DESCRIPTIONS_V2.name
+    do = observed_anew(cluster) if cluster else f"export {table} and import it (cdc-platform import --help)"
+    said = f"generation {operating.name} operates, and "
+    if operating.state is State.NOT_EXPORTED:
+        return [Matter("not-exported", f"{said}no table of descriptions was imported", do)]
+    return [Matter("not-described", f"{said}the imported descriptions have no row of it", do)]
+
+
+def _no_generation(lake: Lake) -> list[Matter]:
+    """Return the matter of a ring without any generation; a cluster whose tables all use tablets needs none."""
+    if tablet_sets.tables(lake) or not any(node.status == NORMAL for node in members(lake)):
+        return []
+    cluster = cluster_of(lake)
+    do = (
+        observed_anew(cluster)
+        if cluster
+        else (
+            "import the cluster's generations (cdc-platform import --help), or make the first one: cdc-platform "
+            "repair --run"
+        )
+    )
+    return [Matter("no-generation", "the ring has nodes, and no generation is known here", do)]
 
 
 def _nothing_operates(known: list[Generation], operating: Generation | None, later: list[Generation]) -> list[Matter]:

@@ -80,7 +80,8 @@ def readers(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str
         )
         if gone and reads is not None:
             said = f"consumer {each.full_name} stands in generation {reads.name}, which was removed with its streams"
-            do = f"cdc-platform consumers forget {each.name} {each.keyspace_name}.{each.table_name}"
+            forget = f"cdc-platform consumers forget {each.name} {each.keyspace_name}.{each.table_name}"
+            do = f"decide whether the consumer starts again after the lost rows, with: {forget}"
             matters.append(Matter("reads-removed", said, do))
     return told, matters
 
@@ -103,10 +104,12 @@ def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
         said = f"{told['to_mark']} generations have expired and are not marked, {told['to_remove']} may be removed"
         matters.append(Matter("expiry-due", said, "cdc-platform expire"))
     if plan and not no_tables.are_told(lake):
-        said = "nobody has said which tables have a CDC log, so no generation ever expires"
-        matters.append(
-            Matter("no-tables", said, "cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none")
+        said = "which tables have a CDC log is unknown, so no generation expires"
+        do = (
+            "register each table that has a log (cdc-platform tables add --help), or state that no table has one "
+            "(cdc-platform tables none --help)"
         )
+        matters.append(Matter("no-tables", said, do))
     return told, matters
 
 

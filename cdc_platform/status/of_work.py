@@ -11,12 +11,13 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.only_observed import standing
 from cdc_platform.lake.tables import VERDICTS
 from cdc_platform.lake.versions import versions
-from cdc_platform.records import judgements, switches
+from cdc_platform.records import judgements, switches, tablet_sets
 from cdc_platform.records.join_progress import AFTER_TIMESTAMP, Progress, progress
 from cdc_platform.records.judgements import EVERYTHING
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
 from cdc_platform.status.of_generations import observed_anew
+from cdc_platform.timeline import Timeline
 
 
 def joins(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[Matter]]:
@@ -25,12 +26,13 @@ def joins(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, 
     matters = [_matter(each, clock) for each in waiting]
     if waiting:
         bad = lake.read(VERDICTS, ["generation_id", "step", "said", "door"], [("passed", "=", False)]).to_pylist()
-        open_ = {each.generation_id for each in waiting}
+        open_ = {each.generation_id: each.event_id for each in waiting}
         matters += [
             Matter(
                 "step-not-good",
                 f"{row['step']} of generation {row['generation_id']}, as {row['door']} has found: {row['said']}",
-                "run the join again, or take it back with cdc-platform bootstrap --withdraw EVENT_ID",
+                f"run the join again: cdc-platform bootstrap --finish {open_[row['generation_id']]}, or withdraw it: "
+                f"cdc-platform bootstrap --withdraw {open_[row['generation_id']]}",
             )
             for row in bad
             if row["generation_id"] in open_
@@ -74,7 +76,7 @@ def _observed(lake: Lake) -> list[Matter]:
     if found is None:
         return []
     said = f"nothing is built on this home since {format_us(found.since_us)}: it is only observed ({found.because})"
-    return [Matter("only-observed", said, "import what is missing, then cdc-platform check")]
+    return [Matter("only-observed", said, "import what is missing, then run: cdc-platform check")]
 
 
 def checks(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
@@ -103,7 +105,7 @@ def checks(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
     }
     matters = [*_observed(lake), *(_failed(each) for each in failed)]
     if not any(each.asked_of == EVERYTHING for each in found):
-        if versions(lake):
+        if Timeline.read(lake).known or tablet_sets.tables(lake):
             matters.append(Matter("never-checked", "this home was never checked as a whole", "cdc-platform check"))
     elif newer:
         names = ", ".join(newer[:3]) + (f" and {len(newer) - 3} more" if len(newer) > 3 else "")
@@ -137,7 +139,7 @@ def _of_switch(each: Switch, clock: Clock) -> Matter:
     name = f"the switch to generation {each.generation_id}"
     if each.is_decided:
         return Matter(
-            "switch-open", f"{name} is committed, and its join has not gone on", "finish the join in the inbox"
+            "switch-open", f"{name} is committed, and its join has not gone on", "cdc-platform bootstrap --list"
         )
     answers = f"{len(each.leases)} of {len(each.participants)} nodes have acknowledged"
     if us_of(each.deadline_ms) <= clock.now_us():

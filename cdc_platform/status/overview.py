@@ -71,7 +71,8 @@ def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
     if known == [0, 0] and sections["inbox"] == []:
         said = "no node is in the ring and no generation is known"
         cluster = cluster_of(lake)
-        do = observed_anew(cluster) if cluster else "cdc-platform bootstrap FILE --run, or cdc-platform import PATH"
+        begin = "let a first node join (cdc-platform bootstrap --help), or import exports (cdc-platform import --help)"
+        do = observed_anew(cluster) if cluster else begin
         matters = [each for each in matters if each.wrong or each.code == "only-observed"] + [
             Matter("empty-home", said, do)
         ]

@@ -25,6 +25,8 @@ class State(StrEnum):
     nobody can say how it was made. So is one that somebody names by its UUID while the table of such descriptions
     was never brought here.
     """
+    NOT_DESCRIBED = "published without a description"
+    """Clients can read its streams. The table of descriptions was imported and has no row of it."""
     COMMITTED = "committed but not yet in the ledger"
     """Its two-phase switch is decided, which is what counts; the join that introduces it has not gone on."""
     ONLY_V1 = "only in V1"
@@ -133,9 +135,9 @@ class Generation:
         if self.is_removed:
             return State.REMOVED
         if self.format is None:
-            # Of one with streams that readers see, those are gone by.
-            bare = self.is_brought and not self.held.shows(self.time_ms)
-            return State.NOT_RETRIEVABLE if bare else State.NOT_EXPORTED
+            if not self.is_brought:
+                return State.NOT_EXPORTED
+            return State.NOT_DESCRIBED if self.held.shows(self.time_ms) else State.NOT_RETRIEVABLE
         if not self.has_data:
             return State.NOT_RETRIEVABLE if self.is_brought else State.NOT_EXPORTED
         if self.published:

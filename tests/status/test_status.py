@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from support.command_line import Answer, run
+from support.files.export_files import SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
 from support.homes.timelines import FIRST_MS, HOMES, LEASE_END_MS, SECOND_MS, THIRD_MS, home_of, uuid_of
 from support.worlds.switch_lake import ring_of
 
@@ -145,6 +147,43 @@ def test_an_empty_home_says_how_to_begin(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     answer = look(tmp_path / "home", FIRST_MS, "--json")
     assert (answer.exit_code, codes(answer)) == (0, {("empty-home", False)})
+
+
+@pytest.mark.parametrize("brought", [True, False], ids=["imported without it", "never imported"])
+def test_a_missing_description_has_one_answer(tmp_path: Path, brought: bool) -> None:
+    """Status, repair, check and generations agree on whether the description is missing or was never imported."""
+    write = {"ring.json": json.dumps(SNAPSHOT), "t.csv": timestamps_csv({TIME_MS: None})}
+    write["s.csv"] = streams_csv({TIME_MS: generation()})
+    if brought:
+        write["cdc_generation_descriptions_v2.csv"] = v2_csv({})
+    for name, text in write.items():
+        (tmp_path / name).write_text(text, newline="")
+    home = tmp_path / "home"
+    at = Milliseconds(TIME_MS + 60_000)
+    assert run("--home", home, "import", *(tmp_path / name for name in write)).exit_code == 0
+    found = {code for code, _ in codes(look(home, at, "--json"))}
+    repair = run("--home", home, "--clock", format_ms(at), "repair", "--dry-run", "--json")
+    (listed,) = run("--home", home, "generations", "--json").json
+    judged = {line["invariant"]: line["passed"] for line in run("--home", home, "check", "--json").json}
+    if brought:
+        assert {"not-described", "repair-due"} <= found
+        assert [each["condition"] for each in repair.json["reasons"]] == ["missing-data"]
+        assert (repair.exit_code, listed["state"]) == (1, "published without a description")
+        assert judged["generations_retrievable"] is False
+    else:
+        assert "not-exported" in found
+        assert not {"not-described", "repair-due"} & found
+        assert (repair.exit_code, listed["state"]) == (0, "not exported, so unknown")
+        assert "cannot tell without" in repair.json["cannot_tell"]
+        assert judged["generations_retrievable"] is True
+
+
+def test_a_ring_without_generations_is_no_reason_to_check(tmp_path: Path) -> None:
+    """What is missing may only not have been imported, so it is a notice; `check` would have nothing to judge."""
+    (tmp_path / "ring.json").write_text(json.dumps(SNAPSHOT))
+    assert run("--home", tmp_path / "home", "import", tmp_path / "ring.json").exit_code == 0
+    answer = look(tmp_path / "home", FIRST_MS, "--json")
+    assert (answer.exit_code, codes(answer)) == (0, {("no-generation", False)})
 
 
 @pytest.mark.parametrize("name", HOMES)

@@ -107,7 +107,7 @@ def _cannot_tell(newest: Generation) -> str | None:
 
     A table that was brought here is there, were it without rows: then what it lacks is missing.
     """
-    if newest.state is State.NOT_EXPORTED and not newest.is_brought:
+    if newest.state is State.NOT_EXPORTED:
         return f"cannot tell without {GENERATION_DESCRIPTIONS_V2.name}: export it and import it here"
     return None
 
