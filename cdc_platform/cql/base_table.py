@@ -113,11 +113,12 @@ class BaseTable:
     def rows(self) -> list[dict[str, object]]:
         """The rows of `SELECT *`, partitions in the order of the ring, values as JSON has them."""
         types = [(column.name, column.type) for column in self.schema.selected]
-        return [
-            {name: kind.json(row[name]) for name, kind in types}
-            for _, state in self._all()
-            for row in Partition(replace(state, schema=self.schema)).selected()
-        ]
+        return [{name: kind.json(row[name]) for name, kind in types} for row in self.selected()]
+
+    def selected(self) -> Iterator[dict[str, Value | None]]:
+        """The same rows with values in canonical form."""
+        for _, state in self._all():
+            yield from Partition(replace(state, schema=self.schema)).selected()
 
 
 def json_row(columns: Iterable[LogColumn], row: Mapping[str, Value | None]) -> dict[str, object]:

@@ -155,8 +155,8 @@ class Bodies(Transformer[Token, Any]):
     def clustering_order(self, *columns: tuple[str, bool]) -> s.ClusteringOrder:
         return s.ClusteringOrder(columns)
 
-    def ordering(self, name: str, direction: Token | None) -> tuple[str, bool]:
-        return name, direction is not None and direction.type == "DESCENDING"
+    def ordering(self, name: str, direction: Token) -> tuple[str, bool]:
+        return name, direction.type == "DESCENDING"
 
     def compact_storage(self) -> s.CompactStorage:
         return s.CompactStorage()

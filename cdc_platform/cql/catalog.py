@@ -56,7 +56,8 @@ class Catalog:
         """The keyspace of a name; raises NotFound."""
         found = self.keyspaces.get(name)
         if found is None:
-            raise NotFound(f"unknown keyspace {name}; {listed(self.keyspaces)}; make it with CREATE KEYSPACE")
+            known = listed(self.keyspaces)
+            raise NotFound(f"unknown keyspace {name}; {known}; make it with CREATE KEYSPACE", lacks=f"keyspace {name}")
         return found
 
     def making(self, name: str) -> Keyspace:
@@ -86,7 +87,8 @@ class Catalog:
             return tables[table]
         if table.removesuffix(LOG_SUFFIX) in tables:
             raise InputError(f"{keyspace}.{table} is a CDC log; its rows come from writes to the base table alone")
-        raise UnknownTable(f"unknown table {keyspace}.{table}; {listed(tables)}")
+        name_of_table = f"table {keyspace}.{table}"
+        raise UnknownTable(f"unknown {name_of_table}; {listed(tables)}", lacks=name_of_table)
 
     def base_of_log(self, name: Name) -> TableSchema | None:
         """The table of which a name is the log; None where it is that of a table itself, or of nothing."""
@@ -124,7 +126,8 @@ class Catalog:
             where = written.name.keyspace or keyspace
             raise InputError(
                 f"unknown type {name}; it is no type of CQL, and of the types of keyspace {where} "
-                f"{listed(self._types(where))}"
+                f"{listed(self._types(where))}",
+                lacks=f"type {where}.{name}",
             )
         return scalar(name)
 

@@ -101,7 +101,7 @@ def _user_type(catalog: Catalog, name: s.Name) -> UserType:
     keyspace, plain = catalog.qualified(name)
     types = catalog.keyspaces[keyspace].types if keyspace in catalog.keyspaces else {}
     if plain not in types:
-        raise NotFound(f"unknown type {keyspace}.{plain}; {listed(types)}")
+        raise NotFound(f"unknown type {keyspace}.{plain}; {listed(types)}", lacks=f"type {keyspace}.{plain}")
     return types[plain]
 
 
@@ -205,13 +205,15 @@ def _descending(body: s.CreateTable, key: s.PrimaryKey) -> set[str]:
         )
     if not orders:
         return set()
-    names = tuple(name for name, _ in orders[-1])
-    if names != key.clustering[: len(names)] or len(names) != len(key.clustering):
+    if len(orders) > 1:
+        raise InputError(f"CLUSTERING ORDER BY is given {len(orders)} times; give it once")
+    names = tuple(name for name, _ in orders[0])
+    if names != key.clustering[: len(names)]:
         raise InputError(
             f"CLUSTERING ORDER BY names ({', '.join(names)}); it has to name the clustering columns"
-            f" ({', '.join(key.clustering)}) in their order"
+            f" ({', '.join(key.clustering)}), or the first of them, in their order and each once"
         )
-    return {name for name, down in orders[-1] if down}
+    return {name for name, down in orders[0] if down}
 
 
 def _check_table(schema: TableSchema) -> None:
@@ -317,7 +319,10 @@ def _alter_row_ttl(body: s.AlterRowTtl, catalog: Catalog, now_us: Microseconds) 
 
 
 @_define.register
-def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microseconds) -> TableSchema:
+def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
+    base = catalog.base_of_log(body.name)
+    if base is not None:
+        return _alter_log(base, body)
     schema = catalog.table(body.name)
     for part in body.properties:
         if not isinstance(part, s.Property):
@@ -325,6 +330,20 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
     ttl = default_ttl(body.properties)
     cdc = cdc_options(body.properties) or schema.cdc
     return _put(catalog, replace(schema, cdc=cdc, default_ttl=schema.default_ttl if ttl is None else ttl))
+
+
+def _alter_log(base: TableSchema, body: s.AlterProperties) -> None:
+    """Accept how a log is to be stored, which changes none of its rows: DESCRIBE of ScyllaDB 6 and later prints it so.
+
+    Every cell of a log is written with the TTL of the base table's CDC options, so that the log's own does not count.
+    """
+    for part in body.properties:
+        if not isinstance(part, s.Property) or part.name == "cdc":
+            raise InputError(
+                f"{base.keyspace}.{base.log_name} is a CDC log: its key, its order and its CDC options are no one's to"
+                f" choose; alter {base.full_name}"
+            )
+    default_ttl(body.properties)
 
 
 def _put(catalog: Catalog, schema: TableSchema) -> TableSchema:

@@ -226,7 +226,10 @@ class TableSchema:
         """The column of a name; raises NotFound."""
         column = self._by_name.get(name)
         if column is None:
-            raise NotFound(f"unknown column {name} of {self.full_name}; {listed(self._by_name)}")
+            raise NotFound(
+                f"unknown column {name} of {self.full_name}; {listed(self._by_name)}",
+                lacks=f"column {self.full_name}.{name}",
+            )
         return column
 
     def partition_bytes(self, partition_key: Sequence[Value]) -> bytes:

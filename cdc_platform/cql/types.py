@@ -336,7 +336,10 @@ class UserType(_Components):
     def index_of(self, field: str) -> int:
         """The index of a field; raises InputError."""
         if field not in self.field_names:
-            raise InputError(f"type {self.keyspace}.{self.name} has no field {field}; {listed(self.field_names)}")
+            name = f"{self.keyspace}.{self.name}"
+            raise InputError(
+                f"type {name} has no field {field}; {listed(self.field_names)}", lacks=f"field {name}.{field}"
+            )
         return self.field_names.index(field)
 
     def canonical(self, value: Value) -> Value:

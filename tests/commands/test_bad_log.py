@@ -93,6 +93,27 @@ CASES = [
         "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (a DESC);",
     ),
     script(
+        "order of a later key alone",
+        "has to name the clustering columns (b, c), or the first of them",
+        "CREATE TABLE ks.t (a int, b int, c int, PRIMARY KEY (a, b, c)) WITH CLUSTERING ORDER BY (c DESC);",
+    ),
+    script(
+        "order with a column twice",
+        "names (b, b); it has to name the clustering columns (b)",
+        "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (b DESC, b ASC);",
+    ),
+    script(
+        "order twice",
+        "CLUSTERING ORDER BY is given 2 times",
+        "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (b DESC)"
+        " AND CLUSTERING ORDER BY (b DESC);",
+    ),
+    script(
+        "order without a direction",
+        "expected ASC or DESC",
+        "CREATE TABLE ks.t (a int, b int, PRIMARY KEY (a, b)) WITH CLUSTERING ORDER BY (b);",
+    ),
+    script(
         "counters",
         "Cannot create CDC log for table ks.t. Counter support not implemented",
         "CREATE TABLE ks.t (a int PRIMARY KEY, b counter) WITH cdc = {'enabled': true};",

@@ -178,7 +178,7 @@ def test_tables() -> None:
     """Keys inside and behind the columns, types in types, options of every kind."""
     body = one(
         """CREATE TABLE IF NOT EXISTS ks.t (a int, b map<int, frozen<list<ks2.ut>>>, c set<text> static,
-            PRIMARY KEY ((a, b), c, d)) WITH CLUSTERING ORDER BY (c DESC, d) AND cdc = {'enabled': true}
+            PRIMARY KEY ((a, b), c, d)) WITH CLUSTERING ORDER BY (c DESC, d ASC) AND cdc = {'enabled': true}
             AND comment = 'x' AND gc_grace_seconds = 0"""
     )
     assert isinstance(body, s.CreateTable)
