@@ -23,7 +23,9 @@ class PlatformError(Exception):
     code = "refused"
     """What kind of refusal it is. It stays, whatever the message says; docs/codes.md has a row for each."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, lacks: str | None = None) -> None:
+        """Make the error; `lacks` names what CQL does not find: `keyspace ks`, `table ks.t` or `column ks.t.c`."""
+        self.lacks = lacks
         text = " ".join(message.split())
         super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST_HEAD]} ... {text[-_LONGEST_TAIL:]}")
 

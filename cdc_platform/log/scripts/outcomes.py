@@ -162,30 +162,85 @@ class Result:
 
 
 class Undone:
-    """The definitions that failed so far, which are why statements behind them fail."""
+    """The definitions that failed so far, by what they were to define: statements that need it fail as well."""
 
     def __init__(self) -> None:
         self._lines: dict[str, int] = {}
 
-    def told(self, outcome: Outcome) -> Outcome:
-        """The outcome; that of a statement which failed for the lack of a definition says where that one stands."""
+    def told(self, outcome: Outcome, in_use: str | None) -> Outcome:
+        """Return the outcome; an error that a failed definition caused names the line of that definition.
+
+        `in_use` is the keyspace of names that have none.
+        """
+        statement, error = outcome.statement, outcome.error
         if outcome.became != "wrong":
+            for name in _defined_names(statement, in_use):
+                self._lines.pop(name, None)
             return outcome
-        error, statement = outcome.error, outcome.statement
         assert error is not None
-        words = (word.lower() for word in _WORD.findall(statement.text)) if self._lines else ()
-        name = next((word for word in words if word in self._lines), None)
-        if name is not None:
-            error = type(error)(f"{error}; line {self._lines[name]}, which was to make or change {name}, was refused")
-        made = _DEFINED.match(statement.text)
-        if made is not None:
-            self._lines.setdefault((made[1] or made[2]).lower(), statement.line)
+        line = self._line_of(error.lacks)
+        if line is not None:
+            error = type(error)(
+                f"{error}; line {line}, which was to make {error.lacks}, was refused", lacks=error.lacks
+            )
+        for name in _defined_names(statement, in_use):
+            self._lines.setdefault(name, statement.line)
         return replace(outcome, error=error)
 
+    def _line_of(self, lacks: str | None) -> int | None:
+        if lacks is None:
+            return None
+        return self._lines.get(lacks, self._lines.get(f"{lacks.rpartition('.')[0]}.*"))
 
-_WORD = re.compile(r"\w+")
+
+def _defined_names(statement: s.Statement, in_use: str | None) -> list[str]:
+    """What a statement defines, in the words of `PlatformError.lacks`; `.*` stands for all columns or fields."""
+    body = statement.body
+    if isinstance(body, s.Unread):
+        return _unread_names(statement.text, in_use)
+    if isinstance(body, s.CreateKeyspace):
+        return [f"keyspace {body.name}"]
+    if not isinstance(body, s.Definition) or isinstance(body, s.Drop):
+        return []
+    name = f"{body.name.keyspace or in_use}.{body.name.name}"
+    match body:
+        case s.CreateType():
+            return [f"type {name}"]
+        case s.CreateTable():
+            return [f"table {name}"]
+        case s.AddFields():
+            return [f"field {name}.{field}" for field, _ in body.fields]
+        case s.RenameFields():
+            return [f"field {name}.{new}" for _, new in body.renames]
+        case s.AddColumns():
+            return [f"column {name}.{column.name}" for column in body.columns]
+        case s.RenameColumns():
+            return [f"column {name}.{new}" for _, new in body.renames]
+    return []
+
+
+def _unread_names(text: str, in_use: str | None) -> list[str]:
+    """What a statement that the grammar does not have was to define, by its first words."""
+    found = _DEFINED.match(text)
+    if found is None:
+        return []
+    what = _OBJECTS.get(found["what"].upper(), found["what"].lower())
+    keyspace, name = (None if part is None else _plain(part) for part in (found["keyspace"], found["name"]))
+    if what == "keyspace":
+        return [f"keyspace {name}"]
+    if found["verb"].upper() == "CREATE":
+        return [f"{what} {keyspace or in_use}.{name}"]
+    return [f"{'column' if what == 'table' else 'field'} {keyspace or in_use}.{name}.*"]
+
+
+def _plain(name: str) -> str:
+    """A name as CQL compares it, from how it is written."""
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+
+
+_OBJECTS = {"COLUMNFAMILY": "table", "SCHEMA": "keyspace"}
 _DEFINED = re.compile(
-    r"""(?ix) (?:CREATE|ALTER) \s+ (?:TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
-    (?:(?:"[^"]*"|\w+)\s*\.\s*)? (?:"([^"]+)"|(\w+))"""
+    r"""(?ix) (?P<verb>CREATE|ALTER) \s+ (?P<what>TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
+    (?:(?P<keyspace>"(?:[^"]|"")+"|\w+)\s*\.\s*)? (?P<name>"(?:[^"]|"")+"|\w+)"""
 )
-"""The name, without its keyspace, of what a statement makes or changes."""
+"""What a statement makes or changes, by its first words."""

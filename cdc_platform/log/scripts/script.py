@@ -140,7 +140,7 @@ class Script:
         tally, outcomes = Tally(), list[Outcome]()
         told = tell or outcomes.append
         for statement in statements:
-            outcome = self._undone.told(self._outcome(self._statements, statement))
+            outcome = self._undone.told(self._outcome(self._statements, statement), self._catalog.in_use)
             self._statements += 1
             tally.add(outcome)
             told(outcome)

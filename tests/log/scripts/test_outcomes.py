@@ -75,11 +75,59 @@ def test_what_could_change_a_table_is_refused(rehearsed: Rehearse, statement: st
 )
 def test_a_failed_definition_is_named_by_what_fails_for_it(rehearsed: Rehearse, failing: str) -> None:
     """Writes to a table that was not made are wrong, each with the line that was to make it; none ends with 0."""
-    result = rehearsed(f"USE ks;\n{failing};\nINSERT INTO t (pk) VALUES (1);\nUPDATE ks.t SET v = 1 WHERE pk = 1")
+    result = rehearsed(
+        f"CREATE KEYSPACE ks; USE ks;\n{failing};\nINSERT INTO t (pk) VALUES (1);\nUPDATE ks.t SET v = 1 WHERE pk = 1"
+    )
     created, *writes = result.outcomes[-3:]
     assert [each.became for each in result.outcomes[-3:]] == ["wrong"] * 3
     assert "which was to make" not in str(created.reason)
-    assert all("line 2, which was to make or change t, was refused" in str(each.reason) for each in writes)
+    assert all("line 2, which was to make table ks.t, was refused" in str(each.reason) for each in writes)
+
+
+@pytest.mark.parametrize(
+    ("failing", "needs_it", "named"),
+    [
+        ("CREATE KEYSPACE k2 WITH tablets = {'enabled': true, 'initial': -1}", "USE k2", "keyspace k2"),
+        ("CREATE TYPE ks.u (a unheard)", "CREATE TABLE ks.x (p int PRIMARY KEY, v u)", "type ks.u"),
+        ("ALTER TYPE ks.grown ADD b unheard", "UPDATE ks.g SET v.b = 1 WHERE p = 1", "field ks.grown.b"),
+        ("ALTER TYPE ks.grown ADD b of three words", "UPDATE ks.g SET v.b = 1 WHERE p = 1", "field ks.grown.b"),
+        ("ALTER TABLE ks.t ADD w unheard", "INSERT INTO ks.t (pk, w) VALUES (1, 1)", "column ks.t.w"),
+        ("ALTER TABLE ks.t ADD w 'org.example.X'", "INSERT INTO ks.t (pk, w) VALUES (1, 1)", "column ks.t.w"),
+        ("ALTER TABLE ks.t RENAME v TO w", "INSERT INTO ks.t (pk, w) VALUES (1, 1)", "column ks.t.w"),
+        ('CREATE TABLE ks."T" (pk unheard PRIMARY KEY)', 'DELETE FROM ks."T" WHERE pk = 1', "table ks.T"),
+    ],
+)
+def test_only_what_needs_a_refused_definition_names_its_line(
+    rehearsed: Rehearse, failing: str, needs_it: str, named: str
+) -> None:
+    """A statement that fails for another reason does not, though it has the same words in it."""
+    others = [
+        "INSERT INTO ks.t (pk, v) VALUES ('w', 1)",
+        "INSERT INTO ks.t (pk, v) VALUES (1, 'k2 u b w T')",
+        "INSERT INTO ks.t (pk, absent) VALUES (1, 1) /* w b u T */",
+        "UPDATE ks.g SET v.absent = 1 WHERE p = 1",
+        "INSERT INTO ks.t (pk) VALUES",
+    ]
+    before = [
+        TABLE.strip().rstrip(";"),
+        "CREATE TYPE ks.grown (a int)",
+        "CREATE TABLE ks.g (p int PRIMARY KEY, v grown)",
+    ]
+    result = rehearsed(";\n".join([*before, failing, needs_it, *others]))
+    assert [each.became for each in result.outcomes] == ["done"] * 3 + ["wrong"] * 7
+    line = result.outcomes[3].statement.line
+    told = f"line {line}, which was to make {named}, was refused"
+    assert [told in str(each.reason) for each in result.outcomes[3:]] == [False, True, *[False] * 5]
+
+
+def test_a_definition_that_is_done_later_is_to_blame_for_nothing(rehearsed: Rehearse) -> None:
+    """The table is there in the end; what fails then fails by itself."""
+    result = rehearsed(
+        "CREATE TABLE ks.t (pk unheard PRIMARY KEY);\nCREATE TABLE ks.t (pk int PRIMARY KEY);\nDROP TABLE ks.t;\n"
+        "INSERT INTO ks.t (pk) VALUES (1)"
+    )
+    assert [each.became for each in result.outcomes] == ["wrong", "done", "done", "wrong"]
+    assert "was refused" not in str(result.outcomes[-1].reason)
 
 
 def _noted(lake: Lake, number: int, text: str, versions: dict[str, int]) -> None:
