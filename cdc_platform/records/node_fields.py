@@ -94,9 +94,16 @@ def optional(check: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda value: None if value is None else check(value)
 
 
+def or_unknown(check: Callable[[object], str]) -> Callable[[object], str]:
+    """A validator that also accepts the empty text, by which a ring snapshot says that a field is not known."""
+    return lambda value: "" if value == "" else check(value)
+
+
 HostId = Annotated[UUID, BeforeValidator(host_id)]
 Address = Annotated[str, BeforeValidator(address)]
 Label = Annotated[str, BeforeValidator(label)]
+AddressOrUnknown = Annotated[str, BeforeValidator(or_unknown(address))]
+LabelOrUnknown = Annotated[str, BeforeValidator(or_unknown(label))]
 Tokens = Annotated[tuple[int, ...], BeforeValidator(tokens)]
 Names = Annotated[tuple[str, ...], BeforeValidator(names)]
 ShardCount = Annotated[int, BeforeValidator(whole_number(1, MAX_SHARD_COUNT))]

@@ -31,7 +31,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.lake.verification import assert_as_committed
-from cdc_platform.records.ring import members
+from cdc_platform.records.ring import current_ring
 from cdc_platform.sources.ring_snapshots import snapshot_of
 
 LOADED = (
@@ -90,8 +90,8 @@ def export(lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequenc
     draft = drafts.make_folder(folder.parent, folder.name)
     try:
         written = [_table(lake, table, draft) for table in (*LOADED, CDC_LOCAL) if lake.exists(table)]
-        if nodes := members(lake):
-            snapshot = [snapshot_of(node) for node in sorted(nodes, key=lambda node: str(node.host_id))]
+        if nodes := sorted(current_ring(lake).nodes, key=lambda node: str(node.host_id)):
+            snapshot = [snapshot_of(node) for node in nodes]
             (draft / RING).write_text(json.dumps(snapshot, indent=2) + "\n", encoding="utf-8")
             written.append(ExportedFile(RING, "the ring as it stands", len(nodes)))
         if not written:

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cdc_platform.errors import InputError
 from cdc_platform.records.join_request import FEATURES, JoinRequest
 from cdc_platform.records.node_fields import (
-    Address,
+    AddressOrUnknown,
     HostId,
     Label,
+    LabelOrUnknown,
     Names,
     OptionalIgnoreMsb,
     OptionalShardCount,
@@ -28,14 +29,17 @@ _NORMAL = "NORMAL"
 
 
 class SnapshotNode(BaseModel):
-    """One node of a snapshot. `shard_count` and `ignore_msb` may be left to the caller; the rest must be there."""
+    """One node of a snapshot. The caller may supply `shard_count` and `ignore_msb`; the other fields are required.
+
+    An empty address, datacenter or rack is not known: `system.topology` has no addresses, for one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host_id: HostId
-    address: Address
-    datacenter: Label
-    rack: Label
+    address: AddressOrUnknown
+    datacenter: LabelOrUnknown
+    rack: LabelOrUnknown
     tokens: Tokens
     shard_count: OptionalShardCount = None
     ignore_msb: OptionalIgnoreMsb = None

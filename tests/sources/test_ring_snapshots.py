@@ -12,7 +12,7 @@ from support.files.export_files import NODES
 import cdc_platform
 from cdc_platform.errors import InputError
 from cdc_platform.ring import Node, Ring
-from cdc_platform.sources.ring_snapshots import joins, parse_ring_snapshot, read_ring_snapshot
+from cdc_platform.sources.ring_snapshots import joins, parse_ring_snapshot, read_ring_snapshot, snapshot_of
 
 REAL = Path(cdc_platform.__file__).parent / "data" / "real_ring"
 
@@ -58,6 +58,16 @@ def test_sharding_is_never_guessed(shards: int | None, ignore_msb: int | None, o
     """A snapshot without it is refused with the option that says it."""
     with pytest.raises(InputError, match=option):
         parse_ring_snapshot(snapshot(NODES[0]), shards=shards, ignore_msb=ignore_msb)
+
+
+@pytest.mark.parametrize("field", ["address", "datacenter", "rack"])
+def test_what_is_not_known_of_a_node_is_empty(field: str) -> None:
+    """What a home wrote of a node whose place nobody told it is read as it was."""
+    node = replace(NODES[0], **{field: ""})
+    text = json.dumps([snapshot_of(node)])
+    assert parse_ring_snapshot(text) == [node]
+    with pytest.raises(InputError, match=f"{field}: ' ' is no name"):
+        parse_ring_snapshot(snapshot(node, **{field: " "}, shard_count=2, ignore_msb=3))
 
 
 def test_a_snapshot_has_no_joins_of_nodes_it_shares() -> None:
