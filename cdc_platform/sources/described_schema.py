@@ -21,9 +21,12 @@ from cdc_platform.cql.schema import CdcOptions
 from cdc_platform.cql.table_options import option_map
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import InputError, NotFound
+from cdc_platform.sources.printed_rows import without_session
 from cdc_platform.sources.sizes import too_large
 
-_STATEMENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*+CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL)
+_STATEMENT = re.compile(
+    r"(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*+CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL
+)
 
 _HEAD = 64 * 1024
 """Characters in which the first statement begins."""
@@ -65,7 +68,7 @@ class DescribedSchema:
 
 def is_schema(text: str) -> bool:
     """Whether a text begins with a statement that makes a keyspace, a type or a table."""
-    return _STATEMENT.match(text, 0, _HEAD) is not None
+    return _STATEMENT.match(without_session(text[:_HEAD])) is not None
 
 
 def parse_schema(source: str, text: str) -> DescribedSchema:
@@ -76,6 +79,7 @@ def parse_schema(source: str, text: str) -> DescribedSchema:
     """
     if len(text) > _MOST_SCHEMA:
         raise too_large(source, _MOST_SCHEMA)
+    text = without_session(text)
     _assert_shallow(source, text)
     options: dict[Name, tuple[CdcOptions, str | None, str | None]] = {}
     catalog = Catalog()

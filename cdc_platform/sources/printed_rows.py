@@ -18,6 +18,10 @@ _RULE = re.compile(r"-+(\+-+)*+")
 _END = re.compile(r"\((\d{1,12}) rows?\)", re.ASCII)
 _JSON_COLUMN = "[json]"
 _MORE = "---MORE---"
+_WARNINGS = "Warnings :"
+_PROMPT = re.compile(r"[ \t]*(?:[^\s@]{1,255}@)?cqlsh(?::\"?\w{1,192}\"?)?> ?.*|[ \t]*\.\.\. .*")
+"""A line of a session: the prompt with what was typed behind it, and where a statement went on."""
+_SESSION = re.compile(rf"^(?:{_PROMPT.pattern}|{_WARNINGS}[ \t]*\r?\n(?:.*\S.*(?:\n|\Z))*)", re.MULTILINE)
 _FIRST_OBJECT = re.compile(r"\s*\[?\s*\{[^}]*")
 _FIELD = re.compile(r'"(\w+)"\s*:')
 # What no node of a ring snapshot and no joining node has.
@@ -66,14 +70,38 @@ def json_rows(source: str, text: str) -> tuple[list[str], Rows]:
     return _objects(source, _parsed(source, _lines(text)))
 
 
+def without_session(text: str) -> str:
+    """A text that was copied from a session of cqlsh without its prompts and warnings; lines keep their numbers."""
+    return _SESSION.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
 def _lines(text: str, most: int | None = None) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, stripped, with their numbers; no more than `most`."""
-    number, at, found = 1, 0, 0
-    while at <= len(text) and (most is None or found < most):
+    """The lines of results that hold something, stripped, with their numbers; no more than `most`.
+
+    Prompts and warnings of a session are left out. cqlsh does not mark where warnings end: the line above a rule of
+    dashes, and a prompt, are none.
+    """
+    lines, found, warned = _filled_lines(text), 0, False
+    line, after = next(lines, None), next(lines, None)
+    while line is not None and (most is None or found < most):
+        number, content = line
+        if content == _WARNINGS:
+            warned = True
+        elif _PROMPT.fullmatch(content):
+            warned = False
+        elif not warned or (after is not None and _RULE.fullmatch(after[1])):
+            warned = False
+            found += 1
+            yield number, content
+        line, after = after, next(lines, None)
+
+
+def _filled_lines(text: str) -> Iterator[tuple[int, str]]:
+    number, at = 1, 0
+    while at <= len(text):
         line = _LINE.match(text, at)
         assert line is not None
         if line[0].strip() and line[0].strip() != _MORE:
-            found += 1
             yield number, line[0].strip()
         at = line.end() + (2 if text[line.end() : line.end() + 2] == "\r\n" else 1)
         number += 1

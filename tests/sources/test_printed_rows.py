@@ -30,6 +30,7 @@ from support.files.export_files import (
 )
 
 from cdc_platform.clock import Clock, us_of
+from cdc_platform.errors import InputError
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2, TABLES
 from cdc_platform.sources.cqlsh import parse_exports
@@ -120,6 +121,48 @@ def told(text: str, source: str = "a") -> str:
 def test_every_form_of_a_table_is_the_same_table(name: str, form: Callable[[str], str]) -> None:
     """Whatever printed it: the same rows, told by its columns alone."""
     assert told(form(TEXTS[name])) == told(TEXTS[name])
+
+
+WARNINGS = "Warnings :\nAggregation query used without partition key\n\nSchema version | mismatch detected\n"
+SESSIONS: dict[str, Callable[[str], str]] = {
+    "a prompt": lambda text: f"cqlsh> SELECT * FROM t;\n{text}",
+    "a prompt with a user and a keyspace": lambda text: f"admin@cqlsh:ks> SELECT * FROM t;\n{text}\nadmin@cqlsh:ks> ",
+    "a quoted keyspace": lambda text: f'cqlsh:"Kw"> SELECT * FROM t;\n{text}\ncqlsh:"Kw"> exit\n',
+    "a statement of three lines": lambda text: f"cqlsh> SELECT *\n   ... FROM t\n   ... ;\n{text}\ncqlsh>",
+    "warnings behind": lambda text: f"{text}\n{WARNINGS}",
+    "warnings behind, and a prompt": lambda text: f"cqlsh> SELECT * FROM t;\n{text}\n{WARNINGS}\ncqlsh> ",
+    "warnings in front, of stderr": lambda text: f"\n{WARNINGS}\n{text}",
+    "line ends of Windows": lambda text: f"cqlsh> SELECT * FROM t;\n{text}\n{WARNINGS}".replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize("form", [as_printed, as_json_table])
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_was_copied_from_a_session_is_the_same_table(name: str, form: Callable[[str], str], session: str) -> None:
+    """Prompts, what was typed behind them and warnings are no rows, and do not stand in the way of any."""
+    assert told(SESSIONS[session](form(TEXTS[name]))) == told(TEXTS[name])
+
+
+@pytest.mark.parametrize("between", ["", "cqlsh> SELECT * FROM t;\n", f"{WARNINGS}\n"])
+def test_a_second_table_of_a_session_is_refused(between: str) -> None:
+    """It is not taken for a warning."""
+    printed = as_printed(TEXTS["timestamps"])
+    with pytest.raises(InputError, match="is behind the table's end; a file holds one"):
+        parse_exports([("a", f"{printed}\n{between}{printed}")])
+
+
+@pytest.mark.parametrize("prompt", ["cqlsh> DESCRIBE SCHEMA\n\n", "me@cqlsh:shop> DESC KEYSPACE shop;\n", ""])
+@pytest.mark.parametrize("end", ["\ncqlsh> ", "\nWarnings :\nA warning with CREATE TABLE x (p int\n\n", ""])
+def test_a_schema_that_was_copied_from_a_session_is_the_same_schema(prompt: str, end: str) -> None:
+    """A command of cqlsh ends with its line, and not with the semicolon of the first statement."""
+    schema = (
+        "CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy'};\n\nCREATE TYPE shop.part (a int);\n\n"
+        "CREATE TABLE shop.t (p int PRIMARY KEY, v part) WITH cdc = {'enabled': 'true'};\n"
+    )
+    (expected,) = parse_exports([("a", schema)]).tables
+    assert expected.ddl is not None
+    assert parse_exports([("a", f"{prompt}{schema}{end}")]).tables == [expected]
 
 
 def test_a_ring_snapshot_beside_json_rows_is_told_apart(lake: Lake, tmp_path: Path) -> None:
