@@ -66,6 +66,24 @@ def test_generations_that_no_log_has_rows_of_do_not_count(tmp_path: Path) -> Non
     assert facts(tmp_path)["may_switch"]
 
 
+def test_where_no_table_is_known_every_old_generation_counts(tmp_path: Path) -> None:
+    """The newest one too, though no log is known that could have rows of it; and none where there is no such table."""
+    old_cluster(Lake(tmp_path / "lake"), times(3), tables=[])
+    told = facts(tmp_path)
+    assert [each["time"] for each in told["lacking"]] == [FIRST, SECOND, THIRD]
+    assert all("no table with a CDC log is known here; import the schema" in each["reason"] for each in told["lacking"])
+    assert run("--home", tmp_path, "--clock", NOW, "tables", "none").exit_code == 0
+    assert facts(tmp_path)["lacking"] == []
+
+
+def test_the_example_of_an_old_cluster_may_not_switch(tmp_path: Path) -> None:
+    """The files of docs/rewrite.md, imported as that says."""
+    example = Path(__file__).parents[2] / "docs" / "examples" / "old_cluster"
+    node = "7d1f0b52-6e0c-4b4e-9c0d-3a1d3f8f0a11"
+    assert run("--home", tmp_path, "import", example, "--node", node).exit_code == 0
+    assert len(facts(tmp_path)["lacking"]) == 3
+
+
 def test_where_there_is_no_old_table_they_may(tmp_path: Path) -> None:
     """Clusters that began with the new tables have no mark, and need none."""
     told = facts(home_of(tmp_path, "plain"))

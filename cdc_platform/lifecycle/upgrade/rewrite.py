@@ -95,7 +95,9 @@ def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision
     described = set(generation_data.described_times(lake).tolist())
     ends = [*times[1:].tolist(), None][: times.size]
     return [
-        _decision(lake, time_ms, end, is_live, oldest, listed, described)
+        _decision(lake, time_ms, end, oldest, listed, described)
+        if is_live
+        else RewriteDecision(time_ms, "skip-too-old", _why_dead(lake, end if logs else None, oldest))
         for time_ms, end, is_live in zip(times.tolist(), ends, live.tolist(), strict=True)
     ]
 
@@ -235,16 +237,11 @@ def _decision(
     lake: Lake,
     time_ms: Milliseconds,
     end_ms: Milliseconds | None,
-    is_live: bool,
     oldest: Milliseconds | None,
     listed: Collection[Milliseconds],
     there: Collection[Milliseconds],
 ) -> RewriteDecision:
-    since = "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
-    if not is_live:
-        assert end_ms is not None
-        reason = f"superseded at {format_ms(end_ms)}, and logs have rows only from {since} on"
-        return RewriteDecision(time_ms, "skip-too-old", reason)
+    since = _since(oldest)
     if time_ms in listed:
         return RewriteDecision(time_ms, "skip-present", "cdc_generation_timestamps has it already")
     if time_ms not in there:
@@ -253,6 +250,18 @@ def _decision(
         return RewriteDecision(time_ms, "rewrite", "it is the newest of the old table, and not in the new one")
     reason = f"superseded at {format_ms(end_ms)}, and logs can have rows from {since} on"
     return RewriteDecision(time_ms, "rewrite", reason)
+
+
+def _since(oldest: Milliseconds | None) -> str:
+    return "the beginning, for a log never expires" if oldest is None else format_ms(oldest)
+
+
+def _why_dead(lake: Lake, end_ms: Milliseconds | None, oldest: Milliseconds | None) -> str:
+    """Why no log can have rows of a generation; `end_ms` is None where no log is known, which spares the newest too."""
+    if end_ms is None:
+        do = mend(lake, "import the schema, or if no table has one: cdc-platform tables none")
+        return f"no table with a CDC log is known here; {do}"
+    return f"superseded at {format_ms(end_ms)}, and logs have rows only from {_since(oldest)} on"
 
 
 def _missing(lake: Lake, time_ms: Milliseconds) -> RewriteDecision:
