@@ -1,4 +1,4 @@
-"""What DESCRIBE prints, run as a script: the schema that `import` reads of the same text is the schema that `log` has."""
+"""What DESCRIBE prints, run as a script: `log` has the schema that `import` reads of the same text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ CREATE TABLE ks.plain (pk int PRIMARY KEY, v int) WITH {STORED};
 
 CREATE INDEX plain_v_idx ON ks.plain(v);
 
-CREATE MATERIALIZED VIEW ks.by_v AS SELECT v, pk FROM ks.plain WHERE v IS NOT null AND pk IS NOT null PRIMARY KEY (v, pk);
+CREATE MATERIALIZED VIEW ks.by_v AS
+    SELECT v, pk FROM ks.plain WHERE v IS NOT null AND pk IS NOT null
+    PRIMARY KEY (v, pk);
 """
 
 
