@@ -10,8 +10,9 @@ import click
 
 from cdc_platform.clock import Milliseconds, format_ms, format_us
 from cdc_platform.commands.arguments import GENERATION
-from cdc_platform.commands.next_steps import Next, following, looking_again, write_result
+from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_table
+from cdc_platform.commands.remedies import page_of, remedies
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import InputError
 
@@ -78,9 +79,9 @@ def check(
     rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
     title = f"Invariants of {'all generations' if name is None else name}"
     good = all(line.passed for line in judgements)
-    # What cannot be read comes first: what else is wrong may follow from it.
-    failing = sorted((line for line in judgements if not line.passed), key=lambda line: not _is_of_files(line))
-    left = [_mending(session.lake(), line) for line in failing[:1]]
+    left, people = remedies(session.lake(), (line for line in judgements if not line.passed))
+    for sentence in people:
+        warn(sentence, code="needs-a-person")
     told = [_told(line) for line in judgements]
     write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
     if not good:
@@ -94,35 +95,8 @@ def _told(line: Judgement) -> dict[str, object]:
         "violations": line.violations,
         "sample": line.sample,
         "passed": line.passed,
-        "page": _page_of(line.invariant),
+        "page": page_of(line.invariant),
     }
-
-
-def _is_of_files(line: Judgement) -> bool:
-    from cdc_platform.invariants.findings import FILES_WHOLE, ROWS_AS_COMMITTED
-
-    return line.invariant in (FILES_WHOLE, ROWS_AS_COMMITTED)
-
-
-def _mending(lake: Lake, line: Judgement) -> Next:
-    """What says what can be done about it: a repair, or of what the cluster has not whole another look there."""
-    from cdc_platform.invariants.findings import OBSERVED_WHOLE
-
-    if line.invariant == OBSERVED_WHOLE and (step := looking_again(lake, _why(line))) is not None:
-        return step
-    return following("repair", *(["--from-description"] if _is_of_files(line) else []), "--dry-run", why=_why(line))
-
-
-def _why(line: Judgement) -> str:
-    page = _page_of(line.invariant)
-    return f"what is to be done about it; {line.invariant}: {page}" if page else "what is to be done about it"
-
-
-def _page_of(invariant: str) -> str | None:
-    """The page of the docs that explains an invariant, whose name is its code."""
-    from cdc_platform.invariants.findings import FAMILIES
-
-    return next((family.page for family in FAMILIES if invariant in family.invariants), None)
 
 
 def _keep(judging: Judging, judgements: list[Judgement]) -> None:
@@ -242,6 +216,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     from cdc_platform.log.audit.logs import audit_logs
     from cdc_platform.log.audit.passed import audit_passed
     from cdc_platform.log.audit.states import audit_states
+    from cdc_platform.timeline import Timeline
 
     clock, settings = session.clock, session.open_home().settings
 
@@ -251,8 +226,8 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
         try:
             return audit_lake(workers(), lake)
         except NotFound:
-            if tablets():
-                return None  # a cluster whose tables are all tablet-based has no generation
+            if tablets() or Timeline.read(lake).known:
+                return None  # all tables are tablet-based, or what is known has no rows: other families judge that
             raise
 
     of_generations = damaged & {table.full_name for table in inventory.READ}

@@ -139,7 +139,9 @@ def _of_switch(each: Switch, clock: Clock) -> Matter:
     name = f"the switch to generation {each.generation_id}"
     if each.is_decided:
         return Matter(
-            "switch-open", f"{name} is committed, and its join has not gone on", "cdc-platform bootstrap --list"
+            "switch-open",
+            f"{name} is committed, and its join has not gone on",
+            "finish its join, which is in the inbox: cdc-platform bootstrap --list",
         )
     answers = f"{len(each.leases)} of {len(each.participants)} nodes have acknowledged"
     if us_of(each.deadline_ms) <= clock.now_us():

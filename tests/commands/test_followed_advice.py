@@ -1,0 +1,125 @@
+"""Advice ends: whoever runs what `status` and `check` advise resolves a finding, or learns that a person is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from support.command_line import Answer, paths_of, run
+from support.homes.questions import HOME, PROBLEMS, home_for
+from support.homes.timelines import FIRST_MS, HOMES, home_of
+from support.next_lines import lines_of, path_of, words_of
+
+from cdc_platform.clock import Milliseconds, format_ms
+from cdc_platform.commands.program import program
+
+_DAY_MS = 86_400_000
+_LATER = "2026-02-05T00:00:00Z"
+_ROUNDS = 6
+STATES_A_FACT = frozenset(
+    {"tables add", "tables alter", "tables drop", "tables none", "consumers forget", "cluster remove", "cluster renew"}
+)
+"""Commands that state a fact or discard something: a sentence may name them, and no advice is such a command alone."""
+HAS_OPTIONS_THAT_DO = frozenset({"--accept", "--withdraw"})
+
+MAKERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    **{
+        name: (
+            lambda folder, name=name: home_for(folder, name) / HOME,
+            _LATER
+            if name in ("stream history", "tablets split", "old generations")
+            else format_ms(Milliseconds(FIRST_MS + _DAY_MS)),
+        )
+        for name in PROBLEMS
+    },
+    **{
+        f"timeline {name}": (
+            lambda folder, name=name: home_of(folder, name),
+            format_ms(Milliseconds(FIRST_MS + _DAY_MS)),
+        )
+        for name in HOMES
+    },
+}
+
+
+def asked(home: Path, clock: str, *words: str) -> Answer:
+    """Run a command on the home at that time."""
+    return run("--home", home, "--clock", clock, *words)
+
+
+def findings(home: Path, clock: str) -> tuple[dict[str, str | None], dict[str, bool], list[str]]:
+    """Return what is open, in three parts.
+
+    The matters of `status`, each with its command or None where a person is needed; the failed invariants, each with
+    whether `check` asks for a person; the commands that `check` advises.
+    """
+    status, check = asked(home, clock, "status", "--json"), asked(home, clock, "check", "--json")
+    assert status.exit_code in (0, 1), status
+    matters = {
+        f"{each['code']}: {each['said']}": each["do"] if each["is_command"] else None for each in status.json["next"]
+    }
+    for each in status.json["next"]:
+        assert each["is_command"] or each["do"] is None or not each["do"].startswith("cdc-platform"), each
+    if check.exit_code == 2:  # there is nothing to judge, which status must know as well
+        assert not any("check" in (each or "") for each in matters.values()), (matters, check)
+        return matters, {}, []
+    by_hand = re.findall(r"^warning: (.*): no command resolves this by itself", check.stderr, flags=re.MULTILINE)
+    named = {name for line in by_hand for name in line.split(", ")}
+    failed = {line["invariant"]: line["invariant"] in named for line in check.json if not line["passed"]}
+    return matters, failed, lines_of(check)
+
+
+def assert_safe(line: str, home: Path) -> list[str]:
+    """Hold that a line is a command of the program on this home, complete, that states no fact; return its words."""
+    option, place, *words = words_of(line)
+    assert (option, place) == ("--home", str(home)), line
+    path = path_of(words)
+    assert path not in STATES_A_FACT, line
+    assert HAS_OPTIONS_THAT_DO.isdisjoint(words) or path == "bootstrap", line
+    return words
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_advice_leads_to_an_end(name: str, tmp_path: Path) -> None:
+    """Each advised command runs; in the end no finding is left for which nothing but a command was named."""
+    make, clock = MAKERS[name]
+    home = make(tmp_path)
+    before, by_hand = None, set[str]()
+    for _ in range(_ROUNDS):
+        matters, failed, advised = findings(home, clock)
+        waiting = [line for line in matters.values() if line is not None] + advised
+        if (matters, failed) == before or not waiting:
+            break
+        before, done = (matters, failed), set()
+        while waiting:
+            line = waiting.pop(0)
+            if line in done or line.startswith("nodetool"):
+                continue
+            done.add(line)
+            answer = asked(home, clock, *assert_safe(line, home))
+            assert answer.exit_code in (0, 1), (line, answer)
+            if any(text.endswith("[stays-damaged]") for text in answer.stderr.splitlines()):
+                by_hand |= {"files_whole", "rows_as_committed"}
+            waiting += lines_of(answer)
+    matters, failed, _ = findings(home, clock)
+    circles = {said: do for said, do in matters.items() if do is not None and not said.startswith("check-failed")}
+    assert circles == {}
+    assert [each for each, by_person in failed.items() if not by_person and each not in by_hand] == []
+
+
+def test_sentences_name_commands_that_exist(tmp_path: Path) -> None:
+    """What a sentence for a person names in passing is a command of the program as well."""
+    assert isinstance(program, click.Group)
+    known, named = paths_of(program), 0
+    for name, (make, clock) in MAKERS.items():
+        (tmp_path / name).mkdir()
+        home = make(tmp_path / name)
+        for each in asked(home, clock, "status", "--json").json["next"]:
+            for command in re.findall(r"cdc-platform [^,;:()]+", each["do"] or ""):
+                words = words_of(command)[2:]
+                assert {words[0], " ".join(words[:2])} & known, command
+                named += 1
+    assert named > 10
