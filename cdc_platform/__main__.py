@@ -17,6 +17,7 @@ _UNFLUSHED = 120
 
 def main() -> NoReturn:
     """Run the command that the process was started with and leave with its exit code."""
+    _open_standard_files()
     be_lean()
     leaving = _Leaving()
     atexit.register(leaving)  # before all but logging's own; who registers last is called first
@@ -25,6 +26,18 @@ def main() -> NoReturn:
     except SystemExit as left:
         leaving.code = left.code
         raise
+
+
+def _open_standard_files() -> None:
+    """Open the null device where the process was started with standard input, output or error closed.
+
+    Else the next file that is opened, of the lake perhaps, would get their number, and what a child process writes.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 class _Leaving:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import singledispatch
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 from uuid import UUID
 
 import click
@@ -43,6 +47,75 @@ _DURATION_UNITS = (
 )
 EXACT = 1 << 53
 """Whole numbers beyond this are no longer exact as JavaScript's and many JSON readers' numbers: they go out as text."""
+
+_PLAIN = str.maketrans("─✓✗", "-+x")
+"""What stands for lines and marks where a stream cannot encode them."""
+
+
+class StandardStream:
+    """Standard output or error of a command, which runs on where nobody takes what it writes.
+
+    A command that ended there would leave with the code of a refusal, which says that nothing was changed, behind a
+    commit. Only one that does nothing but write ends with its output, see `ends_with_it`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.failure: OSError | None = None
+        self.ends_with_it = False
+
+    def write(self, text: str) -> int:
+        """Write a text, unless an earlier one could not be written."""
+        if self.failure is None:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                encoding = self._stream.encoding
+                return self.write(text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding))
+            except OSError as error:
+                self._fail(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written, unless it could not be."""
+        if self.failure is None:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._fail(error)
+
+    @property
+    def encoding(self) -> str:
+        """UTF-8, so that click writes to no stream below this one; what the stream cannot encode goes out escaped."""
+        return "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _fail(self, error: OSError) -> None:
+        self.failure = error
+        # What the stream still holds goes nowhere, or the process would fail over it when it ends.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        if self.ends_with_it:
+            raise error
+
+
+@contextmanager
+def standard_streams() -> Iterator[StandardStream]:
+    """Let a command write to the standard streams; yield its standard output. One that is closed goes nowhere."""
+    before = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        output = StandardStream(sys.stdout or nowhere)
+        sys.stdout = cast("TextIO", output)
+        sys.stderr = cast("TextIO", StandardStream(sys.stderr or nowhere))
+        try:
+            yield output
+        finally:
+            sys.stdout, sys.stderr = before
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write the result as one JSON document.")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from cdc_platform import __version__
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.commands.advice import with_home
 from cdc_platform.commands.arguments import TIME
-from cdc_platform.commands.output import escaped
+from cdc_platform.commands.output import StandardStream, escaped, standard_streams, warn
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import PlatformError, Unavailable, is_full, no_space
 from cdc_platform.lake.envelope import Speaker, speaking_for
@@ -92,6 +91,8 @@ _OF_READERS = frozenset({"consume", "consumers forget"})
 """Those of them which write what readers have done: nothing of that is a fact of the cluster."""
 _TELL = frozenset({"import", "tables add", "tables none", "tables alter", "tables drop"})
 """The commands that tell of a cluster by other means than looking at it: refused where it is looked at."""
+_ONLY_WRITE = frozenset({"sql", "status", "streams", "watch"})
+"""The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -133,6 +134,8 @@ class Program(click.Group):
         inner = rest[0] if isinstance(command, click.Group) and rest and command.get_command(ctx, rest[0]) else ""
         path = f"{name} {inner}".strip()
         ctx.with_resource(speaking_for(Speaker("command line", path)))
+        if isinstance(sys.stdout, StandardStream):
+            sys.stdout.ends_with_it = path in _ONLY_WRITE
         if makes_up(path, rest):
             _assert_no_mirror(ctx, path)
         if builds(path, rest):
@@ -156,9 +159,7 @@ class Program(click.Group):
         except KeyboardInterrupt:
             raise Failure("interrupted", INTERRUPTED) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                # Who reads has what it wants.
-                _write_to_nobody()
+            if error is _failure_of(sys.stdout):
                 raise click.exceptions.Exit(DONE) from None
             _trace(ctx)
             if is_full(error):
@@ -178,20 +179,17 @@ class Program(click.Group):
     def main(self, args: Any = None, prog_name: str | None = None, *pos: Any, **extra: Any) -> NoReturn:
         """Run the program and leave the process with the exit code."""
         extra["standalone_mode"] = False
-        try:
-            code = super().main(args, NAME, *pos, **extra)
-        except click.Abort:
-            sys.exit(INTERRUPTED)
-        except click.ClickException as error:
-            kind = error.kind if isinstance(error, Failure) else "usage"
-            click.echo(f"error: {escaped(_line(error))}{f' [{kind}]' if kind else ''}", err=True)
-            sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
-        try:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-        except BrokenPipeError:
-            _write_to_nobody()
-        sys.exit(code if isinstance(code, int) else DONE)
+        with standard_streams() as output:
+            try:
+                code = super().main(args, NAME, *pos, **extra)
+            except click.Abort:
+                sys.exit(INTERRUPTED)
+            except click.ClickException as error:
+                kind = error.kind if isinstance(error, Failure) else "usage"
+                click.echo(f"error: {escaped(_line(error))}{f' [{kind}]' if kind else ''}", err=True)
+                sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
+            output.flush()
+            sys.exit(_told(output, code if isinstance(code, int) else DONE))
 
 
 def builds(path: str, arguments: Sequence[str]) -> bool:
@@ -231,10 +229,22 @@ def _assert_may_build(ctx: click.Context, path: str) -> None:
     assert_may_write(Lake(str(lake)), path)
 
 
-def _write_to_nobody() -> None:
-    """Let what is left to be written go nowhere, so that the end of the process does not fail over it."""
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nobody, sys.stdout.fileno())
+def _failure_of(stream: object) -> OSError | None:
+    """Return what a standard stream failed with, None where it did not."""
+    return stream.failure if isinstance(stream, StandardStream) else None
+
+
+def _told(output: StandardStream, code: int) -> int:
+    """Return the exit code of a command with this one of its own, whose result went to `output`.
+
+    A reader that closed the pipe has read what it wanted. Any other failure is a result that nobody has.
+    """
+    if output.failure is None or output.failure.errno == errno.EPIPE:
+        return code
+    done = "" if output.ends_with_it else "; the command itself ran to its end"
+    reason = output.failure.strerror or output.failure
+    warn(f"the result could not be written to standard output: {reason}{done}", code="result-not-written")
+    return code or NO
 
 
 def _line(error: click.ClickException) -> str:

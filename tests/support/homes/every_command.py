@@ -1,0 +1,168 @@
+"""Every command that needs no live cluster, on a home in which it has something to do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from support.command_line import Answer, paths_of, run
+from support.files.export_files import SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv
+from support.homes.expiring import iso
+from support.homes.questions import HOME, home_for
+from support.homes.timelines import FIRST_MS
+from support.nodes import node_text
+from support.worlds.switch_lake import NOON_MS, host, switching
+
+from cdc_platform.clock import DAY_MS, MINUTE_MS, SECOND_MS, Milliseconds
+from cdc_platform.commands.program import program
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.versions import stored_names
+
+_SCRIPT = """
+CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
+CREATE TABLE shop.orders (id int PRIMARY KEY, total int) WITH cdc = {'enabled': true};
+INSERT INTO shop.orders (id, total) VALUES (1, 9);
+"""
+AT_MS = Milliseconds(FIRST_MS + DAY_MS)
+LATER_MS = Milliseconds(1_785_000_000_000)
+SOON_MS, OVERDUE_MS = Milliseconds(NOON_MS + SECOND_MS), Milliseconds(NOON_MS + MINUTE_MS)
+SWITCHING = "a switch of three nodes"
+KEPT = ("log {files}/orders.cql --keep",)
+READ = (*KEPT, "consume shop.orders --name audit")
+ACKS = tuple(f"switch ack {{generation}} --node {host(number)}" for number in (1, 2, 3))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command on a home of `homes.questions`, or `SWITCHING`, at a time, behind others that have been run there.
+
+    `{files}` is a folder of its own, `{home}` the home's name, `{generation}` that of a switch.
+    """
+
+    home: str
+    line: str
+    ms: Milliseconds = AT_MS
+    behind: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.line
+
+
+CASES = [
+    Asked("empty cluster", "bootstrap {files}/node.json --run"),
+    Asked("empty cluster", "bootstrap {files}/node.json"),
+    Asked("just booted", "bootstrap --list"),
+    Asked("just booted", "bundle {files}/incident.tar.gz"),
+    Asked("nodes left", "check --deep"),
+    Asked("gossiped alone", "check"),
+    Asked("just booted", "cluster"),
+    Asked("just booted", "cluster add prod --contact 127.0.0.1:1"),
+    Asked("just booted", "complete 2023-11-15T22:00:00Z 2023-11-15T23:00:00Z --consumer audit", LATER_MS, READ),
+    Asked("just booted", "consume shop.orders --name audit", LATER_MS, KEPT),
+    Asked("old generations", "consumers", LATER_MS),
+    Asked("dead checkpoints", "consumers checkpoints {files}/cdc_progress.csv"),
+    Asked("old generations", "consumers forget audit ks.orders"),
+    Asked("old generations", "consumers lag", LATER_MS),
+    Asked("just booted", "consumers plan ks.t --client java"),
+    Asked("old generations", "diff 2026-01-01T00:00:00Z latest"),
+    Asked("just booted", "doctor"),
+    Asked("old generations", "expire", LATER_MS),
+    Asked("old generations", "expire --dry-run", LATER_MS),
+    Asked("just booted", "explain --token 42"),
+    Asked("just booted", "export {files}/exported"),
+    Asked("old generations", "generations"),
+    Asked("old generations", "history latest"),
+    Asked("just booted", "home copy {home} {files}/copied"),
+    Asked("just booted", "home upkeep"),
+    Asked("empty cluster", "import {files}/ring.json {files}/t.csv {files}/s.csv"),
+    Asked("expiring row", "log {files}/with-ttl.cql"),
+    Asked("just booted", "log {files}/orders.cql --keep"),
+    Asked("two hundred nodes", "rehearse {files}/one-more.json"),
+    Asked("nodes left", "repair"),
+    Asked("nodes left", "repair --run"),
+    Asked("nodes left", "repair --dry-run"),
+    Asked("just booted", "report latest --html {files}/page.html"),
+    Asked("half rewritten", "rewrite"),
+    Asked("half rewritten", "rewrite --dry-run"),
+    Asked("skewed", "ring"),
+    Asked("just booted", "sql 'SUMMARIZE nodes'"),
+    Asked("just booted", "status"),
+    Asked("just booted", "streams latest"),
+    Asked(SWITCHING, "switch show", SOON_MS),
+    Asked(SWITCHING, "switch abort {generation}", OVERDUE_MS),
+    Asked(SWITCHING, ACKS[0], SOON_MS),
+    Asked(SWITCHING, "switch commit {generation}", SOON_MS, ACKS),
+    Asked("old generations", "tables", LATER_MS),
+    Asked("just booted", "tables add ks.other --ttl 60"),
+    Asked("just booted", "tables alter ks.t --ttl 60"),
+    Asked("just booted", "tables drop ks.t"),
+    Asked("empty cluster", "tables none"),
+    Asked("stream history", "tablets create shop.other --count 2", LATER_MS),
+    Asked("stream history", "tablets gc", LATER_MS),
+    Asked("stream history", "tablets merge shop.orders --count 4", LATER_MS),
+    Asked("stream history", "tablets resize shop.orders --ends {files}/ends.json", LATER_MS),
+    Asked("stream history", "tablets show shop.orders", LATER_MS),
+    Asked("stream history", "tablets split shop.orders --count 16", LATER_MS),
+]
+
+_OWN = frozenset({"generation_id", "event_id", "id", "uuid", "streams", "content"})
+"""Columns that are drawn at random, or by the names of files."""
+
+
+def path_of(line: str) -> str:
+    """The command itself, of the words of its line."""
+    words, known = line.split(), paths_of(program)
+    return next(path for path in (" ".join(words[:2]), words[0]) if path in known)
+
+
+def home_of(asked: Asked, place: Path) -> Path:
+    """Make the home of a case in a folder; commands that come before it have not run yet."""
+    if asked.home != SWITCHING:
+        return home_for(place, asked.home) / HOME
+    folder = open_home(place / HOME).path
+    switching(Lake(folder / "lake"))
+    return folder
+
+
+def words_of(line: str, ms: Milliseconds, home: str, files: Path) -> list[str]:
+    """The arguments of the program for a command at a time."""
+    generation = ""
+    if "{generation}" in line:
+        generation = run("--home", home, "switch", "show", "--json").json[0]["generation_id"]
+    words = [word.format(files=files, home=home, generation=generation) for word in shlex.split(line)]
+    return ["--home", home, "--clock", iso(ms), *words]
+
+
+def ask(line: str, ms: Milliseconds, home: str, files: Path) -> Answer:
+    """Run a command on a home at a time."""
+    return run(*words_of(line, ms, home, files))
+
+
+def write_files(files: Path, beside: Path) -> None:
+    """What the commands are given, in a new folder, with what the page of the home has beside it."""
+    files.mkdir()
+    (files / "node.json").write_text(node_text(9, 4, 2), encoding="utf-8")
+    (files / "ends.json").write_text(json.dumps([0, 2**63 - 1]), encoding="utf-8")
+    (files / "orders.cql").write_text(_SCRIPT, encoding="utf-8")
+    (files / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")
+    (files / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
+    (files / "s.csv").write_text(streams_csv({TIME_MS: generation()}), newline="")
+    for path in beside.iterdir():
+        if path.is_file():
+            (files / path.name).write_bytes(path.read_bytes())
+
+
+def rows_of(lake: Lake) -> dict[str, list[str]]:
+    """Every row of every table of a lake, without what is drawn at random."""
+    found = {}
+    for keyspace, name in stored_names(lake):
+        table = Table(keyspace, name, pa.schema([]), (), "")
+        some = lake.read_version(table, lake.version(table) or 0).to_pylist()
+        kept = ({n: v for n, v in row.items() if n not in _OWN} for row in some)
+        found[f"{keyspace}.{name}"] = sorted(repr(sorted(row.items())) for row in kept)
+    return found
