@@ -22,6 +22,7 @@ from cdc_platform.clock import (
     parse_time_us,
     to_datetime,
 )
+from cdc_platform.cql.names import read_table_name
 from cdc_platform.errors import InputError
 from cdc_platform.limits import MAX_CDC_TTL
 
@@ -30,9 +31,6 @@ FIRST_TOKEN, LAST_TOKEN = -(2**63) + 1, 2**63 - 1
 MAX_SHARD_COUNT = 4096
 MAX_IGNORE_MSB = 31
 
-MAX_NAME = 48
-
-_TABLE = re.compile(r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 LATEST, OPERATING = "latest", "operating"
 # The first group of a UUID at least begins otherwise than a year and a month.
@@ -172,14 +170,7 @@ class _TableName(Checked):
     name = "ks.t"
 
     def read(self, text: str) -> tuple[str, str]:
-        parts = _TABLE.fullmatch(text)
-        if parts is None:
-            raise InputError(
-                f"{text!r} is no table; write it as keyspace.table, each of letters, digits and underscores, at most "
-                f"{MAX_NAME}, in double quotes where capitals count"
-            )
-        keyspace, table = (part[1:-1] if part.startswith('"') else part.lower() for part in parts.groups())
-        return keyspace, table
+        return read_table_name(text)
 
 
 class Seconds(click.FloatRange):

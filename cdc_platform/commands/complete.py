@@ -12,6 +12,7 @@ from cdc_platform.commands.arguments import TABLE_NAME, TIME
 from cdc_platform.commands.next_steps import Next, following, write_result
 from cdc_platform.commands.output import escaped, json_option
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.cql.names import written_table_name
 from cdc_platform.errors import InputError, NotFound
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def _left(consumer: Consumer, until: Microseconds) -> list[Next]:
 
     if consumer.position_us >= until - ONE_US or consumer.name == FROM_CLUSTER:
         return []
-    return [following("consume", ".".join(consumer.key[1:]), "--name", consumer.name, why="it has not come that far")]
+    table = written_table_name(*consumer.key[1:])
+    return [following("consume", table, "--name", consumer.name, why="it has not come that far")]
 
 
 def _consumer(lake: Lake, name: str, table: tuple[str, str] | None) -> Consumer:

@@ -12,6 +12,7 @@ from cdc_platform.commands.arguments import TABLE_NAME, TTL
 from cdc_platform.commands.next_steps import Next, building, following, write_result
 from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.cql.names import written_table_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,8 +191,8 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
 
 def _left(lake: Lake, planned: list[Collection], table: _Name | None, ttl: int | None) -> list[Next]:
     """What a plan asks for that was only shown: under another TTL that one first."""
-    going = [each.full_name for each in planned if each.removed_ms]
-    named = [] if table is None else [".".join(table)]
+    going = [written_table_name(each.keyspace, each.table) for each in planned if each.removed_ms]
+    named = [] if table is None else [written_table_name(*table)]
     alter = [following("tables", "alter", name, "--ttl", ttl) for name in going if ttl is not None]
     return [*alter, building(lake, "tablets", "gc", *named)] if going else []
 

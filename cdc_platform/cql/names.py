@@ -11,6 +11,7 @@ MOST_NAME = 192
 LOG_SUFFIX = "_scylla_cdc_log"
 """What a table's name ends in whose CDC log it is."""
 _WHOLE = re.compile(r"\w+", re.ASCII)
+_QUALIFIED = re.compile(r'("\w{1,192}"|[a-z]\w{0,191})\.("\w{1,192}"|[a-z]\w{0,191})', re.IGNORECASE | re.ASCII)
 
 
 def is_name(text: str, most: int = MOST_NAME) -> bool:
@@ -44,6 +45,27 @@ def check_table_name(keyspace: str, table: str) -> None:
             )
     if table.endswith(LOG_SUFFIX):
         raise InputError(f"{keyspace}.{table} is a CDC log, and logs have none themselves; name its base table")
+
+
+def read_table_name(text: str) -> tuple[str, str]:
+    """Return the keyspace and the table of `keyspace.table`; as in CQL, a name without double quotes is lower case.
+
+    Raises:
+        InputError: it names no table.
+    """
+    parts = _QUALIFIED.fullmatch(text)
+    if parts is None:
+        raise InputError(
+            f"{text[:400]!r} is no table; write it as keyspace.table, each of 1 to {MOST_NAME} letters, digits and "
+            "underscores, in double quotes where capitals count"
+        )
+    keyspace, table = (part[1:-1] if part.startswith('"') else part.lower() for part in parts.groups())
+    return keyspace, table
+
+
+def written_table_name(keyspace: str, table: str) -> str:
+    """Write a table's name as `read_table_name` reads it, without quotes where none are needed."""
+    return f"{quoted(keyspace)}.{quoted(table)}"
 
 
 def quoted(name: str) -> str:

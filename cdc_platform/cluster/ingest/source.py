@@ -5,7 +5,8 @@ the cluster's home has; Spark's tasks ask for the rows. A stream's offset is the
 
 | option | |
 |---|---|
-| `home`, `cluster`, `table` | the platform's home, the cluster's name in it, and `keyspace.table` |
+| `home`, `cluster` | the platform's home, and the cluster's name in it |
+| `table` | as CQL and the command line write it: `shop.carts`, or `"Kw"."Select"` where capitals count |
 | `from`, `until` | the first and the last moment, as in 2026-01-31T12:00:00Z; by default what there is |
 | `confidence` | seconds to stay behind the slowest clock; 30 |
 | `by` | `streams` or `ranges`; by default what costs less |
@@ -39,6 +40,7 @@ from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Wa
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import Observation, refresh
 from cdc_platform.cluster.session import LiveCluster, connected
+from cdc_platform.cql.names import read_table_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.home import open_home
@@ -86,9 +88,10 @@ class _Asked:
         if unknown or missing:
             wrong = f"no option {unknown[0]}" if unknown else f"option {missing[0]} is missing"
             raise InputError(f"scylla_cdc: {wrong}; the options are {', '.join(_OPTIONS)}")
-        keyspace, _, table = given["table"].partition(".")
-        if not (keyspace and table):
-            raise InputError(f"scylla_cdc: {given['table']!r} names no table; write it as keyspace.table")
+        try:
+            keyspace, table = read_table_name(given["table"])
+        except InputError as error:
+            raise InputError(f"scylla_cdc: {error}") from None
         way = given.get("by")
         if way not in (None, STREAMS, RANGES):
             raise InputError(f"scylla_cdc: by is {way!r}; it is {STREAMS} or {RANGES}")
