@@ -55,6 +55,7 @@ settings.load_profile("quick")
 LONG = {
     "cassandra": (
         "test_observing.py",
+        "test_node_states_live.py",
         "test_reach.py",
         "test_bad_clusters.py",
         "test_standin.py",

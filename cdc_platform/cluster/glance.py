@@ -17,6 +17,7 @@ from cdc_platform.cluster import tables
 from cdc_platform.cluster.known import Identity, KnownCluster
 from cdc_platform.cluster.refusals import NoTable
 from cdc_platform.cluster.session import LiveCluster, Row, one
+from cdc_platform.ring import changes_ring
 
 _FILE = "glance"
 Name = tuple[str, str]
@@ -44,6 +45,7 @@ def glance(live: LiveCluster) -> Glance:
 
     Raises:
         NotGranted, Unreachable, Refused: a table could not be read.
+        InputError: the topology is in a transition state that is not known.
     """
     local = one(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
     topology = _rows(live, tables.TOPOLOGY, "version, transition_state", "WHERE key = 'topology' LIMIT 1")
@@ -66,7 +68,8 @@ def glance(live: LiveCluster) -> Glance:
         sorted((*name, time_ms) for name, times_ms in of_tables.items() for time_ms in times_ms),
     ]
     identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=max(listed, default=None))
-    changing = next((row["transition_state"] for row in topology or []), None)
+    transition = next((row["transition_state"] for row in topology or []), None)
+    changing = transition if changes_ring(f"{live.name}: system.topology", transition) else None
     down = tuple(member.address for member in live.members if member.is_down)
     mark = hashlib.sha256(repr(seen).encode()).hexdigest()
     return Glance(identity, mark, listed, of_tables, changing, down)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -13,17 +13,18 @@ from cdc_platform.cluster.session import LiveCluster, Row, one
 from cdc_platform.cluster.tables import SCYLLA_LOCAL, TOPOLOGY, VERSIONS, Layout
 from cdc_platform.errors import InputError, StateError
 from cdc_platform.records import node_fields
-from cdc_platform.ring import Node, Ring
+from cdc_platform.ring import Membership, Node, Ring, changes_ring, node_membership
 
 _TRIES = 3
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The cluster at one moment. `nodes` are those that own tokens; `committed` its generations' (time in ms, UUID).
+    """The cluster at one moment. `nodes` are its members, with tokens or without; `committed` its generations.
 
-    `committed` is empty where generations are not kept by Raft. While it is `changing`, which says what goes on, it
-    comes without nodes: a ring in the middle of a change would be one that never was.
+    A generation is its time in ms and its UUID. `committed` is empty where generations are not kept by Raft. While the
+    topology is `changing`, which says what goes on, it comes without nodes: a ring in the middle of a change would be
+    one that never was.
     """
 
     cluster_name: str
@@ -87,20 +88,54 @@ def _version(live: LiveCluster, layout: Layout, local: Row) -> str:
 def _by_raft(
     live: LiveCluster, addresses: Mapping[UUID, str]
 ) -> tuple[list[Node], tuple[tuple[int, UUID], ...], str | None] | None:
-    """Nodes and generations as the group has agreed, and what is changing; None where it does not yet lead."""
-    changing, first = "", {}
+    """Nodes and generations as the group has agreed, and what is changing; None where it does not yet lead.
+
+    Tablets migrate for hours, and each step of it is another version of the topology: two reads that agree in what
+    makes the ring are one state, whatever their versions.
+    """
+    changing, first, before = "", Row(), None
     for _ in range(_TRIES):
         rows = live.select(TOPOLOGY, "*", "WHERE key = 'topology'", at=live.contact)
-        first = rows[0] if rows else {}
+        first = rows[0] if rows else Row()
         if not rows or first.get("upgrade_state") not in (None, "done") or all(not row["tokens"] for row in rows):
             return None
         again = live.select(TOPOLOGY, "version, transition_state", "WHERE key = 'topology' LIMIT 1", at=live.contact)
-        states = (first.get("transition_state"), again[0]["transition_state"] if again else None)
-        if states == (None, None) and again and again[0]["version"] == first["version"]:
-            normal = [row for row in rows if row["node_state"] == "normal" and row["tokens"]]
-            return [_raft_node(row, first, addresses) for row in normal], _committed(first), None
-        changing = states[0] or states[1] or "its version changes"
+        under_way = _under_way(live, rows) or _transition(live, again)
+        if under_way is None:
+            if (again and again[0]["version"] == first["version"]) or before == _ring_facts(rows):
+                return (
+                    [_raft_node(row, first, addresses) for row in rows if _membership(live, row).in_ring],
+                    _committed(first),
+                    None,
+                )
+            before = _ring_facts(rows)
+        changing = under_way or "its version changes"
     return [], _committed(first), changing
+
+
+def _under_way(live: LiveCluster, rows: Sequence[Row]) -> str | None:
+    """What changes nodes or generations by the topology's own state, or by a node that joins or leaves; else None."""
+    moving = [row for row in rows if not _membership(live, row).at_rest]
+    return _transition(live, rows) or next((f"node {row['host_id']} is {row['node_state']}" for row in moving), None)
+
+
+def _transition(live: LiveCluster, rows: Sequence[Row]) -> str | None:
+    state = rows[0].get("transition_state") if rows else None
+    return state if changes_ring(f"{live.name}: system.topology", state) else None
+
+
+def _membership(live: LiveCluster, row: Row) -> Membership:
+    return node_membership(f"{live.name}: system.topology: node {row['host_id']}", row["node_state"])
+
+
+def _ring_facts(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """What rows say of the ring and its generations, in an order of their own."""
+    columns = ("host_id", "node_state", "tokens", "shard_count", "ignore_msb", "committed_cdc_generations")
+    return sorted(tuple(repr(_in_order(row.get(name))) for name in columns) for row in rows)
+
+
+def _in_order(value: object) -> object:
+    return sorted(value) if isinstance(value, (set, frozenset)) else value
 
 
 def _raft_node(row: Row, first: Row, addresses: Mapping[UUID, str]) -> Node:
@@ -109,7 +144,7 @@ def _raft_node(row: Row, first: Row, addresses: Mapping[UUID, str]) -> Node:
         raise InputError(f"system.topology does not say how node {row['host_id']} shards its tokens")
     return Node(
         host_id=row["host_id"],
-        tokens=_tokens(row["tokens"], row["host_id"]),
+        tokens=_tokens(row["tokens"] or (), row["host_id"]),
         shard_count=row["shard_count"],
         ignore_msb=row["ignore_msb"],
         address=addresses.get(row["host_id"], ""),

@@ -4,6 +4,7 @@ Streams and generations are built on it in `cdc_platform.generations`.
 """
 
 from cdc_platform.ring.lookup import RangeLookup
+from cdc_platform.ring.membership import Membership, changes_ring, node_membership, printed_membership
 from cdc_platform.ring.murmur3 import composite_key, composite_keys, hash128, tokens_of_buffer, tokens_of_keys
 from cdc_platform.ring.ring import MAX_RANGES, Node, Ring
 from cdc_platform.ring.sharding import (
@@ -34,17 +35,21 @@ __all__ = [
     "MAX_RANGES",
     "MAX_SHARD_COUNT",
     "MINIMUM",
+    "Membership",
     "Node",
     "RangeLookup",
     "Ring",
     "are_among",
     "bias",
+    "changes_ring",
     "composite_key",
     "composite_keys",
     "distinct",
     "first_token_for_shard",
     "hash128",
     "legal_tokens",
+    "node_membership",
+    "printed_membership",
     "range_starts",
     "shard_of",
     "shard_starts",

@@ -19,10 +19,13 @@ MAX_RANGES = 1 << 22
 
 @dataclass(frozen=True)
 class Node:
-    """A node that owns tokens. `tokens` are kept ascending, whatever order they came in.
+    """A node of the ring. `tokens` are stored ascending, in whatever order they are given.
+
+    A zero-token node (ScyllaDB 6.2 and later) is a member without tokens: it coordinates and learns of generations, and
+    has no vnode and no stream.
 
     Raises:
-        InputError: no token, a token twice or out of range, shard_count outside 1..4096, ignore_msb outside 0..31.
+        InputError: a token twice or out of range, shard_count outside 1..4096, ignore_msb outside 0..31.
     """
 
     host_id: UUID
@@ -39,8 +42,6 @@ class Node:
         _check_number(f"node {self.host_id}: shard_count", self.shard_count, 1, MAX_SHARD_COUNT)
         _check_number(f"node {self.host_id}: ignore_msb", self.ignore_msb, 0, MAX_IGNORE_MSB)
         tokens = np.sort(legal_tokens(self.tokens, f"node {self.host_id}"))
-        if len(tokens) == 0:
-            raise InputError(f"node {self.host_id} has no tokens; a node that joins the ring owns at least one")
         twice = np.flatnonzero(tokens[1:] == tokens[:-1])
         if len(twice):
             raise InputError(f"node {self.host_id}: token {tokens[twice[0]]} is there twice; name each token once")
@@ -60,6 +61,16 @@ class Ring:
     owner_index: Int64s
     shard_counts: Int64s
     ignore_msbs: Int64s
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return True if a node owns a token; without any there is nothing to describe, whatever members there are."""
+        return len(self.tokens) > 0
+
+    @property
+    def zero_token_nodes(self) -> tuple[Node, ...]:
+        """The members without tokens."""
+        return tuple(node for node in self.nodes if not node.tokens)
 
     @classmethod
     def of(cls, nodes: Iterable[Node]) -> Ring:

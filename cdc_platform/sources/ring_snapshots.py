@@ -22,7 +22,7 @@ from cdc_platform.records.node_fields import (
     Tokens,
     refusal,
 )
-from cdc_platform.ring import Node, Ring
+from cdc_platform.ring import Membership, Node, Ring, node_membership
 from cdc_platform.sources.json_files import parse_json, read_text
 
 _NORMAL = "NORMAL"
@@ -121,8 +121,14 @@ def _node(item: object, source: str, shards: int | None, ignore_msb: int | None)
         node = SnapshotNode.model_validate(item)
     except ValidationError as error:
         raise refusal(error, source, tuple(SnapshotNode.model_fields)) from None
-    if node.status != _NORMAL:
-        raise InputError(f"{source} has status {node.status}; only {_NORMAL} nodes own tokens: leave the others out")
+    membership = node_membership(source, node.status)
+    if membership is Membership.GONE:
+        raise InputError(f"{source} has status {node.status}, which owns nothing: leave it out")
+    if not membership.at_rest:
+        raise InputError(
+            f"{source} has status {node.status}: the ring is changing; write the snapshot when the node is "
+            f"{_NORMAL} or gone"
+        )
     return Node(
         host_id=node.host_id,
         tokens=node.tokens,
@@ -132,7 +138,7 @@ def _node(item: object, source: str, shards: int | None, ignore_msb: int | None)
         datacenter=node.datacenter,
         rack=node.rack,
         features=node.features,
-        status=node.status,
+        status=_NORMAL,
     )
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
-from cdc_platform.ring import MAX_IGNORE_MSB, MAX_SHARD_COUNT, Node
+from cdc_platform.ring import MAX_IGNORE_MSB, MAX_SHARD_COUNT, Node, changes_ring, node_membership
 from cdc_platform.sources.cqlsh_values import read_time_ms, read_uuid, whole_number
 from cdc_platform.sources.csv_rows import Rows
 from cdc_platform.sources.flaws import Flaws
@@ -23,7 +23,6 @@ NEEDED = frozenset({"host_id", "node_state", "tokens", "shard_count", "ignore_ms
 
 _TOKEN = re.compile(r"'?(-?\d{1,19})'?", re.ASCII)
 _COMMITTED = re.compile(r"\(\s*'?([^,']+)'?\s*,\s*([0-9a-fA-F-]{36})\s*\)")
-_NORMAL = "normal"
 _shards, _msb = whole_number("shard_count", 1, MAX_SHARD_COUNT), whole_number("ignore_msb", 0, MAX_IGNORE_MSB)
 
 
@@ -41,23 +40,28 @@ def is_topology(columns: set[str]) -> bool:
 
 
 def collect_topology(found: TopologyExport, source: str, rows: Rows, flaws: Flaws) -> None:
-    """Add a file's rows; a node that joins or leaves owns no tokens yet, or no more.
+    """Add a file's rows. What a state means for the ring is in `ring.membership`.
 
     Raises:
-        InputError: a value is none of its kind, or a node is there twice; or the topology is changing, and `flaws` are
-            refused.
+        InputError: a value is malformed or not known, or a node is there twice; or nodes or generations are changing,
+            and `flaws` are refused.
     """
     for line, values in rows:
         place = f"{source}, line {line}"
         if values.get("key") not in (None, TOPOLOGY):
             raise InputError(f"{place}: key {values['key']!r}; the key of system.topology is always topology")
-        if values.get("transition_state"):
-            flaws.tell(
-                f"{source}: the topology is changing ({values['transition_state']}); export it when that is done"
-            )
+        transition = values.get("transition_state")
+        if changes_ring(place, transition):
+            flaws.tell(f"{source}: the topology is changing ({transition}); export it when that is done")
         for time, id_ in _COMMITTED.findall(values.get("committed_cdc_generations") or ""):
             found.committed[read_time_ms(place, "committed_cdc_generations", time.strip())] = read_uuid(place, id_)
-        if values["node_state"] != _NORMAL or not values["tokens"]:
+        membership = node_membership(f"{place}: node {values['host_id']}", values["node_state"])
+        if not membership.at_rest:
+            flaws.tell(
+                f"{source}: node {values['host_id']} is {values['node_state']}: the topology is changing; export it "
+                "when that is done"
+            )
+        if not membership.in_ring:
             continue
         node = _node(place, values)
         if any(node.host_id == other.host_id for other in found.nodes):
@@ -79,8 +83,9 @@ def _node(place: str, values: Mapping[str, str]) -> Node:
 
 
 def _tokens(place: str, text: str) -> list[int]:
+    """The tokens of a node; a zero-token node has none, which is null or an empty set."""
     found = [_TOKEN.fullmatch(word) for word in _words(text)]
-    if not found or None in found:
+    if None in found or (text and not found and text != "{}"):
         raise InputError(f"{place}: tokens {text[:60]!r} are no set of whole numbers, as in {{'-42', '17'}}")
     return [int(each[1]) for each in found if each is not None]
 

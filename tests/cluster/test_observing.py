@@ -389,10 +389,10 @@ def test_while_the_topology_changes_all_but_its_nodes_is_taken_in(standin: Stand
 def test_a_cluster_that_is_met_while_its_topology_changes_has_no_nodes_yet(
     standin: StandIn, cluster: KnownCluster
 ) -> None:
-    """Tablets move as it is seen for the first time: generations come in, nodes when they are at rest."""
-    standin.world.cluster(nodes(), topology={"transition_state": "tablet_migration"})
+    """A node joins as it is seen for the first time: generations come in, nodes when they are at rest."""
+    standin.world.cluster(nodes(), topology={"transition_state": "join group0"})
     seen = look(cluster)
-    assert (seen.changing, seen.incomplete) == ("tablet_migration", [])
+    assert (seen.changing, seen.incomplete) == ("join group0", [])
     assert (ring.members(lake_of(cluster)), len(descriptions.published_times(lake_of(cluster)))) == ([], 1)
     for command in (["status"], ["ring"], ["repair", "--dry-run"], ["explain", "--token", "42"], ["generations"]):
         assert run("--home", cluster.home, *command).exit_code in (0, 1), command

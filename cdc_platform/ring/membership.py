@@ -1,0 +1,131 @@
+"""What the states of nodes and of the topology mean for the ring, by the names that ScyllaDB gives them.
+
+One rule for exports, printed rings and live clusters. The names are those of `system.topology` in all versions, and of
+`nodetool`. A name that is not listed here is refused: it says nothing about who owns tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from cdc_platform.errors import InputError
+
+
+class Membership(Enum):
+    """What a node's state says about its tokens."""
+
+    OWNS = "owns its tokens"
+    LEAVING = "owns its tokens until it has left"
+    JOINING = "does not own its tokens yet"
+    GONE = "owns nothing"
+
+    @property
+    def at_rest(self) -> bool:
+        """Return True if the node neither joins nor leaves."""
+        return self in (Membership.OWNS, Membership.GONE)
+
+    @property
+    def in_ring(self) -> bool:
+        """Return True if the node owns its tokens now."""
+        return self in (Membership.OWNS, Membership.LEAVING)
+
+
+NODE_STATES: Mapping[str, Membership] = MappingProxyType(
+    {
+        "normal": Membership.OWNS,
+        "rebuilding": Membership.OWNS,  # it streams data for hours, and no token moves
+        "decommissioning": Membership.LEAVING,
+        "removing": Membership.LEAVING,
+        "rollback to normal": Membership.LEAVING,  # 5.4 and 6.0: a node that could not leave
+        "bootstrapping": Membership.JOINING,
+        "replacing": Membership.JOINING,
+        "left token ring": Membership.GONE,  # 5.4
+        "left": Membership.GONE,
+        "none": Membership.GONE,
+    }
+)
+"""`node_state` of `system.topology`."""
+
+PRINTED_STATES: Mapping[str, Membership] = MappingProxyType(
+    {
+        "normal": Membership.OWNS,
+        "leaving": Membership.LEAVING,
+        "moving": Membership.LEAVING,
+        "joining": Membership.JOINING,
+    }
+)
+"""The states that `nodetool ring` and `nodetool status` print."""
+
+RING_TRANSITIONS = frozenset(
+    {
+        "join group0",
+        "commit cdc generation",
+        "publish cdc generation",
+        "write both read old",
+        "write both read new",
+        "tablet draining",
+        "left token ring",
+        "rollback to normal",
+    }
+)
+"""`transition_state` of `system.topology` while nodes or generations change."""
+
+OTHER_TRANSITIONS = frozenset(
+    {"tablet migration", "tablet split finalization", "tablet resize finalization", "truncate table", "lock"}
+)
+"""`transition_state` of `system.topology` while vnodes and generations stay as they are."""
+
+
+def node_membership(where: str, state: str | None) -> Membership:
+    """Return what a node's `node_state` means; `where` names the node in messages.
+
+    Raises:
+        InputError: the state is not known.
+    """
+    return _membership(where, state, NODE_STATES)
+
+
+def printed_membership(where: str, state: str) -> Membership:
+    """Return what a state that nodetool prints means; `where` names the node in messages.
+
+    Raises:
+        InputError: the state is not known.
+    """
+    return _membership(where, state, PRINTED_STATES)
+
+
+def changes_ring(where: str, transition: str | None) -> bool:
+    """Return True if nodes or generations change while the topology is in this transition state; None is at rest.
+
+    Raises:
+        InputError: the state is not known.
+    """
+    if not transition:
+        return False
+    name = _plain(transition)
+    if name in RING_TRANSITIONS:
+        return True
+    if name in OTHER_TRANSITIONS:
+        return False
+    known = ", ".join(sorted(RING_TRANSITIONS | OTHER_TRANSITIONS))
+    raise InputError(
+        f"{where}: transition_state {transition[:60]!r} is not known, so whether nodes or generations change cannot be "
+        f"told; the known ones are {known}"
+    )
+
+
+def _membership(where: str, state: str | None, states: Mapping[str, Membership]) -> Membership:
+    found = states.get(_plain(state or ""))
+    if found is None:
+        raise InputError(
+            f"{where}: state {(state or '')[:60]!r} is not known, so whether the node owns its tokens cannot be told; "
+            f"the known ones are {', '.join(states)}"
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    """The name as the tables spell it: ScyllaDB's documentation writes underscores for its spaces."""
+    return name.replace("_", " ").lower()

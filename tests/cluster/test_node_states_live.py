@@ -1,0 +1,113 @@
+"""Every state of a node and of the topology in a live cluster: the same rule as for files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.command_line import run
+from support.standin.cluster import StandIn, nodes
+from support.states import GONE, NODE_STATES, OWNS, TRANSITIONS, UNKNOWN
+
+from cdc_platform.clock import Clock
+from cdc_platform.cluster import known
+from cdc_platform.cluster.known import KnownCluster
+from cdc_platform.cluster.observing import Observation, observe
+from cdc_platform.cluster.session import LiveCluster, Row
+from cdc_platform.cluster.tables import TOPOLOGY
+from cdc_platform.errors import InputError
+from cdc_platform.home import open_home
+from cdc_platform.lake.lake import Lake
+from cdc_platform.records import cdc_local, ring
+from cdc_platform.ring import Node
+
+pytestmark = pytest.mark.cassandra
+
+
+def look(cluster: KnownCluster) -> Observation:
+    """Observe the cluster as the next process would."""
+    return observe(known.find(open_home(cluster.home.parent.parent), cluster.name), Clock())
+
+
+def members(cluster: KnownCluster) -> list[Node]:
+    """The nodes that the home has."""
+    return ring.members(Lake(cluster.open_home().lake))
+
+
+def test_each_node_state_has_its_meaning(standin: StandIn, cluster: KnownCluster) -> None:
+    """Owners stay; while one joins or leaves nodes are as before; one that is gone leaves the ring."""
+    look(cluster)
+    last = nodes()[-1]
+    for state, meaning in NODE_STATES.items():
+        standin.world.put("scylla.topology", key="topology", host_id=last.host_id, node_state=state)
+        seen = look(cluster)
+        assert (seen.changing is None) == (meaning in (OWNS, GONE)), state
+        if seen.changing is not None:
+            assert seen.changing == f"node {last.host_id} is {state}"
+        assert (last.host_id in {node.host_id for node in members(cluster)}) == (meaning is not GONE), state
+        standin.world.put("scylla.topology", key="topology", host_id=last.host_id, node_state="normal")
+        look(cluster)
+        assert len(members(cluster)) == len(nodes())
+
+
+def test_each_transition_has_its_meaning(standin: StandIn, cluster: KnownCluster) -> None:
+    """Tablets that move hold nothing up, in a first look too; whatever concerns nodes or generations does."""
+    for transition, changes in TRANSITIONS.items():
+        standin.world.put("scylla.topology", key="topology", transition_state=transition)
+        seen = look(cluster)
+        assert seen.changing == (transition if changes else None), transition
+        status = run("--home", cluster.home, "status", "--json").json
+        assert (status["ring"]["changing"] is not None) == changes
+        assert ("topology-changing" in {each["code"] for each in status["next"]}) == changes
+
+
+@pytest.mark.parametrize("what", [{"node_state": UNKNOWN}, {"transition_state": UNKNOWN}])
+def test_what_is_unknown_is_refused_by_name(what: dict[str, str], standin: StandIn, cluster: KnownCluster) -> None:
+    """Nothing is taken in of a topology of which nobody can say who owns tokens."""
+    look(cluster)
+    before = members(cluster)
+    host = {"host_id": nodes()[-1].host_id} if "node_state" in what else {}
+    standin.world.put("scylla.topology", key="topology", **host, **what)
+    standin.world.put("scylla.topology", key="topology", version=9)
+    with pytest.raises(InputError, match=f"'{UNKNOWN}' is not known"):
+        look(cluster)
+    answer = run("--home", cluster.home.parent.parent, "observe", "prod")
+    assert (answer.exit_code, UNKNOWN in answer.stderr) == (2, True)
+    assert members(cluster) == before
+
+
+def test_tablets_that_migrate_hold_nothing_up(
+    standin: StandIn, cluster: KnownCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step of a migration is another version: nodes that two reads agree on are taken."""
+    standin.world.put("scylla.topology", key="topology", transition_state="tablet migration")
+    versions = iter(range(100, 200))
+    select = LiveCluster.select
+
+    def step_before(live: LiveCluster, table: str, *args: Any, **named: Any) -> list[Row]:
+        """Let a tablet move before each read."""
+        if table == TOPOLOGY:
+            standin.world.put("scylla.topology", key="topology", version=next(versions))
+        return select(live, table, *args, **named)
+
+    monkeypatch.setattr(LiveCluster, "select", step_before)
+    assert look(cluster).changing is None
+    assert len(members(cluster)) == len(nodes())
+
+
+def test_a_zero_token_node_is_a_member(standin: StandIn, cluster: KnownCluster) -> None:
+    """It has no vnode and no stream, and learns of generations as the others do."""
+    arbiter = nodes(4)[3]
+    row = {"datacenter": "arbiter", "rack": "r1", "shard_count": 2, "ignore_msb": 12, "node_state": "normal"}
+    standin.world.put("scylla.topology", key="topology", host_id=arbiter.host_id, **row)
+    seen = look(cluster)
+    assert seen.changing is None
+    found = {node.host_id: node for node in members(cluster)}
+    assert (found[arbiter.host_id].tokens, found[arbiter.host_id].datacenter) == ((), "arbiter")
+    lake = Lake(cluster.open_home().lake)
+    assert len(ring.current_ring(lake).tokens) == sum(len(node.tokens) for node in nodes())
+    shown = run("--home", cluster.home, "ring").stdout
+    assert "1 of them zero-token" in shown
+    assert run("--home", cluster.home, "check").exit_code == 0
+    assert run("--home", cluster.home, "status", "--json").json["ring"]["zero_token_nodes"] == 1
+    assert cdc_local.kept_ids(lake)
