@@ -40,6 +40,7 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
 from cdc_platform.lake.tables import GENERATIONS as LEDGER
 from cdc_platform.lake.turns import MAKING, is_busy
+from cdc_platform.lifecycle.join.bootstrap import join_zero_token
 from cdc_platform.records import inbox
 from cdc_platform.records.inbox import WaitingJoin
 from cdc_platform.records.join_request import JoinRequest
@@ -67,7 +68,10 @@ class JoiningNode(Config):
     tokens: list[str] = Field(
         default=[], description="its tokens, in quotes: a browser would round integers beyond 2^53; else num_tokens"
     )
-    num_tokens: int = Field(default=16, description="how many tokens to draw, where none are named")
+    num_tokens: int = Field(
+        default=16,
+        description="how many tokens to draw, where none are named; 0: a zero-token node",
+    )
     shard_count: int = Field(default=4, description="shards of the node, 1 to 4096")
     ignore_msb: int = Field(default=12, description="ignored most significant bits, 0 to 31; usually 12")
     features: list[str] = Field(default=[CDC_GENERATIONS_V2], description="cluster features")
@@ -116,6 +120,10 @@ def queue_node(context: OpExecutionContext, config: JoiningNode, home: HomeResou
         request = config.request()
         if request is None:
             context.log.warning("Nothing is queued: type the host_id of the node that is to join.")
+        elif request.is_zero_token:
+            joined = join_zero_token(lake, request)
+            context.log.info(f"Node {joined.node.host_id} has no tokens: it joined, and no generation is made.")
+            told = {"host_id": str(joined.node.host_id), "status": joined.node.status}
         else:
             queued = inbox.queue(lake, clock.clock(), request)
             context.log.info(f"Event {queued.event_id}: generation {queued.generation_id} waits.")

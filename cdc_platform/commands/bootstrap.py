@@ -44,7 +44,8 @@ def bootstrap(
     """Queue the joining node that FILE describes; `-` reads standard input. The same file twice is one event.
 
     FILE is JSON: host_id, address, datacenter, rack, tokens or num_tokens, shard_count, ignore_msb, and features
-    where they are not ["CDC_GENERATIONS_V2"].
+    where they are not ["CDC_GENERATIONS_V2"]. A zero-token node has num_tokens 0: it makes no generation, and joins at
+    once.
 
     \b
     Example:
@@ -67,8 +68,10 @@ def bootstrap(
         result = _finish(session, finish)
     else:
         assert file is not None
-        result = _queue(session, _read(file), run)
-    left = [following("bootstrap", "--finish", result["event_id"])] if file is not None and not run else []
+        request = _read(file)
+        result = _join_zero_token(session, request) if request.is_zero_token else _queue(session, request, run)
+    is_queued = file is not None and not run and "event_id" in result
+    left = [following("bootstrap", "--finish", result["event_id"])] if is_queued else []
     write_result(result, lambda: write_facts(result.items()), left, as_json=as_json)
 
 
@@ -95,6 +98,22 @@ def _queue(session: Session, request: JoinRequest, run: bool) -> dict[str, objec
                 making.enter_context(busy(lake, MAKING))
             event = inbox.queue(lake, session.clock, request, to_run_now=run)
         return _queued(event) | (_run(session, home, lake, event.generation_id, "bootstrap --run") if run else {})
+
+
+def _join_zero_token(session: Session, request: JoinRequest) -> dict[str, object]:
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lifecycle.join.bootstrap import join_zero_token
+
+    with session.making_home() as home:
+        joined = join_zero_token(Lake(home.lake), request)
+    learned = joined.generation
+    return {
+        "host_id": str(joined.node.host_id),
+        "status": joined.node.status,
+        "zero_token": True,
+        "generation_id": None if learned is None or learned.uuid is None else str(learned.uuid),
+        "time": None if learned is None else format_ms(learned.time_ms),
+    }
 
 
 def _queued(event: BootstrapEvent) -> dict[str, object]:

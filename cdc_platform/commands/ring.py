@@ -74,8 +74,9 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
         )
         for node in nodes
     ]
-    streams = int(current.shard_counts.sum())
-    write_table(f"{len(nodes)} nodes, {len(current.tokens)} ranges, {streams} streams in a generation", columns, rows)
+    streams, without = int(current.shard_counts.sum()), len(current.zero_token_nodes)
+    members = f"{len(nodes)} nodes{f', {without} of them zero-token' if without else ''}"
+    write_table(f"{members}, {len(current.tokens)} ranges, {streams} streams in a generation", columns, rows)
 
 
 def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> dict[str, Any]:
@@ -91,8 +92,11 @@ def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> di
     from cdc_platform.records.generation_data import description_of
     from cdc_platform.timeline import Timeline
 
-    if not current.nodes:
-        raise StateError("no node is in the ring yet, so that nothing can be colocated; import a ring snapshot first")
+    if not current.has_tokens:
+        raise StateError(
+            "no node is in the ring yet that owns tokens, so that nothing can be colocated; import a ring snapshot "
+            "first"
+        )
     lake = session.lake()
     found = Timeline.read(lake).find(session.named(name))
     made = description_of(lake, found.gossiped)

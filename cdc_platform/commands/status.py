@@ -97,7 +97,8 @@ def _few(lines: list[str]) -> list[str]:
 
 def _ring(ring: dict[str, Any]) -> list[str]:
     moving = [f"{each['host_id']} is {each['status']}" for each in ring["not_at_rest"]]
-    return [f"{ring['nodes']} nodes, {ring['tokens']} tokens, {ring['shards']} shards", *_few(moving)]
+    without = f" ({ring['zero_token_nodes']} zero-token)" if ring["zero_token_nodes"] else ""
+    return [f"{ring['nodes']} nodes{without}, {ring['tokens']} tokens, {ring['shards']} shards", *_few(moving)]
 
 
 def _generations(told: dict[str, Any]) -> list[str]:

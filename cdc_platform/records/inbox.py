@@ -74,6 +74,7 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         InputError: the host is in the ring or waits already with other content, or a token has an owner.
         StateError: the join is to run now, and an earlier one is unfinished.
     """
+    assert not request.is_zero_token, "a zero-token node makes no generation: lifecycle.join.bootstrap.join_zero_token"
 
     def judged() -> pa.Table | None:
         event_id, known = _event_id(lake, request.event_id)
@@ -83,9 +84,7 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
         ahead = waiting(lake)
         if to_run_now and ahead:
             raise UnfinishedJoin(f"host {request.host_id} cannot join now: {_in_the_way(ahead[0])}")
-        members = {node.host_id: node for node in current_ring(lake).nodes}
-        joining = [each.node for each in _joins(lake, ahead) if each.node.host_id not in members]
-        ring = Ring.of([*members.values(), *joining])
+        ring = _ring_with(lake, ahead)
         generation_id = uuid.uuid4()
         node = _node(request, ring, generation_id)
         ring.join(node)
@@ -93,6 +92,17 @@ def queue(lake: Lake, clock: Clock, request: JoinRequest, *, to_run_now: bool = 
 
     lake.merge_judged(BOOTSTRAP_EVENTS, judged)
     return event(lake, event_id=_event_id(lake, request.event_id)[0])
+
+
+def ring_to_come(lake: Lake) -> Ring:
+    """The ring as it stands with all nodes that wait to join."""
+    return _ring_with(lake, waiting(lake))
+
+
+def _ring_with(lake: Lake, ahead: Sequence[WaitingJoin]) -> Ring:
+    members = {node.host_id: node for node in current_ring(lake).nodes}
+    joining = [each.node for each in _joins(lake, ahead) if each.node.host_id not in members]
+    return Ring.of([*members.values(), *joining])
 
 
 @in_turn(JOINS)
@@ -233,20 +243,33 @@ def _introduced(lake: Lake, generation_id: str) -> bool:
     return lake.read(GENERATIONS, ["generation_id"], [("generation_id", "=", generation_id)]).num_rows > 0
 
 
-def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
-    host_id = uuid.UUID(str(request.host_id))
+def assert_new_host(host_id: uuid.UUID, ring: Ring) -> None:
+    """Refuse a host that is in a ring already.
+
+    Raises:
+        InputError: it is.
+    """
     if any(node.host_id == host_id for node in ring.nodes):
         raise InputError(
             f"host_id {host_id} is in the ring or waits to join already, with other content; "
             "a node joins once: give the new node its own host_id"
         )
+
+
+def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
+    assert_new_host(request.host_id, ring)
     tokens = request.tokens
     wanted = len(tokens) if tokens is not None else request.num_tokens or 0
     check_room(ring, wanted)
     if tokens is None:
         tokens = draw_tokens(request.num_tokens or 0, ring, generation_id)
+    return requested_node(request, tokens, "JOINING")
+
+
+def requested_node(request: JoinRequest, tokens: Sequence[int], status: str) -> Node:
+    """The node that a request describes, with these tokens and this status."""
     return Node(
-        host_id=host_id,
+        host_id=request.host_id,
         tokens=tuple(tokens),
         shard_count=request.shard_count,
         ignore_msb=request.ignore_msb,
@@ -254,7 +277,7 @@ def _node(request: JoinRequest, ring: Ring, generation_id: uuid.UUID) -> Node:
         datacenter=request.datacenter,
         rack=request.rack,
         features=tuple(request.features),
-        status="JOINING",
+        status=status,
     )
 
 

@@ -26,6 +26,8 @@ _EVENTS = uuid.UUID("7b1c9c52-6f0e-5f0a-9d3e-2a6d3f1c8e47")
 class JoinRequest(BaseModel):
     """A node that wants to join: either with `tokens` of its own (kept ascending) or with `num_tokens` to draw.
 
+    A zero-token node has `tokens` [] or `num_tokens` 0.
+
     Raises:
         pydantic.ValidationError: `sources.bootstrap_file` makes the platform's own error of it.
     """
@@ -48,6 +50,11 @@ class JoinRequest(BaseModel):
             found = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
             raise ValueError(f"{found} there; give tokens to name them, or num_tokens to draw them")
         return self
+
+    @property
+    def is_zero_token(self) -> bool:
+        """Return True if the node owns no tokens: it makes no generation, and waits in no inbox."""
+        return not self.tokens and not self.num_tokens
 
     @property
     def event_id(self) -> str:

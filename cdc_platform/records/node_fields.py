@@ -56,11 +56,12 @@ def label(value: object) -> str:
 
 
 def tokens(value: object) -> tuple[int, ...]:
-    """A node's tokens, ascending: JSON integers, or their text as ScyllaDB's system tables hold them."""
+    """A node's tokens, ascending: JSON integers, or their text as ScyllaDB's system tables hold them.
+
+    An empty list is a zero-token node's.
+    """
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"{_short(value)} is no list; write the tokens as [-42, 42]")
-    if not value:
-        raise ValueError("the list is empty; a node that joins owns at least one token")
     if len(value) > MAX_RANGES:
         raise ValueError(f"{len(value)} tokens; a ring has at most {MAX_RANGES} ranges")
     legal = [_token(item, position) for position, item in enumerate(value)]
@@ -109,7 +110,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(names)]
 ShardCount = Annotated[int, BeforeValidator(whole_number(1, MAX_SHARD_COUNT))]
 IgnoreMsb = Annotated[int, BeforeValidator(whole_number(0, MAX_IGNORE_MSB))]
 OptionalTokens = Annotated[tuple[int, ...] | None, BeforeValidator(optional(tokens))]
-OptionalNumTokens = Annotated[int | None, BeforeValidator(optional(whole_number(1, MAX_RANGES)))]
+OptionalNumTokens = Annotated[int | None, BeforeValidator(optional(whole_number(0, MAX_RANGES)))]
 OptionalShardCount = Annotated[int | None, BeforeValidator(optional(whole_number(1, MAX_SHARD_COUNT)))]
 OptionalIgnoreMsb = Annotated[int | None, BeforeValidator(optional(whole_number(0, MAX_IGNORE_MSB)))]
 

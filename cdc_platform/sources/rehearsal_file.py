@@ -64,7 +64,7 @@ class Add(BaseModel):
         if (self.tokens is None) == (self.num_tokens is None):
             found = "neither tokens nor num_tokens is" if self.tokens is None else "both tokens and num_tokens are"
             raise ValueError(f"{found} there; give tokens to name them, or num_tokens to draw them")
-        if self.times > 1 and (self.tokens or self.host_id or self.address):
+        if self.times > 1 and (self.tokens is not None or self.host_id or self.address):
             raise ValueError(f"times is {self.times}, so that tokens, host_id and address cannot be named; draw them")
         return self
 

@@ -26,6 +26,7 @@ def ring(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], 
     changing = cluster_changes.changing(lake)
     told = {
         "nodes": len(normal),
+        "zero_token_nodes": sum(not node.tokens for node in normal),
         "tokens": sum(len(node.tokens) for node in normal),
         "shards": sum(node.shard_count for node in normal),
         "not_at_rest": [{"host_id": str(node.host_id), "status": node.status} for node in moving],
@@ -63,7 +64,7 @@ def generations(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str,
 
 def repair(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any] | None, list[Matter]]:
     """Whether a new generation is due, by range ends alone: `repair --dry-run` reads the streams too."""
-    if not any(node.status == NORMAL for node in members(lake)) or not Timeline.read(lake).known:
+    if not any(node.status == NORMAL and node.tokens for node in members(lake)) or not Timeline.read(lake).known:
         return None, []
     found = checkup.check(lake, strict=settings.repair_strict, streams=False)
     told = {

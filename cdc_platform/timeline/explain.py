@@ -128,8 +128,8 @@ def not_told(lake: Lake, now: Ring, place: Place | None) -> str | None:
 
 
 def lies(now: Ring, token: int) -> Lies | None:
-    """Where a ring puts a token; None where it has no node."""
-    if not now.nodes:
+    """Where a ring puts a token; None where no node owns any."""
+    if not now.has_tokens:
         return None
     node = now.owner_of(token)
     return Lies(str(node.host_id), int(shard_of(token, node.shard_count, node.ignore_msb)))

@@ -84,7 +84,6 @@ def test_rings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"tokens": ()}, "no tokens"),
         ({"tokens": (1, 2, 1)}, "token 1 is there twice"),
         ({"tokens": (MINIMUM,)}, "out of range"),
         ({"tokens": (LAST + 1,)}, "out of range"),

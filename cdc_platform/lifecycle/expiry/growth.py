@@ -62,14 +62,14 @@ def forecast(lake: Lake, clock: Clock, settings: Settings, nodes: int, *, every_
         StateError: no node is known, so that nobody can say what the next one is like.
     """
     ring = current_ring(lake)
-    if not ring.nodes:
+    if not ring.has_tokens:
         raise _no_ring()
     sizes = generation_sizes(lake)
     kept = {each.time_ms: each.num_streams for each in sizes}
     size = sum(part.bytes for part in purge_plan.held_sizes(lake).values())
     now_us = clock.now_us()
     later = np.arange(1, nodes + 1, dtype=np.int64)
-    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), later)
+    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), _owners(ring), later)
     starts = now_us + us_of((later - 1) * every_ms)
     times = np.concatenate([us_of(np.array(list(kept), dtype=np.int64)), starts])
     counts = np.concatenate([np.array(list(kept.values()), dtype=np.int64), streams])
@@ -100,14 +100,21 @@ def size_after(ring: Ring, nodes: int) -> tuple[int, int]:
     Raises:
         StateError: there is no node, so that nobody can say what the next one is like.
     """
-    if not ring.nodes:
+    if not ring.has_tokens:
         raise _no_ring()
-    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), len(ring.nodes), np.arange(1, nodes + 1))
+    ranges, streams = _shapes(ring.tokens.size, int(ring.shard_counts.sum()), _owners(ring), np.arange(1, nodes + 1))
     return int(ranges[-1]), int(streams[-1])
 
 
 def _no_ring() -> StateError:
-    return StateError("no node of a ring is known, so its growth cannot be told; import a ring snapshot first")
+    return StateError(
+        "no node of a ring that owns tokens is known, so its growth cannot be told; import a ring snapshot first"
+    )
+
+
+def _owners(ring: Ring) -> int:
+    """How many nodes own tokens: the nodes to come are like those."""
+    return len(ring.nodes) - len(ring.zero_token_nodes)
 
 
 def _shapes(ranges: int, streams: int, nodes: int, later: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,8 @@ from cdc_platform.lake.turns import JOINS, in_turn
 from cdc_platform.lake.volume import Workers
 from cdc_platform.lifecycle.join.description_rows import as_v2, description_rows
 from cdc_platform.lifecycle.switch import register
-from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger
+from cdc_platform.records import cdc_local, descriptions, generation_data, inbox, ledger, switches
+from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.ring import NORMAL, current_ring, features, put_nodes
 from cdc_platform.ring import Node, Ring
 from cdc_platform.settings import Settings
@@ -107,6 +108,49 @@ def mixed_cluster_warning(ring: Ring) -> str | None:
         f"{lacking[0].host_id}: the generation is introduced in the first format{loss}; finish the upgrade of the "
         "cluster, then bootstrap a node or run: cdc-platform repair"
     )
+
+
+@dataclass(frozen=True)
+class JoinedWithoutTokens:
+    """A zero-token node of the ring, and the newest generation, which it learned of; None where there is none."""
+
+    node: Node
+    generation: GenerationId | None
+
+
+@in_turn(JOINS)
+def join_zero_token(lake: Lake, request: JoinRequest) -> JoinedWithoutTokens:
+    """Let a zero-token node join at once. It makes no generation and learns of the newest one before it is a member.
+
+    The same request again changes nothing.
+
+    Raises:
+        InputError: the host is in the ring, or waits to join, with other content.
+        StateError: no node owns tokens yet, or a switch is undecided, of which it would not be a participant.
+    """
+    assert request.is_zero_token
+    node = inbox.requested_node(request, (), NORMAL)
+    ring = current_ring(lake)
+    if node in ring.nodes:
+        return JoinedWithoutTokens(node, cdc_local.kept_id(lake, node.host_id))
+    inbox.assert_new_host(node.host_id, inbox.ring_to_come(lake))
+    if not ring.has_tokens:
+        raise StateError(
+            f"host {node.host_id} has no tokens, and no node of the ring owns any yet; the first node of a cluster "
+            "owns tokens: give it num_tokens"
+        )
+    under_way = switches.unfinished(lake)
+    if under_way:
+        raise StateError(
+            f"host {node.host_id} cannot join while nodes switch to generation {under_way[0].generation_id}, of which "
+            f"it would not learn; look at: cdc-platform switch show {under_way[0].generation_id}"
+        )
+    newest = Timeline.read(lake).newest
+    learned = None if newest is None else newest.gossiped
+    if learned is not None:
+        cdc_local.keep_at_maker(lake, node.host_id, learned, joins=True)
+    put_nodes(lake, [node])
+    return JoinedWithoutTokens(node, learned)
 
 
 def describe(

@@ -105,7 +105,8 @@ class Rehearsal:
 
     def _add(self, step: Step, change: Add) -> Effect:
         self.added += 1
-        begun, event_id = self.now_ms, self._event_id()
+        zero_token = not change.tokens and not change.num_tokens
+        begun, event_id = self.now_ms, uuid.UUID(int=0) if zero_token else self._event_id()
         inbox.check_room(self.ring, len(change.tokens or ()) or change.num_tokens or 0)
         tokens = change.tokens or inbox.draw_tokens(change.num_tokens or 0, self.ring, event_id)
         node = Node(
@@ -121,7 +122,11 @@ class Rehearsal:
         if change.address and any(change.address == other.address for other in self.ring.nodes):
             raise InputError(f"address {change.address} is a node's of the ring already; give the new one its own")
         before = self.operating
+        if not node.tokens and not self.ring.has_tokens:
+            raise InputError(f"node {node.address} has no tokens; the first node of a ring owns tokens")
         self.ring = self.ring.join(node)
+        if not node.tokens:
+            return self._effect(step.number, "add", node.address, begun)
         at_risk = 0.0 if before is None else 1 - colocation(before.layout, self.ring).vnode
         made = self._make(event_id)
         risk_ms = made.id.time_ms - begun if before is not None else Milliseconds(0)
@@ -130,8 +135,10 @@ class Rehearsal:
 
     def _remove(self, step: Step, change: Remove) -> Effect:
         gone = self._node(change.node)
-        if len(self.ring.nodes) == 1:
-            raise InputError(f"node {change.node} is the last of the ring; a ring has at least one node")
+        if gone.tokens and len(self.ring.nodes) - len(self.ring.zero_token_nodes) == 1:
+            raise InputError(
+                f"node {change.node} is the last of the ring that owns tokens; a ring has at least one such node"
+            )
         self.ring = Ring.of(node for node in self.ring.nodes if node is not gone)
         return self._effect(step.number, "remove", change.node, self.now_ms)
 
@@ -159,8 +166,10 @@ class Rehearsal:
         return self._effect(step.number, "wait", f"{change.seconds} s", begun)
 
     def _findings(self) -> list[Damage]:
-        if not self.ring.nodes:
-            raise InputError("no node is in the ring, so there are no streams to repair; add a node first")
+        if not self.ring.has_tokens:
+            raise InputError(
+                "no node is in the ring that owns tokens, so there are no streams to repair; add a node first"
+            )
         v2_everywhere = not nodes_without_v2(self.ring.nodes)
         newest = self.operating
         findings = known_damage(None if newest is None else newest.id, v2_everywhere=v2_everywhere)
@@ -220,7 +229,7 @@ class Rehearsal:
             findings,
             len(excess),
             int(excess.sum()),
-            colocation(newest.layout, self.ring) if newest is not None and self.ring.nodes else None,
+            colocation(newest.layout, self.ring) if newest is not None and self.ring.has_tokens else None,
             risk_ms,
             risk_share,
             {table: sum(each.in_table(table) for each in self.kept) for table in TABLES},

@@ -107,7 +107,7 @@ def with_ttls(start: Start, ttl_seconds: Sequence[int]) -> Start:
 
 def from_ring(ring: Ring, now_ms: Milliseconds) -> Start:
     """A start of which only the ring is known: its generation is taken to be the one that it would get now."""
-    if not ring.nodes:
+    if not ring.has_tokens:
         return Start(ring, None, (), now_ms)
     is_v1 = bool(nodes_without_v2(ring.nodes))
     layout, event_id = layout_of(ring, v1=is_v1), uuid.uuid5(REHEARSALS, "the generation at the start")

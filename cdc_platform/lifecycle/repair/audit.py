@@ -11,7 +11,7 @@ from cdc_platform.invariants.findings import GENERATIONS_RETRIEVABLE, STREAMS_FI
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lifecycle.repair import checkup
 from cdc_platform.records.join_progress import Reached, progress
-from cdc_platform.records.ring import NORMAL, statuses
+from cdc_platform.records.ring import NORMAL, current_ring, statuses
 from cdc_platform.timeline import State, Timeline
 
 _NO_DATA = (Condition.NO_GENERATION, Condition.MISSING_DATA, Condition.UNREADABLE)
@@ -54,7 +54,7 @@ def misfits(found: checkup.Checkup) -> list[Damage]:
 
 def _judged(lake: Lake) -> checkup.Checkup | None:
     """What `repair` says; None where it cannot say anything, or not yet."""
-    if NORMAL not in statuses(lake).values() or any(each.reached is Reached.TIMED for each in progress(lake)):
+    if not current_ring(lake).has_tokens or any(each.reached is Reached.TIMED for each in progress(lake)):
         return None
     found = checkup.check(lake)
     return None if found.cannot_tell else found

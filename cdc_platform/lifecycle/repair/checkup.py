@@ -63,8 +63,10 @@ def check(
         Unavailable: the generation cannot be read now; that is no reason to make a new one.
     """
     ring, changing = current_ring(lake), cluster_changes.changing(lake)
-    if not ring.nodes and changing is None:
-        raise StateError("no node is in the ring yet, so there are no streams to repair; let a node join first")
+    if not ring.has_tokens and changing is None:
+        raise StateError(
+            "no node is in the ring yet that owns tokens, so there are no streams to repair; let a node join first"
+        )
     newest = Timeline.read(lake).newest
     latest = None if newest is None else newest.gossiped
     unknown = None if newest is None else _cannot_tell(newest)
@@ -149,7 +151,7 @@ def _blocked_by(lake: Lake) -> list[str]:
 
 
 def _asked_at(lake: Lake, host_id: uuid.UUID | None) -> Node:
-    nodes = {node.host_id: node for node in current_ring(lake).nodes}
+    nodes = {node.host_id: node for node in current_ring(lake).nodes if node.tokens or node.host_id == host_id}
     if host_id is None:
         return nodes[min(nodes, key=lambda host: host.int)]
     if host_id not in nodes:
