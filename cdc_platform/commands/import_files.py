@@ -49,7 +49,7 @@ def import_files(
     a node's cdc_local, or of cdc_timestamps and cdc_streams, which tablet-based tables have. What SELECT or
     SELECT JSON of such a table prints is one as well. A file with a header alone is an empty table. So are taken in:
     system.topology, cdc_generations_v3, cdc_streams_state and cdc_streams_history, and what DESCRIBE SCHEMA,
-    nodetool ring and nodetool describering print. The content of a file says which it is.
+    nodetool ring, nodetool status and nodetool describering print. The content of a file says which it is.
 
     What is not whole is refused: rows that are missing, streams outside their range, streams without their time. With
     --as-is it is taken in, to be judged by check and looked at; whatever would build on such a home refuses.

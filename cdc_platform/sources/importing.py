@@ -43,7 +43,16 @@ from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.import_tables import tell_tables, undefined
 from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
-from cdc_platform.sources.printed_ring import PrintedRing, is_printed_ring, nodes_of, parse_printed_ring
+from cdc_platform.sources.printed_ring import (
+    PrintedRing,
+    PrintedStatus,
+    is_printed_ring,
+    is_printed_status,
+    nodes_of,
+    parse_printed_ring,
+    parse_printed_status,
+    with_status,
+)
 from cdc_platform.sources.printed_rows import is_json_rows, is_printed
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
 from cdc_platform.sources.sizes import most_export, too_large
@@ -90,7 +99,11 @@ class ImportedGeneration:
 
 @dataclass(frozen=True)
 class ImportSources:
-    """What an import was given, read: the nodes of a ring snapshot (None without one) and the exports."""
+    """What an import was given, read: the nodes of a ring snapshot (None without one) and the exports.
+
+    `printed` and `status` are what nodetool printed of the ring and its members, `shards` and `ignore_msb` the sharding
+    of nodes of which nothing else says it.
+    """
 
     nodes: list[Node] | None
     exports: Exports
@@ -100,6 +113,7 @@ class ImportSources:
     flaws: Flaws = field(default_factory=Flaws)
     printed: PrintedRing | None = None
     shards: int | None = None
+    status: PrintedStatus | None = None
 
 
 @dataclass
@@ -156,11 +170,16 @@ def read_sources(
     flaws = Flaws(as_is)
     texts = _texts(files)
     rings = [(source, text) for source, text in texts if is_printed_ring(text)]
-    nodes, exports = _parse([each for each in texts if each not in rings], shards, ignore_msb, flaws)
+    statuses = [(source, text) for source, text in texts if is_printed_status(text)]
+    if len(statuses) > 1:
+        raise InputError(f"{statuses[0][0]} and {statuses[1][0]} are both nodetool status; import the newest alone")
+    others = [each for each in texts if each not in rings and each not in statuses]
+    nodes, exports = _parse(others, shards, ignore_msb, flaws)
     if len(rings) + (nodes is not None) > 1:
         raise InputError(f"{rings[0][0]} and another ring at once; the ring is one: import the newest alone")
     printed = parse_printed_ring(*rings[0], flaws) if rings else None
-    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws, printed, shards)
+    status = parse_printed_status(*statuses[0], flaws) if statuses else None
+    return ImportSources(nodes, exports, ignore_msb, ignored, host_id, flaws, printed, shards, status)
 
 
 class _ChangedMeanwhile(Exception):
@@ -189,9 +208,7 @@ def import_sources(lake: Lake, clock: Clock, sources: ImportSources) -> ImportRe
 
 
 def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
-    nodes, of_ring = sources.nodes, list[str]()
-    if sources.printed is not None:
-        nodes, of_ring = nodes_of(sources.printed, members(lake), sources.shards, sources.ignore_msb)
+    nodes, of_ring = _nodes(lake, sources)
     seen = {table.full_name: lake.version(table) for table in (UNORDERED_RANGES, *ORDER)}
     if nodes is not None:
         _check_ring(lake, nodes)
@@ -210,6 +227,19 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
         if table.name in sources.exports.held:
             lake.ensure(table)  # without a row it is empty, which is not the same as unknown
     return report
+
+
+def _nodes(lake: Lake, sources: ImportSources) -> tuple[list[Node] | None, list[str]]:
+    """The nodes that the ring is to have, and what a person should know; None where it stays as it is."""
+    nodes, warnings = sources.nodes, list[str]()
+    if sources.printed is not None:
+        given = sources.shards, sources.ignore_msb
+        nodes, warnings = nodes_of(sources.printed, members(lake), *given, status=sources.status)
+    if sources.status is not None:
+        before = members(lake) if nodes is None else nodes
+        nodes, more = with_status(before, sources.status, sources.shards, sources.ignore_msb)
+        warnings += more
+    return nodes, warnings
 
 
 def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
@@ -257,7 +287,7 @@ def _is_known(path: Path) -> bool:
             head = file.read(_HEAD).decode("utf-8-sig", errors="ignore")
     except OSError:
         return False
-    return any(tells(head) for tells in (is_printed, is_json_rows, is_printed_ring, is_schema))
+    return any(tells(head) for tells in (is_printed, is_json_rows, is_printed_ring, is_printed_status, is_schema))
 
 
 def _parse(

@@ -1,42 +1,55 @@
-"""What `nodetool ring` and `nodetool describering` print: which address owns which tokens.
+"""What `nodetool ring`, `nodetool describering` and `nodetool status` print of the nodes of a cluster.
 
-They know neither host IDs nor shards: both come from the nodes that are known by their addresses, or from who imports.
+`ring` says which address owns which tokens. `describering` lists the replicas of one keyspace, which are the owners
+only where the keyspace is replicated in every datacenter: it never changes a ring that is known. `status` has host IDs.
+None of them prints shards, which come from the nodes that are known by their addresses, or from the options of import.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid5
 
 from cdc_platform.errors import InputError
-from cdc_platform.ring import Node, Ring
+from cdc_platform.ring import Node, Ring, printed_membership
 from cdc_platform.sources.cqlsh_values import HALF, read_range_end
 from cdc_platform.sources.flaws import Flaws
 
 _NAMESPACE = UUID("6c1d2b1e-9f0e-4f7c-9a53-0c9c5d9f7a11")
-_DATACENTER = re.compile(r"Datacenter: (\S+)")
+_LOAD, _OWNS = r"(?:\?|\S+(?: \S+)?)", r"(?:\?|[\d.]+%)"
+_DATACENTER = re.compile(r"\s*Datacenter: (.*\S)\s*")
 _HEADER = re.compile(r"Address\s+Rack\s+Status\s+State\s+Load\s+Owns\s+Token\s*")
 _LAST = re.compile(r"\s+(-?\d{1,19})\s*", re.ASCII)
-_ROW = re.compile(
-    r"(\S+)\s+(\S+)\s+(Up|Down|\?)\s+(\w+)\s+(?:\?|\S+(?: \S+)?)\s+(?:\?|[\d.]+%)\s+(-?\d{1,19})\s*",
-    re.ASCII,
-)
+# Names of racks hold whatever their operators wrote, and a long one reaches the next column.
+_ROW = re.compile(rf"\s*(\S+)\s+(.*\S)\s*\b(Up|Down|\?)\s+(\S+)\s+{_LOAD}\s+{_OWNS}\s+(-?\d{{1,19}})\s*", re.ASCII)
+_ENDS_IN_TOKEN = re.compile(r".*\S\s+-?\d{1,19}\s*", re.ASCII)
 _RANGE = re.compile(
-    r"TokenRange\(start_token:(-?\d{1,19}), end_token:(-?\d{1,19}), endpoints:\[([^\]]*)\][^\[]*\[[^\]]*\]"
-    r"[^\[]*\[EndpointDetails\(host:([^,)]+), datacenter:([^,)]+), rack:([^,)]+)\)",
+    r"TokenRange\(start_token:(-?\d{1,19}), end_token:(-?\d{1,19}), endpoints:\[([^\]]*)\].*?"
+    r"endpoint_details:\[EndpointDetails\(host:(.+?), datacenter:(.+?), rack:(.+?)\)"
+    r"(?=, EndpointDetails\(host:|\]\)?\s*$)",
     re.ASCII,
 )
+_STATUS_HEADER = re.compile(r"\s*--\s+Address\s+Load\s+Tokens\s+Owns.*\s+Host ID\s+Rack\s*")
+_STATUS_ROW = re.compile(
+    rf"\s*([UDX?])(\S)\s+(\S+)\s+{_LOAD}\s+(\d{{1,7}}|\?)\s+{_OWNS}\s+([0-9a-fA-F-]{{36}}|\?)\s+(.*\S)\s*", re.ASCII
+)
+_STATUS_LIKE = re.compile(r"\s*[A-Z?]{2}\s+\S.*", re.ASCII)
+_LETTERS: Mapping[str, str] = {"N": "Normal", "L": "Leaving", "J": "Joining", "M": "Moving"}
 
 
 @dataclass
 class PrintedRing:
-    """The tokens of each address, with its datacenter and rack; `source` is the file."""
+    """The tokens of each address, with its datacenter and rack; `source` is the file.
+
+    `replicas_only`: it was printed by describering, which does not say who owns a token.
+    """
 
     source: str
     tokens: dict[str, set[int]] = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    replicas_only: bool = False
 
     def own(self, place: str, address: str, datacenter: str, rack: str, token: str) -> int:
         """Say that an address owns a token."""
@@ -46,16 +59,49 @@ class PrintedRing:
         return value
 
 
+@dataclass(frozen=True)
+class PrintedNode:
+    """A node as `nodetool status` prints it. `host_id` and `token_count` are None where it prints a question mark."""
+
+    address: str
+    host_id: UUID | None
+    token_count: int | None
+    datacenter: str
+    rack: str
+
+
+@dataclass(frozen=True)
+class PrintedStatus:
+    """The members of a cluster by `nodetool status`, by their addresses; `source` is the file."""
+
+    source: str
+    nodes: Mapping[str, PrintedNode]
+
+    def lists(self, node: Node) -> bool:
+        """Return True if the node is printed, by its host ID or its address."""
+        return node.address in self.nodes or any(node.host_id == each.host_id for each in self.nodes.values())
+
+    def host_id(self, address: str) -> UUID | None:
+        """The host ID of an address; None where it is not printed."""
+        found = self.nodes.get(address)
+        return None if found is None else found.host_id
+
+
 def is_printed_ring(text: str) -> bool:
-    """Whether a text is one of the two."""
+    """Return True for what `nodetool ring` or `nodetool describering` prints."""
     return _is_described(text) or any(_HEADER.fullmatch(line) for line in text[:4096].splitlines())
+
+
+def is_printed_status(text: str) -> bool:
+    """Return True for what `nodetool status` prints."""
+    return any(_STATUS_HEADER.fullmatch(line) for line in text[:4096].splitlines())
 
 
 def parse_printed_ring(source: str, text: str, flaws: Flaws) -> PrintedRing:
     """The ring that is printed.
 
     Raises:
-        InputError: it is cut, or is no such text; or a node joins or leaves, and `flaws` are refused.
+        InputError: it is cut, a line or a state is not known; or a node joins or leaves, and `flaws` are refused.
     """
     found = _described(source, text) if _is_described(text) else _listed(source, text, flaws)
     if not found.tokens:
@@ -63,49 +109,222 @@ def parse_printed_ring(source: str, text: str, flaws: Flaws) -> PrintedRing:
     return found
 
 
-def nodes_of(
-    ring: PrintedRing, known: Sequence[Node], shards: int | None, ignore_msb: int | None
-) -> tuple[list[Node], list[str]]:
-    """The nodes of a printed ring, and what a person should know; `known` are those of the home.
+def parse_printed_status(source: str, text: str, flaws: Flaws) -> PrintedStatus:
+    """The members that `nodetool status` prints.
 
     Raises:
-        InputError: nobody says how a node shards its tokens, or the nodes make no ring.
+        InputError: a line or a state is not known, an address or a host ID is there twice; or a node joins or leaves,
+            and `flaws` are refused.
     """
-    by_address = {node.address: node for node in known}
+    nodes: dict[str, PrintedNode] = {}
+    datacenter = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{source}, line {number}"
+        head, row = _DATACENTER.fullmatch(line), _STATUS_ROW.fullmatch(line)
+        if head:
+            datacenter = head[1]
+        elif row:
+            _, state, address, tokens, host, rack = row.groups()
+            found = printed_membership(f"{place}: node {address}", _LETTERS.get(state, state))
+            if not found.at_rest:
+                flaws.tell(f"{place}: node {address} is {_LETTERS[state]}; print it when it is Normal or gone")
+            if not found.in_ring:
+                continue
+            host_id = None if host == "?" else _uuid(place, host)
+            if address in nodes or (host_id and any(host_id == each.host_id for each in nodes.values())):
+                raise InputError(f"{place}: node {address} ({host}) is there twice")
+            nodes[address] = PrintedNode(address, host_id, None if tokens == "?" else int(tokens), datacenter, rack)
+        elif _STATUS_LIKE.fullmatch(line) and not _STATUS_HEADER.fullmatch(line):
+            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool status that is known here")
+    if not nodes:
+        raise InputError(f"{source} lists no node: {HALF}; print it again")
+    return PrintedStatus(source, nodes)
+
+
+def nodes_of(
+    ring: PrintedRing,
+    known: Sequence[Node],
+    shards: int | None,
+    ignore_msb: int | None,
+    status: PrintedStatus | None = None,
+) -> tuple[list[Node] | None, list[str]]:
+    """The nodes of a printed ring, and what a person should know; `known` are those of the home.
+
+    The nodes are None where the ring stays as it is known. A printed ring has no zero-token nodes: those that are known
+    stay, unless `status`, which has all members, is printed beside it.
+
+    Raises:
+        InputError: nobody says how a node shards its tokens, the nodes make no ring, or `status` contradicts it.
+    """
+    if ring.replicas_only and any(node.tokens for node in known):
+        return None, [*_replicas_only(ring), *_differences(ring, known)]
+    by_host, by_address = {node.host_id: node for node in known}, {node.address: node for node in known if node.address}
     nodes, made_up = [], []
     for address in sorted(ring.tokens):
-        there = by_address.get(address)
-        sharding = (shards, ignore_msb) if there is None else (there.shard_count, there.ignore_msb)
-        if None in sharding:
-            raise InputError(
-                f"{ring.source}: node {address} is not known, and nodetool does not say how it shards its tokens; say "
-                "it with --shards 8 --ignore-msb 12"
-            )
+        host_id = None if status is None else status.host_id(address)
+        there = by_address.get(address) if host_id is None else by_host.get(host_id)
+        like = there or by_address.get(address)
+        given = (shards, ignore_msb) if like is None else (like.shard_count, like.ignore_msb)
+        sharding = _sharding(ring.source, address, *given)
         datacenter, rack = ring.places[address]
-        host = uuid5(_NAMESPACE, f"{datacenter} {address}") if there is None else there.host_id
-        made_up += [] if there else [address]
-        features = () if there is None else there.features
+        if host_id is None:
+            host_id = uuid5(_NAMESPACE, f"{datacenter} {address}") if there is None else there.host_id
+            made_up += [] if there else [address]
         nodes.append(
             Node(
-                host_id=host,
+                host_id=host_id,
                 tokens=tuple(sorted(ring.tokens[address])),
-                shard_count=sharding[0] or 0,
-                ignore_msb=sharding[1] or 0,
+                shard_count=sharding[0],
+                ignore_msb=sharding[1],
                 address=address,
                 datacenter=datacenter,
                 rack=rack,
-                features=features,
+                features=() if there is None else there.features,
             )
         )
+    nodes += [
+        node
+        for node in known
+        if not node.tokens and node.address not in ring.tokens and (status is None or status.lists(node))
+    ]
+    if status is not None:
+        _assert_same_counts(status, nodes)
     Ring.of(nodes)
     warnings = []
     if made_up:
         warnings.append(
-            f"{ring.source}: nodetool prints no host IDs, and {len(made_up)} nodes are not known by their addresses, "
-            f"the first {made_up[0]}: they have IDs that were made of their addresses; import system.topology or a "
-            "ring snapshot for the true ones"
+            f"{ring.source}: nodetool {'describering' if ring.replicas_only else 'ring'} prints no host IDs, and "
+            f"{len(made_up)} nodes are not known by their addresses, the first {made_up[0]}: they have IDs that were "
+            "made of their addresses; import nodetool status, system.topology or a ring snapshot for the true ones"
         )
+    warnings += _replicas_only(ring) if ring.replicas_only else []
     return nodes, warnings
+
+
+def with_status(
+    nodes: Sequence[Node], status: PrintedStatus, shards: int | None, ignore_msb: int | None
+) -> tuple[list[Node], list[str]]:
+    """Nodes with what `nodetool status` says of them, and what a person should know. It removes no node.
+
+    A host ID that was made of an address gives way to the true one; zero-token nodes are added; addresses, datacenters
+    and racks that were not known are filled in.
+
+    Raises:
+        InputError: another host has the address of a node, no node owns tokens, or nobody says how a zero-token node
+            shards.
+    """
+    if not any(node.tokens for node in nodes):
+        raise InputError(
+            f"{status.source}: nodetool status prints no tokens, and no node here owns any; import "
+            "nodetool ring with it"
+        )
+    by_host = {node.host_id: node for node in nodes}
+    by_address = {node.address: node for node in nodes if node.address}
+    found: dict[UUID, Node] = {node.host_id: node for node in nodes}
+    warnings: list[str] = []
+    for printed in status.nodes.values():
+        there = by_host.get(printed.host_id) if printed.host_id else by_address.get(printed.address)
+        there = there or by_address.get(printed.address)
+        if there is None and printed.token_count == 0 and printed.host_id is not None:
+            sharding = _sharding(status.source, printed.address, shards, ignore_msb)
+            added = Node(
+                host_id=printed.host_id,
+                tokens=(),
+                shard_count=sharding[0],
+                ignore_msb=sharding[1],
+                address=printed.address,
+                datacenter=printed.datacenter,
+                rack=printed.rack,
+            )
+            found[added.host_id] = added
+        elif there is None:
+            warnings.append(
+                f"{status.source}: node {printed.address} is not known here, and nodetool status does not print its "
+                "tokens: it is left out; import nodetool ring with it"
+            )
+        else:
+            del found[there.host_id]
+            named = _named(there, printed, status.source)
+            found[named.host_id] = named
+            warnings += _other_tokens(there, printed, status.source)
+    gone = [node for node in nodes if not status.lists(node)]
+    if gone:
+        warnings.append(
+            f"{status.source}: {len(gone)} nodes that are known here are not in it, the first {gone[0].host_id}: they "
+            "stay; import nodetool ring with it, or system.topology, if they have left"
+        )
+    return list(found.values()), warnings
+
+
+def _named(there: Node, printed: PrintedNode, source: str) -> Node:
+    host_id = there.host_id
+    if printed.host_id is not None and printed.host_id != host_id:
+        if host_id != uuid5(_NAMESPACE, f"{there.datacenter} {there.address}"):
+            raise InputError(
+                f"{source}: node {printed.address} is host {printed.host_id}, and here it is host {host_id}: another "
+                "node has taken its address; import nodetool ring with it, or system.topology"
+            )
+        host_id = printed.host_id
+    return replace(
+        there,
+        host_id=host_id,
+        address=there.address or printed.address,
+        datacenter=there.datacenter or printed.datacenter,
+        rack=there.rack or printed.rack,
+    )
+
+
+def _other_tokens(there: Node, printed: PrintedNode, source: str) -> list[str]:
+    if printed.token_count in (None, len(there.tokens)):
+        return []
+    return [
+        f"{source}: node {printed.address} has {printed.token_count} tokens, and {len(there.tokens)} are known here; "
+        "import nodetool ring with it"
+    ]
+
+
+def _assert_same_counts(status: PrintedStatus, nodes: Sequence[Node]) -> None:
+    """Hold that both were printed at one time, by how many tokens each node has."""
+    owned = {node.address: len(node.tokens) for node in nodes}
+    for printed in status.nodes.values():
+        if printed.token_count not in (None, owned.get(printed.address, 0)):
+            raise InputError(
+                f"{status.source}: node {printed.address} has {printed.token_count} tokens, and nodetool ring lists "
+                f"{owned.get(printed.address, 0)}; print both at one time"
+            )
+
+
+def _sharding(source: str, address: str, shards: int | None, ignore_msb: int | None) -> tuple[int, int]:
+    if shards is None or ignore_msb is None:
+        raise InputError(
+            f"{source}: node {address} is not known, and nodetool does not say how it shards its tokens; say it with "
+            "--shards 8 --ignore-msb 12"
+        )
+    return shards, ignore_msb
+
+
+def _replicas_only(ring: PrintedRing) -> list[str]:
+    return [
+        f"{ring.source}: nodetool describering lists the replicas of one keyspace, which are the owners of the ranges "
+        "only if it is replicated in every datacenter; import nodetool ring or system.topology for the owners"
+    ]
+
+
+def _differences(ring: PrintedRing, known: Sequence[Node]) -> list[str]:
+    """What a description of replicas says otherwise than the known ring, which stays as it is."""
+    here = {token for node in known for token in node.tokens}
+    printed = {token for tokens in ring.tokens.values() for token in tokens}
+    strangers = sorted(ring.tokens.keys() - {node.address for node in known})
+    found = [f"the ring here stays as it is: {len(here)} tokens of {len(known)} nodes"]
+    if printed - here:
+        found.append(
+            f"{len(printed - here)} ranges end at tokens that no node here has, the first {min(printed - here)}"
+        )
+    if here - printed:
+        found.append(f"{len(here - printed)} tokens of nodes here end no range, the first {min(here - printed)}")
+    if strangers and all(node.address for node in known):
+        found.append(f"{len(strangers)} addresses are of no node here, the first {strangers[0]}")
+    return [f"{ring.source}: {'; '.join(found)}"]
 
 
 def _is_described(text: str) -> bool:
@@ -127,7 +346,7 @@ def _listed(source: str, text: str, flaws: Flaws) -> PrintedRing:
     number = 0
     for number, line in enumerate(text.splitlines(), start=1):
         place = f"{source}, line {number}"
-        head, row, alone = _DATACENTER.match(line), _ROW.fullmatch(line), _LAST.fullmatch(line)
+        head, row, alone = _DATACENTER.fullmatch(line), _ROW.fullmatch(line), _LAST.fullmatch(line)
         if head:
             end(number)
             datacenter, due, last = head[1], None, None
@@ -136,17 +355,20 @@ def _listed(source: str, text: str, flaws: Flaws) -> PrintedRing:
         elif row:
             address, rack, _, state, token = row.groups()
             last = int(token)
-            if state != "Normal":
+            membership = printed_membership(f"{place}: node {address}", state)
+            if not membership.at_rest:
                 flaws.tell(f"{place}: node {address} is {state}; print the ring when it is Normal or gone")
-                continue
-            found.own(place, address, datacenter, rack, token)
+            if membership.in_ring:
+                found.own(place, address, datacenter, rack, token)
+        elif _ENDS_IN_TOKEN.fullmatch(line):
+            raise InputError(f"{place}: {line.strip()[:80]!r} is no line of nodetool ring that is known here")
     end(number)
     return found
 
 
 def _described(source: str, text: str) -> PrintedRing:
-    """By `nodetool describering`: the first endpoint of a range owns the token that it ends with."""
-    found, starts, ends = PrintedRing(source), set[int](), set[int]()
+    """By `nodetool describering`: the ranges, each with its first replica and where that is."""
+    found, starts, ends = PrintedRing(source, replicas_only=True), set[int](), set[int]()
     for number, line in enumerate(text.splitlines(), start=1):
         place = f"{source}, line {number}"
         if "TokenRange(" not in line:
@@ -164,3 +386,10 @@ def _described(source: str, text: str) -> PrintedRing:
         gap = min(starts ^ ends)
         raise InputError(f"{source}: the ranges do not close the ring, at token {gap}: {HALF}; print it again")
     return found
+
+
+def _uuid(place: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InputError(f"{place}: host ID {text!r} is no UUID") from None
