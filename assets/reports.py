@@ -8,7 +8,7 @@ from typing import Any
 from dagster import MetadataValue
 from pyarrow import ArrowException
 
-from cdc_platform import shown
+from cdc_platform import drafts, shown
 from cdc_platform.errors import PlatformError
 from cdc_platform.home import state_folder
 from cdc_platform.lake.lake import Lake
@@ -44,8 +44,9 @@ def made(joining: Joining, log: Logger) -> dict[str, Any]:
     size = sum(each.bytes for part in names.parts() for each in lake.slices(part.table))
     if size <= MOST_BYTES and not page.file.exists():
         try:
+            _, text = make(Home(lake, joining.clock, joining.settings), [names])
             page.file.parent.mkdir(parents=True, exist_ok=True)
-            make(Home(lake, joining.clock, joining.settings), [names], page.file)
+            drafts.write(page.file, text)
         except (PlatformError, ArrowException, OSError, ValueError) as error:
             log.warning(f"the auditor's page was not made, and will be when it is opened: {error}")
     return linked(lake, names.key)

@@ -1,11 +1,15 @@
 """Drafts: folders and files that become something else by one rename, or go with the process that made them.
 
+`new_file` and `new_folder` write what a user has named: the name has all of it or nothing, and of several writers one
+wins.
+
 Each is held by a lock, which the system lets go of when its owner ends, however it ends. Whoever makes one sweeps those
 beside it that nobody holds; one whose owner lives is never touched, however old it is.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -18,11 +22,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cdc_platform.clock import DAY_SECONDS
+from cdc_platform.errors import InputError
 
 OWNER_ONLY = 0o600
 """The mode of a file that holds a secret."""
 _SUFFIX = ".draft"
-_NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft")
+_NAME = re.compile(r"\..+\.[0-9a-f]{32}\.draft", re.DOTALL)
+_LONGEST_NAME = 120
+"""Bytes of a name that a draft repeats: a file system takes 255, and the draft adds 40."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What a file system says that has no hard links."""
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 # What earlier releases made beside tables, and nobody could hold.
 _UNHELD = re.compile(r"\.[^.]+\.[0-9a-f]{32}")
 
@@ -67,15 +77,77 @@ def write(target: Path, text: str, *, mode: int = 0o666) -> None:
 
 def write_bytes(target: Path, content: bytes, *, mode: int = 0o666) -> None:
     """As `write`, of bytes."""
-    while True:
-        draft = _place(target.parent, target.name)
-        draft.touch(mode=mode, exist_ok=False)
-        if _hold(draft):
-            break
+    draft = _make_file(_place(target.parent, target.name), mode)
     try:
-        sweep(target.parent)
         draft.write_bytes(content)
         draft.replace(target)
+    finally:
+        discard(draft)
+
+
+def assert_free(target: Path, home: Path | None = None, *, folder: bool = False) -> Path:
+    """Return a new file of the user's by its whole path, or a new `folder`, whose parents are made; `~` is expanded.
+
+    Raises:
+        InputError: the name is taken, there is no folder for it, or it lies in the home.
+    """
+    try:
+        place = target.expanduser().absolute()
+    except RuntimeError:
+        raise InputError(f"{target}: there is no such user; write the path in full") from None
+    if home is not None and place.resolve().is_relative_to(home.resolve()):
+        raise InputError(f"{target} lies in the home {home}, which only the platform writes to; name another")
+    if os.path.lexists(place):
+        raise InputError(f"{target} is there already; name another, or move it away")
+    beside = next(parent for parent in place.parents if os.path.lexists(parent)) if folder else place.parent
+    if not beside.is_dir():
+        raise InputError(f"{target}: {beside} is no folder; make it, or name another")
+    return place
+
+
+@contextmanager
+def new_file(target: Path, *, home: Path | None = None, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a draft to write, which gets the name `target` as the block ends; an error in the block leaves nothing.
+
+    Killed anywhere, the name has all of the file or is free. Of writers at the same time one wins, where the file
+    system has hard links. `home` is the one that it must not lie in.
+
+    Raises:
+        InputError: as `assert_free`, also where somebody else was faster.
+    """
+    place = assert_free(target, home)
+    draft = _place(place.parent, place.name)
+    try:
+        draft = _make_file(draft, mode)
+        yield draft
+        _give_name(draft, place, target)
+    except OSError as error:
+        raise _of_target(error, draft, place) from None
+    finally:
+        discard(draft)
+
+
+@contextmanager
+def new_folder(target: Path, *, home: Path | None = None) -> Iterator[Path]:
+    """As `new_file`, of a folder with all that is in it; the folders that it lies in are made.
+
+    Raises:
+        InputError: as `assert_free`, also where somebody else was faster.
+    """
+    place = assert_free(target, home, folder=True)
+    beside = next(parent for parent in place.parents if parent.is_dir())
+    draft = make_folder(beside, place.name)
+    try:
+        yield draft
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.rename(place)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                raise _taken(target) from None
+            raise
+    except OSError as error:
+        raise _of_target(error, draft, place) from None
     finally:
         discard(draft)
 
@@ -99,8 +171,44 @@ def discard(draft: Path) -> None:
         os.close(descriptor)
 
 
+def _make_file(draft: Path, mode: int) -> Path:
+    """Make a draft, with nothing in it, and hold it."""
+    while True:
+        draft.touch(mode=mode, exist_ok=False)
+        if _hold(draft):
+            sweep(draft.parent)
+            return draft
+
+
+def _give_name(draft: Path, place: Path, target: Path) -> None:
+    """Give a file its name unless that is taken, which a rename would not see."""
+    try:
+        os.link(draft, place, follow_symlinks=False)
+    except FileExistsError:
+        raise _taken(target) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(place):
+            raise _taken(target) from None
+        draft.rename(place)
+
+
+def _taken(target: Path) -> InputError:
+    return InputError(f"{target} was made by another process meanwhile; name another, or move it away")
+
+
+def _of_target(error: OSError, draft: Path, place: Path) -> OSError:
+    """The error with the user's name where it has the draft's."""
+    named = str(error.filename or "")
+    if not named.startswith(str(draft)):
+        return error
+    return OSError(error.errno, error.strerror, f"{place}{named.removeprefix(str(draft))}")
+
+
 def _place(parent: Path, name: str) -> Path:
-    return parent / f".{name.removeprefix('.')}.{uuid.uuid4().hex}{_SUFFIX}"
+    begin = os.fsencode(name.removeprefix("."))[:_LONGEST_NAME].decode(errors="ignore")
+    return parent / f".{begin or 'file'}.{uuid.uuid4().hex}{_SUFFIX}"
 
 
 def _hold(draft: Path) -> bool:

@@ -5,7 +5,9 @@ Each in a process of its own, whose memory the system tells. What is in a file t
 
 from __future__ import annotations
 
+import ast
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,13 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 from support.processes.watched import Left, watched
+from support.read_logs import home_with_log
 
+from cdc_platform.errors import InputError
 from cdc_platform.home import open_home
+from cdc_platform.lake.executors import CONF_VARIABLE, conf_of_file
 from cdc_platform.sources.sizes import MOST_JSON, most_export
+from cdc_platform.user_files import PIPE_SECONDS_VARIABLE, read_text
 
 TERABYTE = 1 << 40
 MOST_HELD = 512 << 20
@@ -31,8 +37,30 @@ class Door:
     reads: str = "json"
     by_stream: bool = False
     needs: Mapping[str, str] | None = None
+    needs_log: bool = False
 
 
+ROOT = Path(__file__).resolve().parent.parent
+OWN_FILES = {
+    "user_files.py": "the one function",
+    "drafts.py": "locks of drafts",
+    "places/": "files of homes and stores",
+    "lake/": "tables, caches, files of the program and of a home",
+    "cql/parser.py": "the grammar",
+    "home.py": "the home's marker",
+    "report/page.py": "the template",
+    "supervisor.py": "/proc, and the end of a log of the home",
+    "sources/importing.py": "the first bytes of regular files in a folder",
+    "sources/sizes.py": "limits of a control group",
+    "serving/": "files of the home",
+    "cluster/glance.py": "a note of the home",
+    "cluster/alerting.py": "a note of the home",
+    "dagster_home.py": "a file of the program",
+    "lease.py": "locks of the home",
+    "commands/bundle.py": "logs of the home",
+    "commands/demo_log.py": "files of the program",
+    "commands/demo.py": "files of the program",
+}
 CREATE = "CREATE KEYSPACE ks; CREATE TABLE ks.t (pk int PRIMARY KEY, v text) WITH cdc = {'enabled': true};"
 INSERT = f"{CREATE} INSERT INTO ks.t (pk, v) VALUES (?, ?);"
 CHANGES = '[{"wait": 3600}]'
@@ -54,6 +82,17 @@ DOORS = {
     "tablets resize": Door(("tablets", "resize", "ks.t", "--ends", "{file}")),
     "credentials": Door(("observe", "credentials"), "toml"),
     "certificates": Door(("observe", "ca"), "pem"),
+    "consumers checkpoints": Door(("consumers", "checkpoints", "{file}"), "csv"),
+    "complete --base": Door(
+        ("complete", "2026-01-31T12:00:00Z", "2026-01-31T12:10:00Z", "--consumer", "audit", "--base", "{file}"),
+        "row",
+        needs_log=True,
+    ),
+    "report --verify": Door(("report", "--verify", "{file}"), "page"),
+    "report --key": Door(
+        ("report", "--verify", "{dir}/page.html", "--key", "{file}"), "key", needs={"page.html": "no page"}
+    ),
+    "report --sign": Door(("report", "latest", "--html", "{dir}/page.html", "--sign", "{file}"), "key"),
 }
 
 
@@ -89,6 +128,9 @@ def deep(form: str, levels: int) -> str:
         "ring": ("TokenRange: \n\tTokenRange(start_token:1, endpoints:", "[", "", "]", "\n"),
         "toml": ("user = ", "[", "1", "]", "\n"),
         "pem": ("", "-----BEGIN CERTIFICATE-----\n", "", "-----END CERTIFICATE-----\n", ""),
+        "key": ("", "-----BEGIN PRIVATE KEY-----\n", "", "-----END PRIVATE KEY-----\n", ""),
+        "row": ('{"p": ', "[", "1", "]", "}\n"),
+        "page": ("", "<div>", "", "</div>", ""),
     }[form]
     before, opening, middle, closing, after = around
     return f"{before}{opening * levels}{middle}{closing * levels}{after}"
@@ -107,6 +149,9 @@ def prepared(home: Path, file: Path, door: Door) -> list[str]:
     folder = home.parent
     for name, text in (door.needs or {}).items():
         (folder / name).write_text(text)
+    if door.needs_log:
+        home_with_log(folder)
+        assert run("--home", home, "consume", "ks.t", "--name", "audit").exit_code == 0
     if door.reads in ("toml", "pem"):
         option = ("--credentials-file",) if door.reads == "toml" else ("--tls", "--tls-ca")
         name = door.command[1]
@@ -114,11 +159,12 @@ def prepared(home: Path, file: Path, door: Door) -> list[str]:
     return [part.format(file=file, dir=folder) for part in door.command]
 
 
-def process(home: Path, file: Path, door: Door) -> Left:
+def process(home: Path, file: Path, door: Door, **environment: str) -> Left:
     """Run a door's command on a file as a user does."""
     command = prepared(home, file, door)
     with file.open("rb") as stream:
-        return watched("--home", home, *command, stream=stream if door.by_stream else None)
+        given = stream if door.by_stream else None
+        return watched("--home", home, *command, stream=given, environment=environment)
 
 
 def assert_refused(left: Left) -> None:
@@ -150,6 +196,69 @@ def test_what_has_no_end_is_refused(home: Path, name: str) -> None:
     left = process(home, Path("/dev/zero"), door)
     assert_refused(left)
     assert "more than" in left.stderr
+
+
+@A_DOOR
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if not door.by_stream])
+def test_a_pipe_that_nobody_writes_to_is_given_up(home: Path, tmp_path: Path, name: str) -> None:
+    """No command waits for a writer without end; it says for how long it did, or that it reads no pipes."""
+    door, pipe = DOORS[name], tmp_path / "pipe"
+    os.mkfifo(pipe, mode=0o600)
+    left = watched("--home", home, *prepared(home, pipe, door), environment={PIPE_SECONDS_VARIABLE: "0.1"})
+    assert_refused(left)
+    assert ("no regular file" if door.reads == "pem" else "nothing has come for 0.1 s") in left.stderr
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])
+def test_a_pipe_is_waited_for_as_long_as_it_may_take(tmp_path: Path, held: bool) -> None:
+    """Whether or not somebody has it open for writing; settings of Spark are read by the same function."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR) if held else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PIPE_SECONDS_VARIABLE, "0.1")
+        patch.setenv(CONF_VARIABLE, str(tmp_path / "pipe"))
+        with pytest.raises(InputError, match=r"nothing has come for 0\.1 s"):
+            conf_of_file()
+        for wrong in ("0", "-1", "nan", "soon", "1e9"):
+            patch.setenv(PIPE_SECONDS_VARIABLE, wrong)
+            with pytest.raises(InputError, match=PIPE_SECONDS_VARIABLE):
+                read_text(tmp_path / "pipe")
+        patch.delenv(PIPE_SECONDS_VARIABLE)
+        patch.setenv(CONF_VARIABLE, "/dev/zero")
+        with pytest.raises(InputError, match="more than 1 MiB"):
+            conf_of_file()
+    if writer is not None:
+        os.close(writer)
+
+
+def test_what_comes_through_a_pipe_is_read(tmp_path: Path) -> None:
+    """In pieces and to its end, as from a file; a writer that begins late is waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    text = "é" * 300_000
+
+    def write() -> None:
+        with (tmp_path / "pipe").open("w", encoding="utf-8") as pipe:
+            pipe.write(text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_text(tmp_path / "pipe") == text
+    writer.join()
+
+
+def test_files_of_users_are_read_by_one_function() -> None:
+    """Each module that reads a file by other means is known, with what it reads; a new one takes `user_files`."""
+    found: dict[str, list[int]] = {}
+    for path in sorted((ROOT / "cdc_platform").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                name, text = call.func.attr, ast.unparse(call)
+                opens = name == "open" and any(mode in text for mode in ("'rb'", "'r'", "O_RDONLY"))
+                if opens or name in ("read_text", "read_bytes"):
+                    found.setdefault(str(path.relative_to(ROOT / "cdc_platform")), []).append(call.lineno)
+    known = {name: [each for each in OWN_FILES if name == each or name.startswith(each)] for name in found}
+    assert {name: found[name] for name, reasons in known.items() if not reasons} == {}
+    assert set(OWN_FILES) - {each for reasons in known.values() for each in reasons} == set()
 
 
 @A_DOOR

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdc_platform.errors import EnvironmentProblem, InputError
-from cdc_platform.sources.sizes import read_at_most
+from cdc_platform.user_files import read_bytes
 
 DEFAULT_PORT = 9042
 _MOST_PEM, _MOST_CREDENTIALS = 16 << 20, 1 << 20
@@ -164,10 +164,12 @@ def tls_context(connection: Connection) -> ssl.SSLContext | None:
 
 
 def _refuse_endless(file: Path) -> None:
-    """OpenSSL reads to the end, and a device has none."""
+    """OpenSSL reads to the end, and a device has none; a pipe waits for a writer."""
     found = file.stat()
-    if stat.S_ISCHR(found.st_mode) or found.st_size > _MOST_PEM:
-        raise EnvironmentProblem(f"TLS: {file} is no PEM file: it has more than {_MOST_PEM >> 20} MiB; name another")
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_PEM:
+        raise EnvironmentProblem(
+            f"TLS: {file} is no PEM file: it is no regular file, or has more than {_MOST_PEM >> 20} MiB; name another"
+        )
 
 
 def _no_passphrase() -> str:
@@ -188,8 +190,7 @@ def _from_file(path: Path) -> Credentials:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise EnvironmentProblem(f"{path} has mode {mode:04o} and others can read it; run: chmod 0600 {path}")
-        with path.open("rb") as opened:
-            values = tomllib.loads(read_at_most(opened, f"credentials file {path}", _MOST_CREDENTIALS).decode())
+        values = tomllib.loads(read_bytes(path, _MOST_CREDENTIALS, f"credentials file {path}").decode())
     except OSError as error:
         raise EnvironmentProblem(
             f"credentials file {path}: {error.strerror}; it is to be there, with mode 0600"

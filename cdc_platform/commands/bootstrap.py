@@ -77,7 +77,7 @@ def bootstrap(
 
 def _read(file: str) -> JoinRequest:
     from cdc_platform.sources.bootstrap_file import parse_join_request, read_join_request
-    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
+    from cdc_platform.user_files import STANDARD_INPUT, read_standard_input
 
     if file != "-":
         return read_join_request(file)

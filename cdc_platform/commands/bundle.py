@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import platform
 import tarfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -13,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdc_platform import __version__
+from cdc_platform import __version__, drafts
 from cdc_platform.blotting import blotted
 from cdc_platform.clock import SECOND_MS
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, plain, write_facts
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.drafts import OWNER_ONLY
-from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.home import Home
@@ -32,7 +32,7 @@ _PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "panda
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path))
 @json_option
 @pass_session
 def bundle(session: Session, file: Path, as_json: bool) -> None:
@@ -46,20 +46,25 @@ def bundle(session: Session, file: Path, as_json: bool) -> None:
       cdc-platform bundle incident.tar.gz
     """
     home = session.open_home()
-    if file.exists():
-        raise InputError(f"{file} is there already; name another file")
-    parts, stale = _parts(session, home)
-    with tarfile.open(file, "x:gz") as packed:
-        for name, text in parts.items():
-            content = text.encode()
-            entry = tarfile.TarInfo(f"{file.name.partition('.')[0]}/{name}")
-            entry.size, entry.mtime, entry.mode = len(content), session.clock.now_ms() // SECOND_MS, OWNER_ONLY
-            packed.addfile(entry, io.BytesIO(content))
-    file.chmod(OWNER_ONLY)
-    told = {"file": str(file), "bytes": file.stat().st_size, "holds": list(parts)}
+    with drafts.new_file(file, home=home.path, mode=drafts.OWNER_ONLY) as draft:
+        parts, stale = _parts(session, home)
+        size = draft.write_bytes(_packed(parts, file.name.partition(".")[0], session.clock.now_ms() // SECOND_MS))
+    told = {"file": str(file), "bytes": size, "holds": list(parts)}
     facts = [*((name, told[name]) for name in ("file", "bytes")), *(("", name) for name in parts)]
     left = [following("check", why=f"then pack anew: {stale}")] if stale else []
     write_result(told, lambda: write_facts(facts), left, as_json=as_json)
+
+
+def _packed(parts: Mapping[str, str], folder: str, now: int) -> bytes:
+    """A tar archive of texts in a folder, with the time of the clock (s): the same texts are the same bytes."""
+    made = io.BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=made, mtime=now) as zipped, tarfile.open(fileobj=zipped, mode="w") as packed:
+        for name, text in parts.items():
+            content = text.encode(errors="backslashreplace")
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mtime, entry.mode = len(content), now, drafts.OWNER_ONLY
+            packed.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
 
 
 def _parts(session: Session, home: Home) -> tuple[dict[str, str], str | None]:

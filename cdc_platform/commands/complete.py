@@ -68,7 +68,7 @@ def complete(
     held = judge(lake, session.clock, schema, consumer, since, until, others)
     if base is not None:
         from cdc_platform.log.audit.base import judge_base
-        from cdc_platform.sources.json_files import read_text
+        from cdc_platform.user_files import read_text
 
         held.append(judge_base(lake, session.clock, schema, str(base), read_text(base)))
     whole = all(each.holds for each in held)

@@ -110,8 +110,8 @@ def checkpoints(ctx: click.Context, session: Session, file: Path, table: tuple[s
       cdc-platform consumers checkpoints cdc_progress.csv
     """
     from cdc_platform.log.reading.checkpoints import kept_in
-    from cdc_platform.sources.json_files import read_text
     from cdc_platform.timeline import StreamSources
+    from cdc_platform.user_files import read_text
 
     text = read_text(file)
     sources = StreamSources(session.lake())

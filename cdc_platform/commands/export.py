@@ -96,7 +96,7 @@ def _into_folder(session: Session, folder: Path, as_json: bool) -> None:
     lake = session.view()
     logs = stored_logs(lake)
     made = dict.fromkeys(line for log in logs for line in log.made)
-    written = write_files(lake, folder, csv_files(logs), list(made))
+    written = write_files(lake, folder, csv_files(logs), list(made), home=session.open_home().path)
     for each in written:
         if each.read_otherwise:
             warn(

@@ -118,7 +118,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _text_of(file: Path) -> str:
-    from cdc_platform.sources.json_files import read_standard_input, read_text
+    from cdc_platform.user_files import read_standard_input, read_text
 
     return read_standard_input() if file == _STDIN else read_text(file)
 

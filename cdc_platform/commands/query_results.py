@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc_platform import drafts
 from cdc_platform.commands.output import as_json, plain, warn, write_json_list, write_table
 from cdc_platform.errors import InputError
 
@@ -71,23 +71,8 @@ def write_csv(rows: Rows) -> None:
         writer.writerow(map(_cell, row))
 
 
-def check_file(file: Path, home: Path) -> None:
-    """Refuse, before anything is run, a file that is there, or whose place is no folder or in the home.
-
-    Raises:
-        InputError: says which.
-    """
-    place = file.expanduser().parent.resolve()
-    if (place / file.name).is_relative_to(home.resolve()):
-        raise InputError(f"--parquet {file} lies in the home {home}, which only the platform writes to; name another")
-    if not place.is_dir():
-        raise InputError(f"--parquet {file}: {place} is no folder; make it, or name another")
-    if os.path.lexists(place / file.name):
-        raise InputError(f"--parquet {file} is there already; name another, or move it away")
-
-
-def write_parquet(rows: Rows, file: Path) -> None:
-    """A new Parquet file, which is there when all rows are in it; says how many.
+def write_parquet(rows: Rows, file: Path, home: Path) -> None:
+    """A new Parquet file, outside of the home, which is there when all rows are in it; says how many.
 
     Raises:
         InputError: a column has a type that Parquet has not, or the file was made by another in the meantime.
@@ -95,22 +80,15 @@ def write_parquet(rows: Rows, file: Path) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    target = file.expanduser()
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     schema = pa.schema([field.with_name(name) for field, name in zip(rows.schema, rows.names, strict=True)])
     count = 0
     try:
-        with ParquetWriter(draft, schema, compression="zstd") as writer:
+        with drafts.new_file(file, home=home) as draft, ParquetWriter(draft, schema, compression="zstd") as writer:
             for batch in rows.batches:
                 writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
                 count += batch.num_rows
-        os.link(draft, target)  # unlike a rename it puts nothing in another's place
-    except FileExistsError:
-        raise InputError(f"--parquet {file} was made by another in the meantime; name another") from None
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise InputError(f"--parquet {file}: {error}; read the column as text, with CAST(... AS VARCHAR)") from None
-    finally:
-        draft.unlink(missing_ok=True)
     click.echo(f"{count} rows in {file}")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform import drafts
 from cdc_platform.clock import format_ms, seconds_of_ms
 from cdc_platform.commands.arguments import IGNORE_MSB, SHARDS, TTL
 from cdc_platform.commands.changing import warn_of_changing
@@ -57,7 +58,8 @@ def rehearse(
     """
     if ring_file is None and (shards is not None or ignore_msb is not None):
         raise click.UsageError("--shards and --ignore-msb are about the nodes of --ring FILE; the lake knows its nodes")
-    target = None if picture is None else _target(picture)
+    home = _home_of(session)
+    target = None if picture is None else _target(picture, home)
     from cdc_platform.lifecycle.rehearsal import rehearse as rehearsing
     from cdc_platform.lifecycle.rehearsal.start import with_ttls
 
@@ -67,7 +69,7 @@ def rehearse(
     effects = rehearsing.play(start, steps, settings)
     beyond = {} if max_bytes is None else rehearsing.first_beyond(effects, max_bytes)
     if target is not None:
-        _draw(target, effects, max_bytes)
+        _draw(target, home, effects, max_bytes)
     if as_json:
         passes = [_passes(effects, table, effect) for table, effect in beyond.items()]
         told = {"assumed_generation": ring_file is not None, "max_bytes": max_bytes, "passes": passes}
@@ -82,8 +84,8 @@ def rehearse(
 
 
 def _steps(file: str) -> list[Step]:
-    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
     from cdc_platform.sources.rehearsal_file import parse_rehearsal, read_rehearsal
+    from cdc_platform.user_files import STANDARD_INPUT, read_standard_input
 
     if file != "-":
         return read_rehearsal(file)
@@ -110,19 +112,23 @@ def _start(
     return from_ring(ring, session.clock.now_ms()), settings
 
 
-def _target(picture: str) -> Path:
+def _home_of(session: Session) -> Path | None:
+    """The home's folder, None where there is no home: a ring from a file needs none."""
+    from cdc_platform.home import is_there
+
+    return session.open_home().path if is_there(session.home) else None
+
+
+def _target(picture: str, home: Path | None) -> Path:
     """Where the picture goes, checked before anything is played."""
     path = Path(picture)
     if path.suffix.lower() != ".png":
         raise InputError(f"{picture}: the picture is a PNG; give it a name that ends in .png")
-    if path.is_dir():
-        raise InputError(f"{picture} is a folder; name a file in it")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{picture}: there is no folder {path.absolute().parent}; make it first")
+    drafts.assert_free(path, home)
     return path
 
 
-def _draw(target: Path, effects: Sequence[Effect], max_bytes: int | None) -> None:
+def _draw(target: Path, home: Path | None, effects: Sequence[Effect], max_bytes: int | None) -> None:
     from cdc_platform.pictures.rehearsal import Played, rehearsal_picture
 
     played = [
@@ -134,7 +140,8 @@ def _draw(target: Path, effects: Sequence[Effect], max_bytes: int | None) -> Non
         )
         for effect in effects
     ]
-    target.write_bytes(rehearsal_picture(played, max_bytes))
+    with drafts.new_file(target, home=home) as draft:
+        draft.write_bytes(rehearsal_picture(played, max_bytes))
 
 
 def _passes(effects: Sequence[Effect], table: str, effect: Effect) -> dict[str, object]:

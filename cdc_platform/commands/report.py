@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cdc_platform import drafts
 from cdc_platform.clock import format_us
 from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.history import named_once
@@ -19,17 +20,15 @@ if TYPE_CHECKING:
     from cdc_platform.report.record import Home
     from cdc_platform.timeline.parts import Names
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_MOST_BYTES = 64 << 20
-_THERE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_FILE = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("generation", metavar="[GENERATION | FROM TO]", nargs=-1)
 @click.option("--html", "file", type=_FILE, help="Write the page into this file, which must not be there yet.")
-@click.option("--sign", "key_file", type=_THERE, help="Sign it with the Ed25519 key in this file (OpenSSL or OpenSSH).")
-@click.option("--verify", "page", type=_THERE, help="Hold this page against its seal and against the home.")
-@click.option("--key", "public_file", type=_THERE, help="With --verify: the public key that has to have signed it.")
+@click.option("--sign", "key_file", type=_FILE, help="Sign it with the Ed25519 key in this file (OpenSSL or OpenSSH).")
+@click.option("--verify", "page", type=_FILE, help="Hold this page against its seal and against the home.")
+@click.option("--key", "public_file", type=_FILE, help="With --verify: the public key that has to have signed it.")
 @json_option
 @pass_session
 @click.pass_context
@@ -63,8 +62,6 @@ def report(
         ctx.exit(_verify(session, page, public_file, as_json))
     if file is None or not 1 <= len(generation) <= 2 or public_file is not None:
         raise click.UsageError("write GENERATION, or FROM and TO, and --html FILE; or --verify FILE")
-    if file.exists():
-        raise InputError(f"{file} is there already; name another file")
     _make(session, generation, file, key_file, as_json)
 
 
@@ -74,13 +71,16 @@ def _make(session: Session, asked: tuple[str, ...], file: Path, key_file: Path |
     from cdc_platform.report.seal import private_key
 
     key = None if key_file is None else private_key(key_file)
-    home = Home(session.lake(), session.clock, session.open_home().settings)
-    names, times = _asked(session, home, asked)
-    record = make(home, names, file, asked=times, key=key)
+    opened = session.open_home()
+    with drafts.new_file(file, home=opened.path) as draft:
+        home = Home(session.lake(), session.clock, opened.settings)
+        names, times = _asked(session, home, asked)
+        record, page = make(home, names, asked=times, key=key)
+        size = draft.write_bytes(page.encode())
     broken = [line["invariant"] for each in record["generations"] for line in each["invariants"] if not line["passed"]]
     told: dict[str, Any] = {
         "file": str(file),
-        "bytes": file.stat().st_size,
+        "bytes": size,
         "generations": [each["key"] for each in record["generations"]],
         "broken": list(dict.fromkeys(broken)),
         "key": record["key"],
@@ -107,12 +107,11 @@ def _verify(session: Session, page: Path, public_file: Path | None, as_json: boo
     from cdc_platform.lake.chain import Answer
     from cdc_platform.report.seal import public_key
     from cdc_platform.report.verified import verified
+    from cdc_platform.user_files import read_bytes
 
     key = None if public_file is None else public_key(public_file)
-    if page.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{page} is no page of cdc-platform report: none is larger than {_MOST_BYTES >> 20} MiB")
     try:
-        text = page.read_bytes().decode()
+        text = read_bytes(page).decode()
     except UnicodeDecodeError:
         raise InputError(f"{page} is no page of cdc-platform report: it is no text") from None
     home = session.open_home()

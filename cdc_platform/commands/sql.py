@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cdc_platform import drafts
 from cdc_platform.clock import parse_time_us
 from cdc_platform.commands.arguments import Checked
 from cdc_platform.commands.output import json_option
 from cdc_platform.commands.query_results import (
-    check_file,
     until_closed,
     write_csv,
     write_parquet,
@@ -77,7 +77,7 @@ def sql(
         raise InputError("the result goes out in one form; give one of --json, --csv and --parquet")
     home = session.open_home()
     if parquet is not None:
-        check_file(parquet, home.path)
+        drafts.assert_free(parquet, home.path)
     shown = not (as_json or as_csv or parquet)
     most = _SHOWN + 1 if shown and limit is None else limit
     with until_closed(), _answer(session.lake(), query, at, most, on_spark) as rows:
@@ -86,7 +86,7 @@ def sql(
         elif as_csv:
             write_csv(rows)
         elif parquet is not None:
-            write_parquet(rows, parquet)
+            write_parquet(rows, parquet, home.path)
         else:
             write_shown(rows, _SHOWN if limit is None else limit)
 

@@ -206,8 +206,8 @@ def _change(session: Session, table: _Name, as_json: bool, change: Callable[...,
 
 def _ends(count: int | None, file: str | None, table: _Name) -> np.ndarray:
     from cdc_platform.generations.tablets import tablet_ends, uniform_ends
-    from cdc_platform.sources.json_files import STANDARD_INPUT, read_standard_input
     from cdc_platform.sources.tablet_ends_file import parse_tablet_ends, read_tablet_ends
+    from cdc_platform.user_files import STANDARD_INPUT, read_standard_input
 
     if count is not None:
         return uniform_ends(count)

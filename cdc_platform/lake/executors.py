@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from cdc_platform.errors import EnvironmentProblem, InputError
+from cdc_platform.errors import EnvironmentProblem, InputError, PlatformError
 from cdc_platform.lake import elsewhere, worker_archive
 from cdc_platform.lake.jars import jars
 from cdc_platform.trial import Trial
+from cdc_platform.user_files import read_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONF_VARIABLE = "CDC_PLATFORM_SPARK_CONF"
+_MOST_CONF = 1 << 20
 """A file of settings of a cluster, as Spark's own: a name and a value a line. It outdoes what is set here."""
 SKEW_SECONDS = 5
 """How far a worker's clock may be from the driver's: times of objects and leases are compared across machines."""
@@ -97,9 +99,9 @@ def conf_of_file() -> dict[str, str]:
     if not name:
         return {}
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{CONF_VARIABLE}={name} cannot be read: {error.strerror}") from None
+        lines = read_text(Path(name), _MOST_CONF).splitlines()
+    except PlatformError as error:
+        raise InputError(f"{CONF_VARIABLE}: {error}") from None
     found = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_platform.errors import InputError
+from cdc_platform.user_files import read_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _BEGINS = '<footer class="seal" id="seal">'
 _END = "</footer>\n</body>\n</html>\n"
+_MOST_KEY = 1 << 20
 _SEALED = re.compile(r"<dd><code>([^<]*)</code></dd>")
 
 
@@ -82,7 +84,7 @@ def private_key(file: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
-    content = file.read_bytes()
+    content = read_bytes(file, _MOST_KEY)
     load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
     try:
         key = load(content, None)
@@ -106,7 +108,7 @@ def public_key(file: Path) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 
-    content = file.read_bytes()
+    content = read_bytes(file, _MOST_KEY)
     load = load_ssh_public_key if content.startswith(b"ssh-") else load_pem_public_key
     try:
         key = load(content)

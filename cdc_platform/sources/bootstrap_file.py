@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from cdc_platform.errors import InputError
 from cdc_platform.records.join_request import JoinRequest
 from cdc_platform.records.node_fields import refusal
-from cdc_platform.sources.json_files import parse_json, read_text
+from cdc_platform.sources.json_files import parse_json
+from cdc_platform.user_files import read_text
 
 
 def read_join_request(path: str | Path) -> JoinRequest:

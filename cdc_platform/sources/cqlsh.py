@@ -31,12 +31,12 @@ from cdc_platform.sources.cqlsh_values import (
 from cdc_platform.sources.csv_rows import Rows, csv_rows
 from cdc_platform.sources.described_schema import DescribedTable, is_schema, parse_schema
 from cdc_platform.sources.flaws import Flaws
-from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.printed_rows import is_json_rows, is_printed, json_rows, printed_rows
 from cdc_platform.sources.range_rows import RangeRows, described_rows, published_rows
 from cdc_platform.sources.sizes import most_export
 from cdc_platform.sources.tablet_internals import HISTORY, SCHEMA_TABLES, STATE, TabletInternals
 from cdc_platform.sources.topology_rows import TOPOLOGY, TopologyExport, collect_topology, is_topology
+from cdc_platform.user_files import read_text
 
 V2 = "cdc_generation_descriptions_v2"
 V3 = "cdc_generations_v3"

@@ -22,7 +22,7 @@ from cdc_platform.cql.table_options import option_map
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.sources.printed_rows import without_session
-from cdc_platform.sources.sizes import too_large
+from cdc_platform.user_files import too_large
 
 _STATEMENT = re.compile(
     r"(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*+CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL

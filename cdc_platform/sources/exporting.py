@@ -71,24 +71,23 @@ class CsvFile:
     null: str
 
 
-def export(lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequence[str] = ()) -> list[ExportedFile]:
+def export(
+    lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequence[str] = (), *, home: Path | None = None
+) -> list[ExportedFile]:
     """Write the files into `folder`, which is made: all of them or none. The same home gives the same bytes.
 
     A table that the home does not have is no file, one without rows a header: what was not brought in stays unknown.
     `logs` are written too, with the statements that make their tables in a file of their own.
 
     Raises:
-        StateError: the folder is there, the home holds nothing that could be exported, or a table is not what was
-            committed.
+        InputError: the folder is there, or lies in the home (`home`).
+        StateError: the home holds nothing that could be exported, or a table is not what was committed.
     """
-    if folder.exists():
-        raise StateError(f"{folder} is there already; name a folder that is not, and everything is written into it")
+    drafts.assert_free(folder, home, folder=True)
     assert_as_committed(
         lake, {table.full_name for table in (*LOADED, CDC_LOCAL, NODES)} | {log.of for log in logs}, "an export"
     )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = drafts.make_folder(folder.parent, folder.name)
-    try:
+    with drafts.new_folder(folder, home=home) as draft:
         written = [_table(lake, table, draft) for table in (*LOADED, CDC_LOCAL) if lake.exists(table)]
         if nodes := sorted(current_ring(lake).nodes, key=lambda node: str(node.host_id)):
             snapshot = [snapshot_of(node) for node in nodes]
@@ -102,9 +101,6 @@ def export(lake: Lake, folder: Path, logs: Sequence[CsvFile] = (), made: Sequenc
             written.append(ExportedFile(f"{LOGS}/tables.cql", "what makes their tables", len(made)))
         written += [_log(log, draft) for log in logs]
         (draft / SCRIPT).write_text(_script(lake, logs), encoding="utf-8")
-        draft.rename(folder)
-    finally:
-        drafts.discard(draft)
     return written
 
 

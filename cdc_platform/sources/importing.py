@@ -41,7 +41,6 @@ from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
 from cdc_platform.sources.import_tables import tell_tables, undefined
-from cdc_platform.sources.json_files import read_text
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.printed_ring import (
     PrintedRing,
@@ -55,7 +54,8 @@ from cdc_platform.sources.printed_ring import (
 )
 from cdc_platform.sources.printed_rows import is_json_rows, is_printed
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
-from cdc_platform.sources.sizes import most_export, too_large
+from cdc_platform.sources.sizes import most_export
+from cdc_platform.user_files import read_text, too_large
 
 _SUFFIXES = (".json", ".csv")
 _HEAD = 64 * 1024

@@ -1,4 +1,4 @@
-"""Text and JSON from outside, read strictly: no field twice, no NaN, nothing too large or too deep to be held.
+"""JSON from outside, read strictly: no field twice, no NaN, nothing too large or too deep to be held.
 
 Every failure is one line with its place.
 """
@@ -6,51 +6,14 @@ Every failure is one line with its place.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from cdc_platform.errors import InputError, NotFound
-from cdc_platform.sources.sizes import MOST_JSON, read_at_most, too_large
+from cdc_platform.errors import InputError
+from cdc_platform.sources.sizes import MOST_JSON
+from cdc_platform.user_files import too_large
 
-STANDARD_INPUT = "standard input"
 _MOST_CONTAINERS = 1 << 20
 _DEEPEST = 32
-
-
-def read_text(path: Path, most: int = MOST_JSON) -> str:
-    """A file's text, UTF-8 with or without a byte order mark, of at most `most` bytes.
-
-    Raises:
-        NotFound: there is no such file.
-        InputError: it is no readable file, not UTF-8, or larger.
-    """
-    try:
-        with path.open("rb") as file:
-            return _decoded(read_at_most(file, str(path), most), str(path))
-    except FileNotFoundError:
-        raise NotFound(f"{path}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; name a file in it") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def read_standard_input() -> str:
-    """The text on standard input, as `read_text` has that of a file.
-
-    Raises:
-        InputError: it is not UTF-8, or larger than a JSON text may be.
-    """
-    return _decoded(read_at_most(sys.stdin.buffer, STANDARD_INPUT, MOST_JSON), STANDARD_INPUT)
-
-
-def _decoded(content: bytes, source: str) -> str:
-    try:
-        # Line ends stay as they are: a cut file is told by the one that is missing.
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None
 
 
 def parse_json(text: str, source: str) -> object:

@@ -29,7 +29,8 @@ from cdc_platform.records.node_fields import (
 )
 from cdc_platform.records.node_fields import address as check_address
 from cdc_platform.records.node_fields import host_id as check_host_id
-from cdc_platform.sources.json_files import parse_json, read_text
+from cdc_platform.sources.json_files import parse_json
+from cdc_platform.user_files import read_text
 
 MOST_STEPS = 10_000
 """Steps that one rehearsal may have, repeated ones counted."""

@@ -23,7 +23,8 @@ from cdc_platform.records.node_fields import (
     refusal,
 )
 from cdc_platform.ring import Membership, Node, Ring, node_membership
-from cdc_platform.sources.json_files import parse_json, read_text
+from cdc_platform.sources.json_files import parse_json
+from cdc_platform.user_files import read_text
 
 _NORMAL = "NORMAL"
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO
 
-from cdc_platform.errors import InputError
+from cdc_platform.user_files import MOST_BYTES
 
-MOST_JSON = 64 * 1024 * 1024
+MOST_JSON = MOST_BYTES
 """Bytes of a JSON text: the tokens of three million vnodes."""
 TIMES = 10
 """How many times the size of an export its rows take at most, while they are checked."""
 _UNKNOWN_MEMORY = 8 * 1024**3
-_MIB = 1024 * 1024
 
 
 def memory_bytes() -> int | None:
@@ -37,23 +35,3 @@ def memory_bytes() -> int | None:
 def most_export() -> int:
     """The bytes that the files of one import may have together."""
     return (memory_bytes() or _UNKNOWN_MEMORY) // TIMES
-
-
-def read_at_most(opened: BinaryIO, source: str, most: int) -> bytes:
-    """What a file or a stream holds; never more than `most` bytes of it are read.
-
-    Raises:
-        InputError: it holds more.
-    """
-    content = opened.read(most + 1)
-    if len(content) > most:
-        raise too_large(source, most)
-    return content
-
-
-def too_large(source: str, most: int) -> InputError:
-    """The refusal of a text that has more than `most` bytes."""
-    return InputError(
-        f"{source} has more than {most // _MIB} MiB, which is the most that is read here at once: split it, or take it"
-        " in on a machine with more memory"
-    )

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from cdc_platform.errors import InputError
-from cdc_platform.sources.json_files import parse_json, read_text
+from cdc_platform.sources.json_files import parse_json
+from cdc_platform.user_files import read_text
 
 _INTEGER = re.compile(r"-?\d{1,19}", re.ASCII)
 

@@ -106,7 +106,7 @@ OPTIONS = [
     steps(
         "a picture of another kind", "give it a name that ends in .png", {"repair": {}}, options=("--picture", "a.svg")
     ),
-    steps("a picture in no folder", "there is no folder", {"repair": {}}, options=("--picture", "{dir}/none/a.png")),
+    steps("a picture in no folder", "is no folder", {"repair": {}}, options=("--picture", "{dir}/none/a.png")),
     argument("rehearse: nothing to play", "Missing argument 'FILE'", "rehearse"),
 ]
 CASES = [*REPAIR, *FILES, *OPTIONS]

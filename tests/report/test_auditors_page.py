@@ -280,7 +280,7 @@ def bad_requests() -> Iterator[tuple[list[str], str]]:
     yield ["report", "--verify", "page.html", "--html", "new.html"], "stands alone"
     yield ["report", "--verify", "KEYS/other"], "is no page"
     yield ["report", "--verify", "page.html", "--key", "KEYS/other"], "is no public key"
-    yield ["report", "--verify", "nothing.html"], "does not exist"
+    yield ["report", "--verify", "nothing.html"], "no such file"
 
 
 @pytest.mark.parametrize(("asked", "says"), list(bad_requests()))
@@ -333,7 +333,7 @@ def test_a_file_that_is_no_page_is_refused(folder: Path) -> None:
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     with (folder / "page.html").open("wb") as large:
         large.truncate(1 << 40)
-    assert "none is larger than" in verify(folder).stderr
+    assert "has more than 64 MiB" in verify(folder).stderr
 
 
 def test_a_page_of_many_tells_of_all_that_operate_then(tmp_path: Path) -> None:

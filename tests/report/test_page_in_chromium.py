@@ -33,7 +33,7 @@ def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
         join = Keys.read(lake).joins[-1]
         run_join(Workers.alone(), lake, Clock(NOON.now_us() + MINUTE_US * 10 * number), Settings(), join.generation_id)
     names = names_of(lake, Keys.read(lake), join.generation_id)
-    make(Home(lake, NOON, Settings()), [names], tmp_path / "page.html")
+    (tmp_path / "page.html").write_text(make(Home(lake, NOON, Settings()), [names])[1], encoding="utf-8")
     with chromium() as browser:
         context = browser.new_context(offline=True)
         asked: list[str] = []

@@ -17,10 +17,11 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.sources import importing, sizes
 from cdc_platform.sources.bootstrap_file import parse_join_request
-from cdc_platform.sources.json_files import parse_json, read_text
+from cdc_platform.sources.json_files import parse_json
 from cdc_platform.sources.rehearsal_file import parse_rehearsal
 from cdc_platform.sources.ring_snapshots import parse_ring_snapshot
 from cdc_platform.sources.sizes import MOST_JSON, TIMES, memory_bytes, most_export
+from cdc_platform.user_files import read_text
 
 TERABYTE = 1 << 40
 
@@ -144,7 +145,7 @@ def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
         opened.writelines(f"{cql_time(Milliseconds(1000))},{number},{{0x{number:032x}}}\r\n" for number in range(size))
     program = (
         "import resource, sys\nfrom cdc_platform.errors import InputError\n"
-        "from cdc_platform.sources.cqlsh import parse_exports\nfrom cdc_platform.sources.json_files import read_text\n"
+        "from cdc_platform.sources.cqlsh import parse_exports\nfrom cdc_platform.user_files import read_text\n"
         "from pathlib import Path\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "text = read_text(Path(sys.argv[1]), 1 << 30)\n"
         "try:\n    parse_exports([('a.csv', text)])\nexcept InputError as error:\n    print(str(error)[:80])\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,13 +32,16 @@ class Left:
     held: int
 
 
-def watched(*command: str | Path, stream: IO[bytes] | None = None) -> Left:
-    """Run a command as a user does, with a stream on its standard input if there is one."""
+def watched(
+    *command: str | Path, stream: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
+) -> Left:
+    """Run a command as a user does, with a stream on its standard input and more in its environment, where given."""
     with tempfile.TemporaryDirectory() as folder:
         held = Path(folder) / "held"
         done = subprocess.run(
             [sys.executable, "-c", _WATCHED, str(held), *map(str, command)],
             stdin=stream or subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
             capture_output=True,
             text=True,
             timeout=300,

@@ -1,0 +1,133 @@
+"""Reading the files that a user names: each is of bounded size, and none is waited for without end.
+
+A path can be that of a device without an end, or of a pipe that nobody writes to.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import time
+from pathlib import Path
+
+from cdc_platform.errors import InputError, NotFound
+
+STANDARD_INPUT = "standard input"
+PIPE_SECONDS_VARIABLE = "CDC_PLATFORM_PIPE_SECONDS"
+"""How long (s) a pipe or device may take to yield something."""
+_PIPE_SECONDS = 30.0
+_AT_ONCE = 1 << 20
+MOST_BYTES = 64 << 20
+"""What a file may hold of which nothing else is said."""
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES, what: str = "") -> bytes:
+    """Return what a file holds, at most `most` bytes; `what` is its name in errors, by default the path.
+
+    A pipe or a device is read until it ends, or until nothing has come for `CDC_PLATFORM_PIPE_SECONDS`.
+
+    Raises:
+        NotFound: there is no such file.
+        InputError: it is no readable file, it is larger, or nothing comes.
+    """
+    source = what or str(path)
+    try:
+        # Without blocking: to open a pipe that nobody writes to would wait for the first who does.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _read(descriptor, source, most)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise NotFound(f"{source}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{source} is a folder; name a file in it") from None
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """As `read_bytes`, of a text in UTF-8 with or without a byte order mark.
+
+    Raises:
+        NotFound: there is no such file.
+        InputError: it is no readable file, not UTF-8, it is larger, or nothing comes.
+    """
+    return _decoded(read_bytes(path, most), str(path))
+
+
+def read_standard_input() -> str:
+    """Return the text on standard input, as `read_text` has that of a file; it is waited for as long as it takes.
+
+    Raises:
+        InputError: there is none, it is not UTF-8, or larger than `MOST_BYTES`.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed; name a file, or pipe one in")
+    content = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise too_large(STANDARD_INPUT, MOST_BYTES)
+    return _decoded(content, STANDARD_INPUT)
+
+
+def too_large(source: str, most: int) -> InputError:
+    """The refusal of a file or text that has more than `most` bytes."""
+    bound = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+    return InputError(
+        f"{source} has more than {bound}, which is the most that is read here at once; split it, or name another"
+    )
+
+
+def _read(descriptor: int, source: str, most: int) -> bytes:
+    kind = os.fstat(descriptor).st_mode
+    waits = not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISBLK(kind))
+    parts, size = [], 0
+    while size <= most:
+        if waits:
+            _await(descriptor, source)
+        try:
+            part = os.read(descriptor, min(_AT_ONCE, most + 1 - size))
+        except BlockingIOError:
+            continue
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+    raise too_large(source, most)
+
+
+def _await(descriptor: int, source: str) -> None:
+    """Wait until a pipe or a device has something to read, or its end."""
+    seconds = _pipe_seconds()
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while not waiting.poll(max(0, (deadline - time.monotonic()) * 1000)):
+        if time.monotonic() >= deadline:
+            raise InputError(
+                f"{source} is a pipe or a device from which nothing has come for {seconds:g} s; write to it, name a "
+                f"file, or wait longer with {PIPE_SECONDS_VARIABLE}"
+            )
+
+
+def _pipe_seconds() -> float:
+    given = os.environ.get(PIPE_SECONDS_VARIABLE)
+    if not given:
+        return _PIPE_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1
+    if not 0 < seconds <= 86_400:
+        raise InputError(f"{PIPE_SECONDS_VARIABLE}={given} is no number of seconds from 0 to 86400; unset it for 30")
+    return seconds
+
+
+def _decoded(content: bytes, source: str) -> str:
+    try:
+        # Line ends stay as they are: a cut file is told by the one that is missing.
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is no text: byte {error.start} is not UTF-8; save it as UTF-8") from None
