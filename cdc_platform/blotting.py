@@ -2,24 +2,94 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote
 
+BLOT = "***"
 # Before a container of Azure's (abfss://container@account) there is no colon.
 _PASSWORD = r"(?<=://)[^/\s@:]*:[^/\s@]*(?=@)"
 _PASSWORDS = re.compile(_PASSWORD)
-# What is behind such a word, the user in a URL, and long runs of what only tokens are made of.
-_SECRETS = re.compile(
-    r"(?i)((?:token|passw(?:or)?d|passphrase|secret|cookie|authorization|api[_-]?key)\w*[\"']?\s*[=:]\s*(?:bearer\s+)?[\"']?)"
-    rf"[^\s\"'&,;]+|{_PASSWORD}|(?<=://)[^/\s@]+(?=@)|(\bbearer\s+)\S+"
+_WORD = (
+    r"(?:token|passw(?:or)?d|passphrase|\bpwd|secret|cookie|authorization|credential|signature"
+    r"|(?:api|access|account|private|shared)[_-]?key(?:[_-]?id)?)"
 )
-_BLOT = "***"
+_QUOTED = r"\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\\\n]|\\.)*+'"
+# What is behind such a word, as a setting or an option; the user in a URL; a private key; long runs of what only tokens
+# are made of.
+_SECRETS = re.compile(
+    rf"(?is)(?P<word>{_WORD}\w*[\"']?\s*[=:]\s*(?:bearer\s+|basic\s+)?)(?:(?P<quoted>{_QUOTED})|(?P<open>[\"'])[^\n]+|[^\s\"'&,;]+)"
+    rf"|(?P<option>(?<![\w-])--?[\w-]*{_WORD}[\w-]*\s+)(?:{_QUOTED}|[^\s\"']+)"
+    rf"|{_PASSWORD}|(?<=://)[^/\s@]+(?=@)|(?P<bearer>\bbearer\s+)\S+"
+    r"|(?P<key>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+)
+_END_OF_KEY = re.compile(r"-----(?P<which>BEGIN|END) [A-Z ]*PRIVATE KEY-----")
+_NAME = re.compile(rf"(?i){_WORD}")
+_NUMBER = re.compile(r"-?\d+")
+_LONG = 8
+"""Characters of a secret that is found within words too; a shorter one would be found in many."""
 
 
 def blotted(text: str) -> str:
     """A text of any kind without secrets, and without users of addresses."""
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2] or ''}{_BLOT}", text)
+    first = _END_OF_KEY.search(text)
+    if first is not None and first["which"] == "END":  # the text begins within a key
+        text = f"{BLOT}{text[first.end() :]}"
+    return _SECRETS.sub(_blot, text)
 
 
 def without_passwords(text: str) -> str:
     """A message without the users and passwords of addresses: of rows and names, which it tells, all is left."""
-    return _PASSWORDS.sub(_BLOT, text)
+    return _PASSWORDS.sub(BLOT, text)
+
+
+class Blotter:
+    """Blots secrets out of texts and documents: those that are announced, and some that are known by their values."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = {form for secret in secrets if secret.strip() for form in _forms(secret)}
+        patterns = [_pattern(secret) for secret in sorted(known, key=len, reverse=True)]
+        self._known = re.compile("|".join(patterns)) if patterns else None
+
+    def text(self, text: str) -> str:
+        """Return a text without them."""
+        return blotted(text if self._known is None else self._known.sub(BLOT, text))
+
+    def document(self, document: Any) -> Any:
+        """Return plain values, as JSON has them, without secrets: what a field is called announces one as well."""
+        if isinstance(document, dict):
+            return {
+                self.text(name): BLOT if _is_secret(name, value) else self.document(value)
+                for name, value in document.items()
+            }
+        if isinstance(document, list):
+            return [self.document(value) for value in document]
+        return self.text(document) if isinstance(document, str) else document
+
+
+def names_secret(name: str) -> bool:
+    """Whether what a variable or a field is called announces a secret."""
+    return bool(_NAME.search(name))
+
+
+def _is_secret(name: str, value: object) -> bool:
+    """Whether a field holds a secret; a number, as a token of the ring, is none."""
+    return isinstance(value, str) and bool(value) and names_secret(name) and not _NUMBER.fullmatch(value)
+
+
+def _blot(found: re.Match[str]) -> str:
+    before = found["word"] or found["option"] or found["bearer"] or ""
+    mark = found["quoted"][0] if found["quoted"] else ""
+    return f"{before}{found['open'] or mark}{BLOT}{mark}"
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as texts may have it: as it is, without blanks around, in JSON, in an address."""
+    forms = {secret, secret.strip(), json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    return forms | {quote(secret, safe=""), quote(secret)}
+
+
+def _pattern(secret: str) -> str:
+    return re.escape(secret) if len(secret) >= _LONG else rf"(?<!\w){re.escape(secret)}(?!\w)"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
+from cdc_platform.blotting import BLOT
 from cdc_platform.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Milliseconds
 from cdc_platform.errors import InputError
 from cdc_platform.limits import LEEWAY_MS, RING_DELAY_MS
@@ -75,6 +76,13 @@ class Settings:
     """How long a hook may take for one change before it is ended."""
     user_header: str = _bounded("", pattern=r"^[A-Za-z0-9-]{0,100}$")
     """The header in which the proxy before the UI (`up --public-url`) names the user; empty: clicks are nobody's."""
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """The settings as others may see them: of a text that anybody could have written, only whether there is one."""
+    hints = get_type_hints(Settings)
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return {name: (BLOT if value else "") if hints[name] is str else value for name, value in values.items()}
 
 
 def load_settings(path: Place) -> Settings:

@@ -5,28 +5,37 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import platform
+import re
 import tarfile
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from cdc_platform import __version__, drafts
-from cdc_platform.blotting import blotted
+from cdc_platform.blotting import Blotter, names_secret
 from cdc_platform.clock import SECOND_MS
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, plain, write_facts
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import PlatformError
+from cdc_platform.settings import shown_settings
+from cdc_platform.user_files import read_bytes
 
 if TYPE_CHECKING:
     from cdc_platform.home import Home
 
 _END_BYTES = 256 * 1024
 """So much of the end of each log goes in."""
+_SHORTEST = 6
+"""Characters of a variable that may be a secret; a shorter one is a switch."""
+_PARTS = re.compile(r"[\s/=:@&?]+")
+_TOKENS = ("ui.token", "spark.env")
 _LOGS = ("logs/*.log", "dagster/logs/*.log")
 _PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "pandas", "numpy", "duckdb", "scylla-driver")
 
@@ -38,8 +47,8 @@ _PACKAGES = ("dagster", "pyspark", "delta-spark", "deltalake", "pyarrow", "panda
 def bundle(session: Session, file: Path, as_json: bool) -> None:
     """Pack status, findings, versions, settings and the ends of logs into FILE, a .tar.gz, for whoever is asked next.
 
-    No rows of tables go in, no credentials and no tokens: what stands behind such a word in a log is blotted out. Look
-    into it before you pass it on.
+    No rows of tables go in, no credentials and no tokens: what stands behind such a word in a log is blotted out, and
+    so are passwords of known clusters and texts of settings. Look into it before you pass it on.
 
     \b
     Example:
@@ -86,29 +95,45 @@ def _parts(session: Session, home: Home) -> tuple[dict[str, str], str | None]:
             "packages": {name: _version(name) for name in _PACKAGES},
             "tables": versions(lake),
         },
-        "settings.json": asdict(home.settings),
+        "settings.json": shown_settings(home.settings),
     }
-    texts = {name: json.dumps(_blotted(plain(part)), indent=2, ensure_ascii=False) for name, part in found.items()}
+    blotter = Blotter(_secrets(home))
+    texts = {
+        name: json.dumps(blotter.document(plain(part)), indent=2, ensure_ascii=False) for name, part in found.items()
+    }
     for pattern in _LOGS:
         for log in sorted(home.path.glob(pattern)):
-            texts[f"logs/{log.name}"] = blotted(_end_of(log))
+            if log.is_file():
+                texts[f"logs/{blotter.text(log.name)}"] = blotter.text(_end_of(log))
     return texts, next((each.said for each in seen.matters if each.code in ("never-checked", "check-older")), None)
 
 
-def _blotted(document: Any) -> Any:
-    """A document whose texts are `blotted`."""
-    if isinstance(document, dict):
-        return {name: _blotted(value) for name, value in document.items()}
-    if isinstance(document, list):
-        return [_blotted(value) for value in document]
-    return blotted(document) if isinstance(document, str) else document
+def _secrets(home: Home) -> Iterator[str]:
+    """Every secret of the home that this process can know: what a log has of one has no word that announces it."""
+    from cdc_platform.cluster import known
+    from cdc_platform.cluster.connection import credentials
+
+    for value in (home.settings.cluster_hook, home.settings.user_header):
+        yield value
+        yield from (part for part in _PARTS.split(value) if len(part) >= _SHORTEST)
+    for cluster in known.clusters(home):
+        with suppress(PlatformError):
+            given = credentials(cluster.connection)
+            yield from () if given is None else (given.password,)
+    for file in (home.path / "up").glob("*"):
+        if file.name in _TOKENS and file.is_file():
+            lines = read_bytes(file).decode(errors="replace").splitlines()
+            yield from (line.rpartition("=")[2] for line in lines if "=" not in line or names_secret(line))
+    yield from (value for name, value in os.environ.items() if names_secret(name) and len(value) >= _SHORTEST)
 
 
 def _end_of(log: Path) -> str:
+    """The last lines of a log, whole: what announces a secret stands before it in its line."""
     with log.open("rb") as opened:
         size = opened.seek(0, io.SEEK_END)
         opened.seek(max(size - _END_BYTES, 0))
-        return opened.read().decode("utf-8", errors="replace")
+        text = opened.read().decode("utf-8", errors="replace")
+    return text if size <= _END_BYTES else text.partition("\n")[2]
 
 
 def _version(package: str) -> str | None:

@@ -241,6 +241,6 @@ def _plain(name: str) -> str:
 _OBJECTS = {"COLUMNFAMILY": "table", "SCHEMA": "keyspace"}
 _DEFINED = re.compile(
     r"""(?ix) (?P<verb>CREATE|ALTER) \s+ (?P<what>TABLE|COLUMNFAMILY|TYPE|KEYSPACE|SCHEMA) \s+ (?:IF\s+NOT\s+EXISTS\s+)?
-    (?:(?P<keyspace>"(?:[^"]|"")+"|\w+)\s*\.\s*)? (?P<name>"(?:[^"]|"")+"|\w+)"""
+    (?:(?P<keyspace>"(?:[^"]|"")++"|\w+)\s*\.\s*)? (?P<name>"(?:[^"]|"")++"|\w+)"""
 )
 """What a statement makes or changes, by its first words."""
