@@ -26,19 +26,18 @@ from dagster import (
     multi_asset_check,
     schedule,
 )
-from pyarrow import ArrowException
 
 from assets.checks import Found, check_specs, judged
 from assets.declared import pool, table_asset
 from assets.runs import unless_under_way
 from assets.told import Stopwatch, few_rows
 from cdc_platform.errors import PlatformError
-from cdc_platform.invariants.findings import FOLLOWING, STORED, Finding
+from cdc_platform.invariants.findings import FOLLOWING, STORED
 from cdc_platform.invariants.following import audit_following
-from cdc_platform.invariants.stored import audit_stored, not_judged
+from cdc_platform.invariants.stored import audit_stored, findings_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.verification import Verified, verify
+from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import stored_names
 from resources.clock import ClockResource
 from resources.home import HomeResource
@@ -102,20 +101,10 @@ def audit_home_tables(
 
     def audit(_: str | None) -> Found:
         found = verify(lake)
-        return [(STORED, audit_stored(found)), (FOLLOWING, judged_following(lake, found))]
+        following = findings_of(FOLLOWING, lambda: audit_following(lake), found)
+        return [(STORED, audit_stored(found)), (FOLLOWING, following or [])]
 
     yield from judged(context, HOME_TABLES, lake, clock.clock(), audit)
-
-
-def judged_following(lake: Lake, found: list[Verified]) -> list[Finding]:
-    """The audit of what follows from other tables; not judged where one that it reads is damaged."""
-    damaged = {each.name for each in found if each.damage}
-    try:
-        return audit_following(lake)
-    except (PlatformError, ArrowException, OSError, ValueError) as error:
-        if not damaged:
-            raise
-        return not_judged(FOLLOWING, damaged, str(error))
 
 
 audit_tables = define_asset_job(

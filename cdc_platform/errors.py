@@ -14,6 +14,14 @@ _LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Rust libraries append their stack to the text of an error where RUST_BACKTRACE is set: numbered frames, each with or
+# without a line `at FILE`.
+_BACKTRACE = re.compile(r"(?:\n\s*(?:stack )?backtrace:\s*)?\n\s*0: [^\n]*(?:\n\s+(?:\d+: |at )[^\n]*)*", re.IGNORECASE)
+
+
+def one_line(text: str) -> str:
+    """A message, the platform's or a library's, on one line and without a library's backtrace."""
+    return " ".join(_BACKTRACE.sub("", text).split())
 
 
 class PlatformError(Exception):
@@ -26,7 +34,7 @@ class PlatformError(Exception):
     def __init__(self, message: str, *, lacks: str | None = None) -> None:
         """Make the error; `lacks` names what CQL does not find: `keyspace ks`, `table ks.t` or `column ks.t.c`."""
         self.lacks = lacks
-        text = " ".join(message.split())
+        text = one_line(message)
         super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST_HEAD]} ... {text[-_LONGEST_TAIL:]}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     Audit = tuple[Family, Callable[[], list[Finding] | None]]
 
+_Read = TypeVar("_Read")
 _LONGEST_VERSION = 18
 
 
@@ -71,14 +72,14 @@ def check(
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     judging = Judging.begin(session.lake(), session.clock, "cdc-platform check", name or EVERYTHING)
     judgements = _judged(session, generation, name, deep=deep)
+    good = all(line.passed for line in judgements)
     _keep(judging, judgements)
     if name is None:
-        _tell_gaps(session)
-        _tell_observed(session, clean=all(line.passed for line in judgements))
+        _tell_gaps(session, good=good)
+        _tell_observed(session, good=good)
     columns = ("invariant", ">checked", ">violations", "passed", "sample")
     rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
     title = f"Invariants of {'all generations' if name is None else name}"
-    good = all(line.passed for line in judgements)
     left, people = remedies(session.lake(), (line for line in judgements if not line.passed))
     for sentence in people:
         warn(sentence, code="needs-a-person")
@@ -128,21 +129,31 @@ def _accept(session: Session, accepted: str, because: str, as_json: bool) -> Non
     write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
 
 
-def _tell_gaps(session: Session) -> None:
+def _read(read: Callable[[], _Read], nothing: _Read, *, good: bool) -> _Read:
+    """Read what is only shown beside the judgements; `nothing` where it cannot be read, which they say themselves."""
+    try:
+        return read()
+    except Exception:
+        if good:
+            raise
+        return nothing
+
+
+def _tell_gaps(session: Session, *, good: bool) -> None:
     from cdc_platform.log.gaps import told
 
-    for line in told(session.lake()):
+    for line in _read(lambda: told(session.lake()), [], good=good):
         warn(line, code="log-gap")
 
 
-def _tell_observed(session: Session, *, clean: bool) -> None:
+def _tell_observed(session: Session, *, good: bool) -> None:
     """Say that a home is only observed; one in which everything is good is so no longer."""
     from cdc_platform.lake.only_observed import lift, standing
 
-    found = standing(session.lake())
+    found = _read(lambda: standing(session.lake()), None, good=good)
     if found is None:
         return
-    if clean and lift(session.lake(), session.clock):
+    if good and lift(session.lake(), session.clock):
         warn("everything is whole now: this home is no longer only observed", code="whole-again")
     else:
         since = format_us(found.since_us)
@@ -156,29 +167,24 @@ def _judged(
 ) -> list[Judgement]:
     """What is judged, family by family; whether tables can be read is looked at before anything else."""
     lake = session.lake()
-    from pyarrow import ArrowException
-
-    from cdc_platform.errors import PlatformError
     from cdc_platform.invariants.findings import STORED
     from cdc_platform.invariants.judge import judge
-    from cdc_platform.invariants.stored import audit_stored, not_judged
+    from cdc_platform.invariants.stored import audit_stored, findings_of
+    from cdc_platform.lake.reads import recording_reads
     from cdc_platform.lake.tables import TABLES
     from cdc_platform.lake.verification import verify
 
-    of_generations = {table.full_name for table in TABLES.values() if table.generation_column in table.partition_by}
-    found = verify(lake, deep=deep, names=None if name is None else of_generations)
+    found = verify(lake, deep=deep, names=None if name is None else set(TABLES))
     damaged = {each.name for each in found if each.damage}
     audits = _everything(session, lake, damaged) if name is None else _one(lake, generation, name, damaged)
     judgements: list[Judgement] = []
-    for family, audit in audits:
-        try:
-            findings = audit()
-        except (PlatformError, ArrowException, OSError, ValueError) as error:
-            if not damaged:
-                raise
-            findings = not_judged(family, damaged, str(error))
-        judgements += [] if findings is None else judge(findings, family.due(findings))
-    stored = audit_stored(found) if name is None or damaged else []
+    with recording_reads() as read:
+        for family, audit in audits:
+            findings = findings_of(family, audit, found)
+            judgements += [] if findings is None else judge(findings, family.due(findings))
+    if name is not None:  # of one generation the tables matter that it is judged by, where something is wrong
+        found = [each for each in found if each.name in read and each.damage]
+    stored = audit_stored(found)
     return [*judgements, *judge(stored, STORED.due(stored))]
 
 
@@ -190,12 +196,18 @@ def _one(lake: Lake, generation: str | Milliseconds | None, name: str, damaged: 
     from cdc_platform.timeline import Timeline
 
     assert generation is not None
-    Timeline.read(lake).assert_not_removed(generation)
-    if damaged:
-        yield families.GENERATIONS, lambda: not_judged(families.GENERATIONS, damaged)
-        return
-    inventory.find(inventory.generations(lake), name)  # before anything is read for it
-    yield families.GENERATIONS, lambda: audit_lake(workers(), lake, name)
+    named = generation
+
+    def audit() -> list[Finding]:
+        Timeline.read(lake).assert_not_removed(named)
+        held = inventory.generations(lake)
+        if of_generations:  # a task of Spark that meets a damaged file ends in a page of its stack
+            return not_judged(families.GENERATIONS, of_generations)
+        inventory.find(held, name)  # before anything is read for it
+        return audit_lake(workers(), lake, name)
+
+    of_generations = damaged & {table.full_name for table in inventory.READ}
+    yield families.GENERATIONS, audit
 
 
 def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Audit]:

@@ -9,10 +9,10 @@ import errno
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,9 +22,22 @@ from cdc_platform.commands.advice import with_home
 from cdc_platform.commands.arguments import TIME
 from cdc_platform.commands.output import StandardStream, escaped, standard_streams, warn
 from cdc_platform.commands.session import Session
-from cdc_platform.errors import PlatformError, Unavailable, is_full, no_space
+from cdc_platform.errors import (
+    InputError,
+    PlatformError,
+    StateError,
+    StoreFailure,
+    Unavailable,
+    is_full,
+    no_space,
+    one_line,
+)
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.looking import OPTION, looking_on
+from cdc_platform.lake.reads import recording_reads
+
+if TYPE_CHECKING:
+    from cdc_platform.lake.verification import Cause
 
 NAME = "cdc-platform"
 DONE, NO, WRONG_REQUEST, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
@@ -149,13 +162,19 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure leaves as one line with its exit code."""
+        with recording_reads() as read:
+            return self._invoke(ctx, read)
+
+    def _invoke(self, ctx: click.Context, read: Set[str]) -> Any:
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except PlatformError as error:
             _trace(ctx)
-            raise Failure(with_home(str(error), ctx.params["home"]), error.exit_code, error.code) from error
+            cause = _damage_behind(ctx, read) if isinstance(error, (InputError, StateError)) else None
+            said = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
+            raise Failure(with_home(said, ctx.params["home"]), error.exit_code, error.code) from error
         except KeyboardInterrupt:
             raise Failure("interrupted", INTERRUPTED) from None
         except OSError as error:
@@ -169,8 +188,12 @@ class Program(click.Group):
             raise Failure(f"{where}{error.strerror or error}", WRONG_REQUEST, Unavailable.code) from error
         except Exception as error:
             _trace(ctx)
+            cause = _damage_behind(ctx, read)
+            if cause is not None:
+                said = with_home(f"{cause} ({type(error).__name__})", ctx.params["home"])
+                raise Failure(said, WRONG_REQUEST, StoreFailure.code) from error
             raise Failure(
-                f"this is a defect of {NAME}: {type(error).__name__}: {str(error)[:300]}; "
+                f"this is a defect of {NAME}: {type(error).__name__}: {one_line(str(error))[:300]}; "
                 f"{NAME} --debug {ctx.invoked_subcommand or ''} ... shows where",
                 DEFECT,
                 "defect",
@@ -227,6 +250,23 @@ def _assert_may_build(ctx: click.Context, path: str) -> None:
     from cdc_platform.lake.only_observed import assert_may_write
 
     assert_may_write(Lake(str(lake)), path)
+
+
+def _damage_behind(ctx: click.Context, read: Set[str]) -> Cause | None:
+    """What may have made a command fail: the first of the tables that it has read that is not as the platform left it.
+
+    Looked up only once a command has failed.
+    """
+    if not read:
+        return None
+    from cdc_platform.home import location
+    from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.verification import first_cause
+
+    try:
+        return first_cause(Lake(str(location(ctx.params["home"]) / "lake")), set(read))
+    except (PlatformError, OSError):  # what the command has failed over is said all the same
+        return None
 
 
 def _failure_of(stream: object) -> OSError | None:

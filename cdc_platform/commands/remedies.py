@@ -11,7 +11,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from cdc_platform.commands.next_steps import Next, following, looking_again
-from cdc_platform.errors import PlatformError
 from cdc_platform.invariants.findings import (
     FAMILIES,
     FILES_WHOLE,
@@ -80,7 +79,7 @@ def _checkup(lake: Lake) -> Checkup | None:
 
     try:
         return checkup.check(lake)
-    except (PlatformError, OSError, ValueError):
+    except Exception:  # noqa: BLE001 of a damaged home: what the rows are is reported already
         return None
 
 
@@ -90,5 +89,5 @@ def _can_restore(lake: Lake) -> bool:
 
     try:
         return bool(refill.damaged(lake).lacking)
-    except (PlatformError, OSError, ValueError):
+    except Exception:  # noqa: BLE001 as above
         return False

@@ -5,10 +5,12 @@ What is wrong with a table is `lake.verification`'s to find; what its rows have 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from cdc_platform.errors import EnvironmentProblem, NotFound, PlatformError, one_line
 from cdc_platform.invariants.families import Family
 from cdc_platform.invariants.findings import COMMITS_KNOWN, FILES_WHOLE, ROWS_AS_COMMITTED, Finding
+from cdc_platform.lake.reads import recording_reads
 from cdc_platform.lake.verification import Verified
 
 _SHOWN = 3
@@ -31,10 +33,58 @@ def audit_stored(found: Sequence[Verified]) -> list[Finding]:
     return [line for line in lines if line.population or line.violations]
 
 
-def not_judged(family: Family, damaged: Collection[str], why: str = "") -> list[Finding]:
-    """The lines of a family whose audit cannot be made, as tables are damaged that it reads."""
-    said = f"not judged, as {', '.join(sorted(damaged))} cannot be read{why and f' ({why})'}"
+def not_judged(family: Family, tables: Collection[str], why: str = "") -> list[Finding]:
+    """The lines of a family that cannot be judged, since it depends on tables that are damaged."""
+    depends = f"depends on {', '.join(sorted(tables))}" if tables else ""
+    said = f"not judged: {f'{depends} ({why})' if depends and why else depends or why}"
     return [Finding(name, 0, 0, said) for name in family.invariants]
+
+
+Audit = Callable[[], list[Finding] | None]
+"""The audit of a family; None where there is nothing that it could be asked of."""
+
+
+def findings_of(family: Family, audit: Audit, tables: Sequence[Verified]) -> list[Finding] | None:
+    """What an audit finds in a lake of which it is known how its tables are stored.
+
+    A family that reads a table whose log is damaged is not judged, even if its audit has an answer. A family whose
+    audit fails over what it reads is not judged either: the tables that are not as the platform left them are named.
+
+    Raises:
+        NotFound: what the audit was asked about is not there, and no table is damaged or changed by a stranger.
+        EnvironmentProblem: the machine lacks something, or the store does not answer, and no table is damaged.
+        Exception: the audit has a defect: all tables that it read are as the platform left them.
+    """
+    unreadable = {each.name for each in tables if each.damage}
+    with recording_reads() as read:
+        try:
+            findings = audit()
+        except Exception as error:  # whatever the rows are, the other families are judged
+            causes = (unreadable & read) or unreadable or _changed(tables, error) & read
+            if not causes and (not isinstance(error, PlatformError) or isinstance(error, _NOT_OF_ROWS)):
+                raise
+            return not_judged(family, causes, _described(error))
+    # A damaged data file fails whoever reads it. A damaged log can be read as if the table were an older one.
+    unreadable = {each.name for each in tables if each.is_unreadable}
+    return not_judged(family, unreadable & read) if unreadable & read else findings
+
+
+_NOT_OF_ROWS = (NotFound, EnvironmentProblem)
+"""Errors that rows can cause, and that mostly have other causes."""
+
+
+def _changed(tables: Sequence[Verified], error: Exception) -> set[str]:
+    """The tables whose rows a stranger has changed, as far as that can cause an error."""
+    if isinstance(error, EnvironmentProblem):
+        return set()
+    is_missing = isinstance(error, NotFound)
+    return {each.name for each in tables if each.strange or each.foreign or (each.accepted and not is_missing)}
+
+
+def _described(error: Exception) -> str:
+    return (
+        one_line(str(error)) if isinstance(error, PlatformError) else f"{type(error).__name__}: {one_line(str(error))}"
+    )
 
 
 def _told(

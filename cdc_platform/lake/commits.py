@@ -7,8 +7,9 @@ caller.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,12 +20,13 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.lake import envelope, mirrored_logs
 from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
-from cdc_platform.lake.files import LOG_FOLDER, folder_of, plain_path
+from cdc_platform.lake.files import LOG_FOLDER, ForeignPath, folder_of, plain_path
 from cdc_platform.lake.panics import unprinted
 from cdc_platform.places import Place, Seen, is_address, place_of
 
 Properties = CommitProperties
 """What deltalake takes with a commit."""
+_ENTRY = re.compile(r"[0-9]{20}\.json")
 _OF_FILES = ("add", "remove")
 """The actions that name a data file."""
 
@@ -158,18 +160,29 @@ def actions(file: Place) -> list[dict[str, Any]]:
     """The actions of an entry of a log, in its order; raises what `read` does."""
     try:
         found = [json.loads(line) for line in file.read().decode().splitlines() if line.strip()]
+        if not found:
+            raise ValueError("it is empty")
         if not all(isinstance(each, dict) for each in found):
             raise ValueError("an action is none")
+        if not all(isinstance(each.get("commitInfo", {}), dict) for each in found):
+            raise ValueError("its commitInfo is no object")
         of_files = [each[kind] for each in found for kind in _OF_FILES if kind in each]
-        if not all(isinstance(each, dict) and "path" in each for each in of_files):
+        if not all(isinstance(each, dict) and isinstance(each.get("path"), str) for each in of_files):
             raise ValueError("a file has no path")
+    except RecursionError:
+        raise ValueError(f"{file.name} is damaged (its JSON is nested too deep)") from None
     except ValueError as error:
         raise ValueError(f"{file.name} is damaged ({error})") from error
     return found
 
 
+def version_of(name: str) -> int | None:
+    """The version of the commit whose file in Delta's log has this name; None where it is another file."""
+    return int(name[:-5]) if _ENTRY.fullmatch(name) else None
+
+
 def of_actions(entry: Sequence[Mapping[str, Any]], version: int) -> Commit:
-    """The commit of these actions."""
+    """The commit of these actions; files outside the table's folder, which nothing reads, are not among its files."""
     info: Mapping[str, Any] = next((each["commitInfo"] for each in reversed(entry) if "commitInfo" in each), {})
     at, operation = info.get("timestamp"), info.get("operation")
     return Commit(
@@ -179,8 +192,15 @@ def of_actions(entry: Sequence[Mapping[str, Any]], version: int) -> Commit:
         str(info.get("engineInfo") or "an unknown engine"),
         envelope.opened(info),
         any(map(_is_change, entry)),
-        frozenset(plain_path(each[kind]["path"]) for each in entry for kind in _OF_FILES if kind in each),
+        frozenset(_inside(each[kind]["path"] for each in entry for kind in _OF_FILES if kind in each)),
     )
+
+
+def _inside(written: Iterable[str]) -> Iterator[str]:
+    """The paths that lie in the table's folder."""
+    for each in written:
+        with suppress(ForeignPath):
+            yield plain_path(each)
 
 
 def _is_change(action: Mapping[str, Any]) -> bool:

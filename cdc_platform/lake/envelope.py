@@ -111,7 +111,7 @@ def opened(commit_info: Mapping[str, Any]) -> Envelope | None:
             {str(name): int(digest, 16) for name, digest in said.get("digests", {}).items()},
             {int(version): str(because) for version, because in said.get("accepts", {}).items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
 
 

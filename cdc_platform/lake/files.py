@@ -6,6 +6,7 @@ It alone knows how Delta writes a path down.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -69,18 +70,34 @@ class Slice:
     bytes: int
 
 
+class ForeignPath(ValueError):
+    """Delta's log names a file that does not lie in its table's folder."""
+
+
 def plain_path(written: str) -> str:
     """A path below the table as the file system has it: in Delta's log it is quoted as in a URL.
 
     That is on top of what is quoted in the names of the folders.
+
+    Raises:
+        ForeignPath: the path is absolute, an address, or leads out of the folder. Delta would let a log name such a
+            file; the platform never writes one, and neither reads, copies nor removes files outside its tables.
     """
-    return _unquoted(written) if "%" in written else written
+    return _unquoted(written) if _ODD.search(written) else written
+
+
+_ODD = re.compile(r"[%:\\\0]|\.\.|^/|^$")
+"""What only a path can have that is quoted or leads elsewhere: nearly all are told apart by one search."""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 @lru_cache(maxsize=1 << 13)
 def _unquoted(written: str) -> str:
     """The same, which is asked of an old home's thousands by each commit."""
-    return unquote(written)
+    plain = unquote(written)
+    if _ADDRESS.match(written) or plain[:1] in ("", "/") or "\0" in plain or ".." in plain.split("/"):
+        raise ForeignPath(f"Delta's log names a file that is not in the table's folder: {written!r}")
+    return plain
 
 
 def parquet(file: Place | str) -> pq.ParquetFile:
@@ -109,7 +126,9 @@ def rows_of_version(folder: str, version: int) -> pa.Table:
 
     # Spark's timestamps would be read as nanoseconds, which end in 2262.
     options = dataset.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-    return opened(folder, version).to_pyarrow_dataset(parquet_read_options=options).to_table()
+    table = opened(folder, version)
+    paths(table)  # deltalake would read files outside the folder
+    return table.to_pyarrow_dataset(parquet_read_options=options).to_table()
 
 
 @lru_cache(maxsize=256)
@@ -256,11 +275,9 @@ def _once(opened: DeltaTable, of: object, tell: Callable[[], _Told]) -> _Told:
 
 
 def _paths(added: pa.Table, folder: str) -> list[str]:
-    place = place_of(folder)
-    inside = f"{place}/"
-    plain = map(plain_path, arrow.values(added["path"]))
     # As the place names them, in a tenth of the time.
-    return [str(place / path) if path.startswith("/") else inside + path for path in plain]
+    inside = f"{place_of(folder)}/"
+    return [inside + plain_path(path) for path in arrow.values(added["path"])]
 
 
 def _known(added: pa.Table, column: str) -> list[Any]:

@@ -26,9 +26,10 @@ from cdc_platform.lake.filters import Filter, normal_filters
 from cdc_platform.lake.merging import NO_NUMBERS, Making, Merged, Numbers, merge, merge_judged, transact
 from cdc_platform.lake.open_tables import Opened, OpenTables, by_slice, rows_of
 from cdc_platform.lake.parted import Parted
+from cdc_platform.lake.reads import record_read
 from cdc_platform.lake.rows import conform, nothing, refuse_append_only, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
-from cdc_platform.lake.translate import translated
+from cdc_platform.lake.translate import reading, translated
 from cdc_platform.lake.writable import assert_writable
 from cdc_platform.places import place_of, root_of
 
@@ -54,7 +55,8 @@ class Lake:
         return f"Lake({str(self.place)!r})"
 
     def path(self, table: Table) -> str:
-        """Where the table's files are."""
+        """Where the table's files are; asking for that counts as reading the table, see `reads`."""
+        record_read(table.full_name)
         return files.folder_in(self.place, table.keyspace, table.name)
 
     def exists(self, table: Table) -> bool:
@@ -120,12 +122,12 @@ class Lake:
         opened = self._open(table)
         if opened is None:
             return nothing(schema)
-        with translated(f"reading {table.full_name}"):
+        with reading(table.full_name):
             return rows_of(opened, schema, normal)
 
     def read_version(self, table: Table, version: int) -> pa.Table:
         """All rows of a version of the table, in the columns that it had then, in no order."""
-        with translated(f"reading version {version} of {table.full_name}"):
+        with reading(f"version {version} of {table.full_name}"):
             return files.rows_of_version(self.path(table), version)
 
     def merge(self, table: Table, rows: pa.Table, *, update: bool) -> Merged:
@@ -315,7 +317,8 @@ class Lake:
     def bounded_files(self, table: Table, name: str) -> list[BoundedFile]:
         """Each data file with the bounds of a column in it, which are as exact as who wrote them was."""
         opened = self._open(table)
-        return [] if opened is None else files.bounded_files(opened, self.path(table), name)
+        with reading(table.full_name):
+            return [] if opened is None else files.bounded_files(opened, self.path(table), name)
 
     def vacuum(self, table: Table, *, retention: timedelta = RETENTION) -> int:
         """Delete files that no version younger than `retention` needs; answers how many. None is no commit.
@@ -337,7 +340,7 @@ class Lake:
             StoreFailure: an entry of the log cannot be read.
         """
         opened = self._open(table)
-        with translated(f"reading the log of {table.full_name}"):
+        with reading(f"the log of {table.full_name}"):
             return [] if opened is None else list(commits.newest_first(self.path(table), opened.version()))
 
     def files(self, table: Table, filters: Sequence[Filter]) -> list[str]:
@@ -362,8 +365,8 @@ class Lake:
         if opened is None:
             return {}, []
         files.refuse_features(table, opened)
-        held = files.data_files(opened, table, self.path(table))
-        with translated(f"reading {table.full_name}"):
+        with reading(table.full_name):
+            held = files.data_files(opened, table, self.path(table))
             chosen = held if keys is None else [file for file in held if file.partition[0] in keys]
             return by_slice(opened, table, columns, chosen, are_all=keys is None), chosen
 
@@ -374,7 +377,8 @@ class Lake:
 
     def _files(self, table: Table, filters: Sequence[Filter]) -> list[DataFile]:
         opened = self._open(table)
-        return [] if opened is None else files.data_files(opened, table, self.path(table), filters)
+        with reading(table.full_name):
+            return [] if opened is None else files.data_files(opened, table, self.path(table), filters)
 
     def _open(self, table: Table) -> Opened | None:
         with translated(f"opening {table.full_name}"):

@@ -152,6 +152,7 @@ def _typed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _queried(opened: DeltaTable, schema: pa.Schema, filters: Sequence[Filter]) -> pa.Table:
+    files.paths(opened)  # deltalake would read files outside the folder
     # Not deltalake's pyarrow dataset: its file statistics are of a string type that pyarrow cannot compare.
     query = f"SELECT {', '.join(map(quoted, schema.names))} FROM t WHERE {filters_sql(filters)}"
     return pa.table(QueryBuilder().register("t", with_files(opened)).execute(query).read_all()).cast(schema)

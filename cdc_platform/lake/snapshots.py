@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -181,10 +180,9 @@ def _snapshot(lake: Lake, table: Table, opened: DeltaTable) -> Snapshot:
         added = pa.table(opened.get_add_actions(flatten=True))
         names = list(opened.metadata().partition_columns)
         schema = pa.schema(opened.schema())
+        paths = list(map(files.plain_path, added["path"].to_pylist())) if added.num_rows else []
     columns = [added[f"partition.{name}"].to_pylist() if added.num_rows else [] for name in names]
     values = zip(*columns, strict=True) if names else ((),) * added.num_rows
-    # A path in Delta's log is quoted as in a URL, on top of what is quoted in the names of the folders.
-    paths = map(unquote, added["path"].to_pylist()) if added.num_rows else ()
     named = (dict(zip(names, each, strict=True)) for each in values)
     parts = tuple(map(Part, paths, named, _times(added, schema)))
     return Snapshot(table, opened.version(), place_of(lake.path(table)), schema, parts, _beyond(opened))

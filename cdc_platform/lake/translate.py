@@ -9,6 +9,7 @@ import re
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
 from cdc_platform import errors
@@ -23,6 +24,7 @@ from cdc_platform.errors import (
     is_full,
     no_space,
 )
+from cdc_platform.lake.files import ForeignPath
 from cdc_platform.lake.server_file import what_to_unset
 from cdc_platform.places import answers
 from cdc_platform.places.answers import in_one_line
@@ -69,6 +71,12 @@ _OF_THE_REQUEST = (
 _OF_THE_LAKE = ("DELTA_", "PATH_NOT_FOUND", "FAILED_READ_FILE", "CANNOT_READ")
 
 
+# What Arrow and the readers of Delta's log raise about rows and entries that are not as declared. ArrowInvalid and
+# JSONDecodeError are ValueErrors, ArrowKeyError is a KeyError.
+_OF_ROWS = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_NAMES_DAMAGE = "cdc-platform check --deep names what else is damaged, and what is to be done"
+
+
 def is_of_content(error: Exception) -> bool:
     """Whether a file cannot be read for what is in it: of where it lies the system says the name."""
     return not isinstance(error, OSError) or (error.filename is None and error.errno is None)
@@ -82,13 +90,21 @@ def translated(what: str) -> AbstractContextManager[None]:
     return _Translated(what)
 
 
+def reading(what: str) -> AbstractContextManager[None]:
+    """Run a block that only reads rows of a table; as `translated`.
+
+    Rows that do not have the declared columns and types are damage, and leave the block as a `StoreFailure`.
+    """
+    return _Translated(f"reading {what}", of_rows=True)
+
+
 class _Translated(AbstractContextManager[None]):
     """Written out, since each read is two such blocks: a generator takes four times as long."""
 
-    __slots__ = ("_what",)
+    __slots__ = ("_of_rows", "_what")
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, of_rows: bool = False) -> None:
+        self._what, self._of_rows = what, of_rows
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -96,6 +112,8 @@ class _Translated(AbstractContextManager[None]):
         if not isinstance(error, Exception) or isinstance(error, PlatformError):
             return
         told = translate(error, self._what)
+        if told is None and self._of_rows and isinstance(error, _OF_ROWS):
+            told = StoreFailure(f"{self._what}: {_short(str(error))}; {_NAMES_DAMAGE}")
         if told is not None:
             raise told from error
 
@@ -109,7 +127,9 @@ def translate(error: Exception, what: str) -> PlatformError | None:
         return _of_spark(error, what)
     if type(error) is Exception:
         # deltalake's query engine knows no class of its own, and puts the stack of its callers under its first line.
-        return _of_answer(str(error), what) or _of_store(str(error).splitlines()[0], what)
+        return _of_answer(str(error), what) or _of_store((str(error).splitlines() or [""])[0], what)
+    if isinstance(error, ForeignPath):
+        return StoreFailure(f"{what}: {error}; {_NAMES_DAMAGE}")
     if isinstance(error, OSError) and error.errno is None and (told := _of_answer(str(error), what)) is not None:
         return told
     if isinstance(error, OSError) and is_full(error):
@@ -176,7 +196,7 @@ def _of_store(text: str, what: str) -> PlatformError:
         return no_space(_place(text), what)
     lost = _lost(text)
     if lost is not None:
-        return StoreFailure(f"{what}: {lost}; cdc-platform check --deep names what else is, and what is to be done")
+        return StoreFailure(f"{what}: {lost}; {_NAMES_DAMAGE}")
     return (Unavailable if _PASSING.search(text) else StoreFailure)(f"{what}: {_short(text)}")
 
 

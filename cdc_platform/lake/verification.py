@@ -7,10 +7,12 @@ from the first commit with an envelope on: what is older is unknown, and no comp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
+from itertools import pairwise
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -25,14 +27,16 @@ from cdc_platform.lake.files import LOG_FOLDER, DataFile
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
-from cdc_platform.lake.versions import folders
+from cdc_platform.lake.versions import folders, is_state, state_folders
 from cdc_platform.lake.volume import file_batches
 from cdc_platform.places import Place, Stored, fetching_anew, place_of
+from cdc_platform.places.answers import in_one_line
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
 _POINTER = "_last_checkpoint"
 """The file in a log that names its newest checkpoint, from which readers start."""
+_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint.*\.parquet")
 _NAMED = 3
 """Files that are named of those of a slice with other rows."""
 
@@ -69,7 +73,11 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
 
     Every file is looked for; without `deep` only so many bytes are read, see `BYTES_READ`.
     """
-    looked = [_Look(name, folder) for name, folder in folders(lake.place) if names is None or name in names]
+    looked = [
+        _Look(name, folder)
+        for name, folder in (*folders(lake.place), *state_folders(lake.place))
+        if names is None or name in names
+    ]
     slices = sorted(
         ((sum(file.bytes for file in some), look, name) for look in looked for name, some in look.slices.items()),
         key=lambda each: each[0],
@@ -86,6 +94,30 @@ def verify(lake: Lake, *, deep: bool = False, names: Collection[str] | None = No
     why = "left by a try of the store that was killed, or is under way"
     unnamed = [f"{contract.TRIED}/{place.name} is {why}" for place in tried]
     return [*(look.found for look in looked), *([Verified(contract.TRIED, unnamed=unnamed)] if unnamed else [])]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why reading a table fails: the table, what is wrong with it, and, as a string, the command that says more."""
+
+    table: str
+    complaint: str
+
+    def __str__(self) -> str:
+        return f"{self.complaint}; what brings it back is said by: cdc-platform check"
+
+
+def first_cause(lake: Lake, names: Collection[str]) -> Cause | None:
+    """The first of these tables that is damaged, or that somebody else has changed; None if all are as they were left.
+
+    What was accepted counts as well: rows that stay may still be none that the platform can work with.
+    """
+    found = verify(lake, names=names)
+    for complaints in ("damage", "strange", "foreign", "accepted"):
+        for each in found:
+            if lines := getattr(each, complaints):
+                return Cause(each.name, lines[0])
+    return None
 
 
 def assert_as_committed(lake: Lake, names: Collection[str], what: str) -> None:
@@ -134,7 +166,9 @@ def _stray_pointer(log: Place, names: Collection[str]) -> str | None:
     way = "repair --from-description removes it, the log needs none"
     try:
         version = json.loads((log / _POINTER).read())["version"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
+        version = None
+    if not isinstance(version, int):
         return f"{LOG_FOLDER}/{_POINTER} is damaged; {way}"
     # It was written behind its checkpoint, and may be newer than the names.
     if any(fnmatch(name, f"{version:020d}.checkpoint*.parquet") for name in (*names, *log.names())):
@@ -160,21 +194,26 @@ class _Look:
         self.slices: dict[str, list[DataFile]] = {}
         self.version: int | None = None
         self._folder = folder
+        # A state follows from its log, and is made again from it.
+        self._remedy = f"; remove {folder}: the next script that is kept makes it anew" if is_state(name) else ""
         self._digests: dict[str, int] = {}
         self._born_known = False
         self._rule = digests.NEWEST
         self._said: dict[str, pa.Table] = {}
         self._unbound: list[str] = []
-        history = self._history()
-        if not self.found.damage:
-            self._judge_commits(history)
-            self._open(history)
+        try:
+            history = self._history()
+            if not self.found.damage:
+                self._judge_commits(history)
+                self._open(history)
+        except Exception as error:  # noqa: BLE001 whatever a log holds, the other tables are examined
+            self._note_damage(f"its log cannot be read ({_described(error)})")
         self.found.is_unreadable = bool(self.found.damage)
 
     def read(self, name: str) -> None:
         """Read a slice whole and compare it with its digest, and each of its files with what the log says of it."""
         self._unbound.clear()
-        parts = [self.digest_of(file) for file in self.slices[name]]
+        parts = [self._examined(file) for file in self.slices[name]]
         due = self._digests.get(name, 0 if self._born_known else None)
         if None in parts:
             self.found.broken[name] = due
@@ -188,6 +227,14 @@ class _Look:
         elif self._unbound:
             self._note_slice(name, due, "is not what its log says, by which readers leave files out", self._unbound[0])
 
+    def _examined(self, file: DataFile) -> int | None:
+        """As `digest_of`; None, and damage, as well where the file cannot be examined for any other reason."""
+        try:
+            return self.digest_of(file)
+        except Exception as error:  # noqa: BLE001 whatever a file holds, the other files are examined
+            self._note_file(file, f"cannot be examined ({_described(error)})")
+            return None
+
     def look_for(self, name: str) -> None:
         """See that the files of a slice are there, and as long as they were."""
         for file in self.slices[name]:
@@ -198,19 +245,20 @@ class _Look:
         """The commits of the log, newest first; what is missing or unreadable among them is noted."""
         log = place_of(self._folder) / LOG_FOLDER
         names = log.names()
-        versions = sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
-        starts = [int(name.partition(".")[0]) for name in names if fnmatch(name, "*.checkpoint*.parquet")]
+        versions = sorted(version for name in names if (version := commits.version_of(name)) is not None)
+        starts = [int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name)]
+        in_the_way = [each.name for each in log.folders() if commits.version_of(each.name) is not None]
+        for name in in_the_way:
+            self._note_damage(f"{LOG_FOLDER}/{name} is a directory where an entry of the log is due")
         if not versions and not starts:
             self._note_damage(f"its log is gone ({log})")
             return []
-        first, newest = min(versions, default=0), max([*versions, *starts])
         # Delta removes old entries, from the first one on, where a checkpoint holds what they said.
-        missing = set(range(first, newest + 1)) - set(versions) - set(range(max(starts, default=-1) + 1))
-        missing |= set(range(first + 1, max(versions, default=0))) - set(versions)
-        if first > 0 and first > max(starts, default=-1) + 1:
-            missing |= {first - 1}
-        for version in sorted(missing):
-            self._note_damage(f"{LOG_FOLDER}/{version:020d}.json is missing")
+        if versions and versions[0] > max(starts, default=-1) + 1:
+            self._note_gap(versions[0] - 1, versions[0] - 1)
+        for before, after in pairwise(versions):
+            if after > before + 1:
+                self._note_gap(before + 1, after - 1)
         pointer = _stray_pointer(log, names)
         if pointer is not None:
             self._note_damage(pointer)
@@ -220,23 +268,34 @@ class _Look:
             try:
                 found.append(commits.read(file, version))
             except (ValueError, OSError) as error:
-                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({_line(error)})")
+                said = _line(error).removeprefix(f"{file.name} is damaged (").removesuffix(")")
+                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({said})")
         self.found.files += len(versions)
         return found
+
+    def _note_gap(self, first: int, last: int) -> None:
+        """Report the versions of a range whose entries are not in the log."""
+        which = f"{LOG_FOLDER}/{first:020d}.json"
+        self._note_damage(f"{which} is missing" if first == last else f"{which} to {last:020d}.json are missing")
 
     def _open(self, history: Sequence[Commit]) -> None:
         try:
             with translated("opening it"):
                 opened = files.opened(self._folder)
-                self.version = opened.version()
-                foreign = files.foreign_features(opened)
-                if foreign:
-                    self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
-                else:
-                    self._list_slices(opened)
-                    self._list_unnamed(opened, history)
+            self.version = opened.version()
+            foreign = files.foreign_features(opened)
+            if foreign:
+                self._note_damage(f"it has features that the platform never turns on: {', '.join(foreign)}")
+                return
+            files.paths(opened)
+            with translated("opening it"):
+                self._list_slices(opened)
+                self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_line(error)})")
+        except files.ForeignPath as error:
+            at = "" if self.version is None else f" of version {self.version}"
+            self._note_damage(f"its log{at} cannot be read ({_line(error)})")
 
     def _judge_commits(self, history: Sequence[Commit]) -> None:
         since = _known(history)
@@ -256,7 +315,7 @@ class _Look:
             if commit.version in accepted:
                 self.found.accepted.append(f"{said}, {accepted[commit.version]}")
             else:
-                self.found.foreign.append(said)
+                self.found.foreign.append(said + self._remedy)
 
     def _list_slices(self, opened: DeltaTable) -> None:
         keyspace, _, name = self.found.name.partition(".")
@@ -322,7 +381,9 @@ class _Look:
     def _note_slice(self, name: str, due: int | None, what: str, where: str) -> None:
         """Say of a slice what it holds."""
         self.found.broken[name] = due
-        self.found.strange.append(f"{self.found.name}{_of_slice(name)} {what}, in version {self.version}: {where}")
+        self.found.strange.append(
+            f"{self.found.name}{_of_slice(name)} {what}, in version {self.version}: {where}{self._remedy}"
+        )
 
     def _note_file(self, file: DataFile, what: str) -> None:
         """Say something of a data file."""
@@ -333,7 +394,7 @@ class _Look:
         return file.path.removeprefix(self._folder).lstrip("/")
 
     def _note_damage(self, what: str) -> None:
-        self.found.damage.append(f"{self.found.name}: {what}")
+        self.found.damage.append(f"{self.found.name}: {what}{self._remedy}")
 
 
 def _of_slice(name: str) -> str:
@@ -341,4 +402,9 @@ def _of_slice(name: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+    return in_one_line(str(error))[:160]
+
+
+def _described(error: Exception) -> str:
+    """An error that nobody has foreseen, by its class as well."""
+    return f"{type(error).__name__}: {_line(error)}"[:160]

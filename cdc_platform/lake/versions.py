@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from cdc_platform.lake.commits import version_of
 from cdc_platform.lake.files import LOG_FOLDER
 from cdc_platform.lake.lake import Lake
 from cdc_platform.places import Place, place_of
+
+_STATE = re.compile(r"\..*_scylla_cdc_log\.state")
 
 
 def versions(lake: Lake) -> dict[str, int]:
@@ -28,11 +32,22 @@ def folders(root: Place) -> Iterator[tuple[str, str]]:
     return ((f"{place.folder.name}.{place.name}", str(place)) for place in _places(root))
 
 
+def state_folders(root: Place) -> Iterator[tuple[str, str]]:
+    """The states that lie beside the logs of a lake, as `folders`: tables that no list of tables names."""
+    states = (place for keyspace in root.folders() for place in keyspace.folders() if _STATE.fullmatch(place.name))
+    return ((f"{place.folder.name}.{place.name}", str(place)) for place in states)
+
+
+def is_state(name: str) -> bool:
+    """Whether a table of this name (`keyspace.name`) is the state beside a log."""
+    return _STATE.fullmatch(name.partition(".")[2]) is not None
+
+
 def _places(root: Place) -> Iterator[Place]:
     for keyspace in root.folders():
         yield from (place for place in keyspace.folders() if place.name[0] != ".")
 
 
 def _newest(folder: Place) -> int | None:
-    stems = [name[:-5] for name in (folder / LOG_FOLDER).names() if name.endswith(".json")]
-    return max((int(stem) for stem in stems if stem.isdigit()), default=None)
+    found = map(version_of, (folder / LOG_FOLDER).names())
+    return max((version for version in found if version is not None), default=None)

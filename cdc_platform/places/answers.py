@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cdc_platform.blotting import without_passwords
-from cdc_platform.errors import NotLetIn, Unavailable, is_full_store, no_space
+from cdc_platform.errors import NotLetIn, Unavailable, is_full_store, no_space, one_line
 
 # deltalake draws a tree of causes, in colours.
 _DRAWN = re.compile(r"\x1b\[[0-9;]*m|↳")
@@ -65,5 +65,5 @@ def unanswered(text: str, place: str) -> Unavailable:
 
 
 def in_one_line(text: str) -> str:
-    """A foreign message without what is drawn around it, line breaks and passwords of addresses."""
-    return without_passwords(" ".join(_DRAWN.sub("", text).split()))
+    """A foreign message without decoration, backtraces, line breaks and passwords of addresses."""
+    return without_passwords(one_line(_DRAWN.sub("", text)))

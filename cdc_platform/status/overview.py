@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyarrow import ArrowException
-
 from cdc_platform.clock import Clock, format_us
-from cdc_platform.errors import PlatformError
+from cdc_platform.errors import PlatformError, one_line
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import cluster_of
+from cdc_platform.lake.reads import recording_reads
+from cdc_platform.lake.verification import first_cause
 from cdc_platform.settings import Settings
 from cdc_platform.status import of_generations, of_reading, of_work
 from cdc_platform.status.matters import Matter
@@ -61,11 +61,15 @@ def overview(lake: Lake, clock: Clock, settings: Settings) -> Overview:
     sections: dict[str, Any] = {}
     matters: list[Matter] = []
     for name, section in SECTIONS.items():
-        try:
-            sections[name], found = section(lake, clock, settings)
-        except (PlatformError, ArrowException, OSError, ValueError) as error:
-            said = " ".join(str(error).split())
-            sections[name], found = None, [Matter("table-unreadable", f"{name}: {said}", "cdc-platform check")]
+        with recording_reads() as read:
+            try:
+                sections[name], found = section(lake, clock, settings)
+            except Exception as error:  # whatever the rows are, the other sections are shown
+                cause = first_cause(lake, read)
+                if cause is None and not isinstance(error, (PlatformError, OSError)):
+                    raise
+                said = one_line(str(error)) if cause is None else f"{cause.complaint} ({one_line(str(error))})"
+                sections[name], found = None, [Matter("table-unreadable", f"{name}: {said}", "cdc-platform check")]
         matters += found
     known = [(sections[name] or {}).get(what) for name, what in (("ring", "nodes"), ("generations", "known"))]
     if known == [0, 0] and sections["inbox"] == []:

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_a_line_and_the_others_are_judged(home: Path, table: T
     lines = {line["invariant"]: line for line in answer.json}
     assert path.name in lines[FILES_WHOLE]["sample"]
     assert table.full_name in lines[FILES_WHOLE]["sample"]
-    said = f"not judged, as {table.full_name} cannot be read"
+    said = f"not judged: depends on {table.full_name}"
     assert [lines[name]["sample"] for name in GENERATIONS.invariants] == [said] * len(GENERATIONS.invariants)
     assert all(lines[name]["passed"] for family in (SWITCHES, HOURS) for name in family.invariants)
     assert lines[COMMITS_KNOWN]["passed"]

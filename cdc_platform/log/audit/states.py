@@ -25,8 +25,8 @@ from cdc_platform.log.state.shape import STATE
 def audit_states(lake: Lake, schema: TableSchema | None = None) -> list[Finding]:
     """Hold every kept state, or that of one table, against its log; nothing where none is kept. Nothing is written.
 
-    Counts states. Those of logs above `ROWS_AT_ONCE` rows, and of logs that are damaged themselves, are not judged:
-    they are named, and not counted.
+    Counts states. Those of logs above `ROWS_AT_ONCE` rows are not judged: they are named, and not counted. One whose
+    log is damaged cannot be judged, so that the invariant does not hold.
     """
     there = [each for each in (logged_tables(lake) if schema is None else [schema]) if _kept(lake, each)]
     left = {each.full_name: why for each in there if (why := _too_large(lake, each))}
@@ -37,9 +37,8 @@ def audit_states(lake: Lake, schema: TableSchema | None = None) -> list[Finding]
             continue
         try:
             said = _compared(lake, each)
-        except InputError as error:  # other invariants judge the rows of the log
-            left[each.full_name] = str(error)
-            continue
+        except InputError as error:
+            said = f"the state of {each.full_name} cannot be judged: {error}"
         count += said is not None
         wrong += [said] if said else []
     if not count and not left:

@@ -167,8 +167,11 @@ def test_what_is_too_large_or_damaged_is_not_judged(lake: Lake, monkeypatch: pyt
     frames.replace_all(Workers.alone(), lake, log, part, ("x", 1), {})
     damage(lake, later)
     (found,) = audit_states(lake)
-    assert (found.population, found.violations) == (1, 1)
-    assert "the state of ks.u is not judged" in found.sample
+    assert (found.population, found.violations) == (2, 2)
+    assert "the state of ks.t is not what its log tells" in found.sample
+    (alone,) = audit_states(lake, schema_of(lake, "ks", "u"))
+    assert (alone.population, alone.violations) == (1, 1)
+    assert alone.sample.startswith("the state of ks.u cannot be judged: ")
 
 
 def test_check_tells_of_it(lake: Lake) -> None:
