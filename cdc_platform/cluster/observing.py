@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, us_of
+from cdc_platform.clock import ONE_US, Clock, Microseconds, Milliseconds, ms_not_before, us_of
 from cdc_platform.cluster import changes, generations, known, made_up, removed, tables
 from cdc_platform.cluster.generations import LeftOut
 from cdc_platform.cluster.glance import Glance, glance, last_mark, remember
@@ -32,7 +33,7 @@ from cdc_platform.lake.tables import (
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.reading.reader import FROM_CLUSTER
 from cdc_platform.records import cdc_tables, consumers, descriptions, left_out, removals, ring, tablet_rows
-from cdc_platform.records.alterations import as_before, as_looked_at
+from cdc_platform.records.alterations import altered, as_before, as_looked_at
 from cdc_platform.records.cdc_tables import Saying
 from cdc_platform.records.cluster_changes import Noted
 from cdc_platform.records.table_history import CdcTable
@@ -207,7 +208,9 @@ def _news_of(
     name = f"{table.keyspace}.{table.name}"
     created_ms = table.created_at_ms
     same = there is not None and (
-        created_ms in (None, there.created_at_ms) or created_ms == known.logs_ahead(cluster).get(name)
+        created_ms is None
+        or there.created_at_ms in (None, created_ms)
+        or created_ms == known.logs_ahead(cluster).get(name)
     )
     if not same and created_ms is not None and created_ms > clock.now_ms():
         # Nothing is kept as of later than now; that it is another time than the cluster's makes no other log of it.
@@ -217,23 +220,45 @@ def _news_of(
         yield cdc_tables.ending(lake, clock, table.keyspace, table.name), f"{name} dropped"
         there = None
     ddl, told = _readable_ddl(table, seen), None if there is None else as_looked_at(there.ddl)
-    options = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
+    options: dict[str, Any] = {"ttl_seconds": table.ttl_seconds, "enabled": table.enabled, "ddl": ddl}
     if there is None:
-        added = cdc_tables.addition(lake, clock, table.keyspace, table.name, created_at_ms=created_ms, **options)
-        yield added, f"{name} added"
-    elif (there.ttl_seconds, there.enabled, told) != (table.ttl_seconds, table.enabled, ddl or told):
-        # Each ingest looks before it reads on: up to where it has read, nothing was altered.
-        options["ddl"] = _with_as_before(lake, table, ddl)
-        altered = cdc_tables.alteration(lake, clock, table.keyspace, table.name, **options)
-        yield altered, f"{name} altered"
+        options |= {
+            "created_at_ms": created_ms,
+            "ttl_since_ms": _unaltered_since_ms(clock, table, created_ms),
+            "seen": True,
+        }
+        yield cdc_tables.addition(lake, clock, table.keyspace, table.name, **options), f"{name} added"
+        return
+    if there.created_at_ms is None and created_ms is not None:
+        options["created_at_ms"] = min(created_ms, clock.now_ms())
+    elif (there.ttl_seconds, there.enabled, told) == (table.ttl_seconds, table.enabled, ddl or told):
+        return
+    # Each ingest looks before it reads on: up to where it has read, nothing was altered.
+    read_us = _read_up_to_us(lake, table)
+    options |= {"ddl": ddl if ddl is None or read_us is None else as_before(ddl, read_us)}
+    options |= {"stood_until_us": read_us, "seen": True}
+    yield cdc_tables.alteration(lake, clock, table.keyspace, table.name, **options), f"{name} altered"
 
 
-def _with_as_before(lake: Lake, table: LoggedTable, ddl: str | None) -> str | None:
+_ONE_STATEMENT_MS = Milliseconds(1_000)
+"""A table that was written to the schema no later than this after its log was created was written by that statement."""
+
+
+def _unaltered_since_ms(clock: Clock, table: LoggedTable, created_ms: Milliseconds | None) -> Milliseconds | None:
+    """Since when (ms) the options of a table are as they are, by the time at which its schema was written last."""
+    noted = altered(table.ddl)
+    if noted is None:
+        return None
+    since_ms = min(ms_not_before(noted.at_us), clock.now_ms())
+    return created_ms if created_ms is not None and since_ms - created_ms <= _ONE_STATEMENT_MS else since_ms
+
+
+def _read_up_to_us(lake: Lake, table: LoggedTable) -> Microseconds | None:
+    """Up to when (µs) the log of a table was read from the cluster; None where it was not."""
     try:
-        read_us = consumers.find(lake, FROM_CLUSTER, table.keyspace, table.name).position_us
+        return consumers.find(lake, FROM_CLUSTER, table.keyspace, table.name).position_us
     except NotFound:
-        return ddl
-    return None if ddl is None else as_before(ddl, read_us)
+        return None
 
 
 def _readable_ddl(table: LoggedTable, seen: Observation) -> str | None:

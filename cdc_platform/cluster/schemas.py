@@ -45,8 +45,7 @@ class LoggedTable:
 
     def as_told(self) -> CdcTable:
         """The table as a home is told of it."""
-        created_ms = self.created_at_ms or Milliseconds(0)
-        return CdcTable(self.keyspace, self.name, self.enabled, self.ttl_seconds, created_ms, self.ddl)
+        return CdcTable(self.keyspace, self.name, self.enabled, self.ttl_seconds, self.created_at_ms, self.ddl)
 
 
 def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:

@@ -32,7 +32,7 @@ MAX_SHARD_COUNT = 4096
 MAX_IGNORE_MSB = 31
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-LATEST, OPERATING = "latest", "operating"
+LATEST, OPERATING, NOW = "latest", "operating", "now"
 # The first group of a UUID at least begins otherwise than a year and a month.
 _BEGIN_OF_UUID = re.compile(
     r"(?=.{4,35}$)(?!\d{4}-\d{2}(-|$))[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?", re.I
@@ -96,6 +96,15 @@ class _GenerationTime(Checked):
 
     def read(self, text: str) -> int:
         return _ms_of(text)
+
+
+class _CreationTime(Checked):
+    """As `_GenerationTime`, or `now`."""
+
+    name = "time"
+
+    def read(self, text: str) -> int | str:
+        return NOW if text.lower() == NOW else _ms_of(text)
 
 
 def _ms_of(text: str) -> Milliseconds:
@@ -189,6 +198,7 @@ class Seconds(click.FloatRange):
 
 TIME = _Time()
 GENERATION_TIME = _GenerationTime()
+CREATION_TIME = _CreationTime()
 GENERATION = _Generation()
 TABLE_NAME = _TableName()
 TOKEN = _Token()

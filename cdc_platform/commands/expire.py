@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from cdc_platform.clock import HOUR_MS
-from cdc_platform.commands.advice import PROGRAM
+from cdc_platform.commands.advice import PROGRAM, home_option, with_home
 from cdc_platform.commands.next_steps import Next, building, following, write_result
-from cdc_platform.commands.output import json_option, time_of, warn, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, warn, write_table
 from cdc_platform.commands.session import Session, pass_session
 
 if TYPE_CHECKING:
@@ -71,14 +72,24 @@ def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -
     """What a plan asks for that was only shown, or the removal of what was marked."""
     from cdc_platform.lake.mirrors import cluster_of
 
+    left = _stating(plan)
     if done is not None:
         marked = "once the grace time has passed; expire --dry-run says when"
-        return [following("expire", why=marked)] if done.marked else []
+        return [*([following("expire", why=marked)] if done.marked else []), *left]
     cluster = cluster_of(lake)
     if cluster is not None:
         why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM} observe {cluster}"
-        return [following("expire", "--cql", why=why)] if any(each.action.value == "remove" for each in plan) else []
-    return [building(lake, "expire")] if any(each.action.value != "keep" for each in plan) else []
+        remove = any(each.action.value == "remove" for each in plan)
+        return [*([following("expire", "--cql", why=why)] if remove else []), *left]
+    return [*([building(lake, "expire")] if any(each.action.value != "keep" for each in plan) else []), *left]
+
+
+def _stating(plan: Sequence[PlannedGeneration]) -> list[Next]:
+    """The commands that state what a plan assumes."""
+    from cdc_platform.lifecycle.expiry.purge_plan import assumptions
+
+    why = "with the times that you know; what is not known keeps generations"
+    return [following(*shlex.split(each.do)[1:], why=why) for each in assumptions(plan)]
 
 
 def _show(plan: Sequence[PlannedGeneration], done: Expired | None) -> None:
@@ -108,12 +119,17 @@ def _statements(lake: Lake, plan: Sequence[PlannedGeneration], as_json: bool) ->
     found = purges(lake, plan)
     if as_json:
         told = ((time_of(each.generation.time_ms), each) for each in found)
-        write_json([{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told])
+        document = [{"id": each.generation.id, "time": time, "statements": each.statements} for time, each in told]
+        write_result(document, lambda: None, _stating(plan), as_json=True)
         return
     click.echo("-- For cqlsh, in this order: who reads meanwhile sees a generation that is whole, or none.")
     click.echo(
         "CONSISTENCY QUORUM;" if found else "-- Nothing may be removed now; expire --dry-run says what keeps what."
     )
+    for each in plan:
+        for assumption in each.assumptions:
+            do = with_home(assumption.do, home_option())
+            click.echo(f"-- generation {time_of(each.time_ms)} is kept: {assumption.said}; state it with: {do}")
     for each in found:
         name = f"generation {time_of(each.generation.time_ms)} {each.generation.id or ''}".strip()
         click.echo(f"-- {name}: since {time_of(each.generation.expired_ms)} no log can hold a row of it")
@@ -128,7 +144,7 @@ def _told(each: PlannedGeneration) -> dict[str, object]:
         "expired": time_of(each.expired_ms),
         "removable_at": time_of(each.removable_ms),
         "blocked_by": list(each.blocked_by),
-        "reasons": list(each.reasons),
+        "reasons": [*each.reasons, *(with_home(f"state it with: {one.do}", home_option()) for one in each.assumptions)],
         "rows": each.rows,
         "bytes": each.bytes,
         "bytes_in_lake": each.bytes,
@@ -148,13 +164,13 @@ def _summary(done: Expired) -> str:
 def _forecast(session: Session, nodes: int, hours: int, as_json: bool) -> None:
     from cdc_platform.lake.lake import Lake
     from cdc_platform.lake.mirrors import mend
-    from cdc_platform.lifecycle.expiry import growth
+    from cdc_platform.lifecycle.expiry import growth, purge_plan
     from cdc_platform.records import no_tables
 
     home = session.open_home()
     lake = Lake(home.lake)
     steps = growth.forecast(lake, session.clock, home.settings, nodes, every_ms=HOUR_MS * hours)
-    left: list[Next] = []
+    left: list[Next] = _stating(purge_plan.plan(lake, session.clock, home.settings))
     if not no_tables.are_told(lake):
         left.append(following("tables", "none", why="if no table has a log; otherwise tables add KS.T --ttl SECONDS"))
         told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or cdc-platform tables none"

@@ -79,6 +79,8 @@ def import_files(
         report = import_sources(Lake(home.lake), session.clock, sources)
     for warning in report.warnings:
         warn(warning, code="import-incomplete")
+    for line in report.turned_off:
+        warn(line, code="cdc-turned-off")
     for flaw in report.flaws[:_MOST_FLAWS]:
         warn(flaw, code="flaw")
     if report.flaws:

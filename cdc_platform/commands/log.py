@@ -70,11 +70,18 @@ def log(
     notes = _notes(result)
     for line in result.left:
         warn(line, code="left-out")
+    for line in result.warnings:
+        warn(line, code="cdc-turned-off")
     for line in notes:
         warn(line, code="row-ttl")
     left = _left(result, file, values, strict, is_kept)
     if isinstance(told, _Spool):
-        document = {"statements": told, "tables": _tables(result), "summary": result.summary, "notes": notes}
+        document = {
+            "statements": told,
+            "tables": _tables(result),
+            "summary": result.summary,
+            "notes": [*notes, *result.warnings],
+        }
         write_result(document, lambda: None, left, as_json=True)
     elif result.wrong is None:
         write_result(None, lambda: _show(told, result), left, as_json=False)

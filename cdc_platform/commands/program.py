@@ -106,6 +106,8 @@ _TELL = frozenset({"import", "tables add", "tables none", "tables alter", "table
 """The commands that tell of a cluster by other means than looking at it: refused where it is looked at."""
 _ONLY_WRITE = frozenset({"sql", "status", "streams", "watch"})
 """The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
+_OF_NOW = frozenset({"--ttl", "--enabled", "--disabled"})
+"""The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -223,6 +225,8 @@ def builds(path: str, arguments: Sequence[str]) -> bool:
 
 def makes_up(path: str, arguments: Sequence[str]) -> bool:
     """Whether a command, which is `path`, would write facts of a cluster that it did not see in one."""
+    if path == "tables alter" and _OF_NOW.isdisjoint(arguments):
+        return False  # it states what no look at a cluster shows: how old a log is, and since when its TTL holds
     if path in _TELL:
         return _ONLY_SHOW.isdisjoint(arguments)
     return builds(path, arguments) and path not in _OF_READERS

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
-from cdc_platform.clock import Milliseconds, format_ms, format_us
-from cdc_platform.commands.arguments import GENERATION_TIME, TABLE_NAME, TTL
-from cdc_platform.commands.output import json_option, warn, write_facts, write_json, write_table
+from cdc_platform.clock import Milliseconds, format_us
+from cdc_platform.commands.arguments import CREATION_TIME, GENERATION_TIME, NOW, TABLE_NAME, TTL
+from cdc_platform.commands.output import json_option, time_of, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.lake.looking import looking_on
+from cdc_platform.lake.looking import looking_on, mirroring
 
 if TYPE_CHECKING:
     from cdc_platform.records.table_history import CdcTable
 
+_created_at = click.option(
+    "--created-at", type=CREATION_TIME, metavar="TIME|now", help="When its log was created; not given: not known."
+)
+_ttl_since = click.option("--ttl-since", type=GENERATION_TIME, metavar="TIME", help="Since when its TTL is in force.")
 _ttl = click.option("--ttl", type=TTL, metavar="SECONDS", help="How long log rows live; 0: they never expire.")
 _Name = tuple[str, str]
 
@@ -28,11 +33,13 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
     """List the CDC-enabled tables with the TTL of their log rows.
 
     A generation stays for as long as a row of it can be in a log, and a row lives for the TTL that it was written
-    with: so every change of a TTL is kept, and a lower one shortens nothing that is there already.
+    with: so every change of a TTL is kept, and a lower one shortens nothing that is there already. What is not known
+    of a log counts as the worst case: one of unknown age is older than every generation, and under a TTL that is not
+    known rows never expire.
 
     \b
     Example:
-      cdc-platform tables add shop.orders --ttl 86400
+      cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
       cdc-platform tables alter shop.orders --ttl 3600
       cdc-platform tables --history
     """
@@ -53,7 +60,7 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
                 "what": change.what,
                 "enabled": change.enabled,
                 "ttl_seconds": change.ttl_seconds,
-                "created_at": format_us(change.created_at_us),
+                "created_at": None if change.created_at_us is None else format_us(change.created_at_us),
             }
             for change in cdc_tables.changes(lake)
         ]
@@ -78,21 +85,42 @@ def tables(ctx: click.Context, session: Session, history: bool, as_json: bool) -
 @tables.command()
 @click.argument("table", type=TABLE_NAME)
 @click.option("--ttl", type=TTL, metavar="SECONDS", required=True, help="How long log rows live; 0: for ever.")
-@click.option("--created-at", type=GENERATION_TIME, help="When its log was created. [default: now]")
+@_created_at
+@_ttl_since
 @json_option
 @pass_session
-def add(session: Session, table: _Name, ttl: int, created_at: Milliseconds | None, as_json: bool) -> None:
+def add(
+    session: Session,
+    table: _Name,
+    ttl: int,
+    created_at: Milliseconds | str | None,
+    ttl_since: Milliseconds | None,
+    as_json: bool,
+) -> None:
     """Tell of TABLE (keyspace.table), whose writes go to a CDC log. The same twice is one table.
+
+    The TTL is in force since --ttl-since, or else since --created-at. Without either it is known from now on alone:
+    the log may be older than every generation, and its rows may never expire, so that every generation stays.
 
     \b
     Example:
       cdc-platform tables add shop.orders --ttl 86400 --created-at 2026-01-31T12:00:00Z
+      cdc-platform tables add shop.orders --ttl 86400 --created-at now
+      cdc-platform tables add shop.orders --ttl 86400
     """
     from cdc_platform.lake.lake import Lake
     from cdc_platform.records import cdc_tables
 
     with session.making_home() as home:
-        added = cdc_tables.add(Lake(home.lake), session.clock, *table, ttl_seconds=ttl, created_at_ms=created_at)
+        added = cdc_tables.add(
+            Lake(home.lake),
+            session.clock,
+            *table,
+            ttl_seconds=ttl,
+            created_at_ms=None if isinstance(created_at, str) else created_at,
+            created_now=created_at == NOW,
+            ttl_since_ms=ttl_since,
+        )
     _write(added, as_json)
 
 
@@ -122,21 +150,49 @@ def none(session: Session, as_json: bool) -> None:
 @click.argument("table", type=TABLE_NAME)
 @_ttl
 @click.option("--enabled/--disabled", default=None, help="Whether new writes are logged.")
+@_created_at
+@_ttl_since
 @json_option
 @pass_session
-def alter(session: Session, table: _Name, ttl: int | None, enabled: bool | None, as_json: bool) -> None:
+def alter(
+    session: Session,
+    table: _Name,
+    ttl: int | None,
+    enabled: bool | None,
+    created_at: Milliseconds | str | None,
+    ttl_since: Milliseconds | None,
+    as_json: bool,
+) -> None:
     """Change the TTL of TABLE from now on, or turn its CDC on or off. Rows that are there keep their TTL.
+
+    --created-at and --ttl-since state what is not known of the log: when it was created, and since when the TTL is in
+    force. In the home of a live cluster these two alone are allowed; all else is seen in the cluster.
 
     \b
     Example:
       cdc-platform tables alter shop.orders --ttl 3600
       cdc-platform tables alter shop.orders --disabled
+      cdc-platform tables alter shop.orders --created-at 2026-01-31T12:00:00Z --ttl-since 2026-01-31T12:00:00Z
     """
     from cdc_platform.records import cdc_tables
 
-    if ttl is None and enabled is None:
-        raise click.UsageError("say what to change: --ttl SECONDS, --enabled or --disabled")
-    _write(cdc_tables.alter(session.lake(), session.clock, *table, ttl_seconds=ttl, enabled=enabled), as_json)
+    if ttl is None and enabled is None and created_at is None and ttl_since is None:
+        raise click.UsageError(
+            "say what to change: --ttl SECONDS, --enabled or --disabled; or state what is not known: --created-at TIME,"
+            " --ttl-since TIME"
+        )
+    created_ms = session.clock.now_ms() if isinstance(created_at, str) else created_at
+    with mirroring() if ttl is None and enabled is None else nullcontext():
+        altered = cdc_tables.alter(
+            session.lake(),
+            session.clock,
+            *table,
+            ttl_seconds=ttl,
+            enabled=enabled,
+            created_at_ms=created_ms,
+            ttl_since_ms=ttl_since,
+        )
+    _write(altered, as_json)
 
 
 @tables.command()
@@ -169,7 +225,7 @@ def _told(table: CdcTable) -> dict[str, object]:
         "table": table.full_name,
         "enabled": table.enabled,
         "ttl_seconds": table.ttl_seconds,
-        "created_at": format_ms(table.created_at_ms),
+        "created_at": time_of(table.created_at_ms),
         "ddl": table.ddl,
     }
 

@@ -17,7 +17,7 @@ from cdc_platform.cql.catalog import Catalog, Keyspace
 from cdc_platform.cql.names import LOG_SUFFIX, refuse_name
 from cdc_platform.cql.row_ttl import altered, marked, without_lost
 from cdc_platform.cql.schema import CdcOptions, Column, Kind, TableSchema, log_columns
-from cdc_platform.cql.table_options import cdc_options, default_ttl, option_map
+from cdc_platform.cql.table_options import cdc_options, created_at_ms, default_ttl, is_log, option_map, table_id
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
 
@@ -149,6 +149,8 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
                 " themselves"
             )
         base = catalog.base_of_log(body.name)
+        if base is not None and not base.cdc.enabled and is_log(name, body.columns):
+            return _attach_log(catalog, base, body)
         if base is not None:
             raise InputError(f"{keyspace}.{name} is the name of the log of {base.full_name}; choose another one")
     refuse_name(name, "table")
@@ -159,6 +161,14 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
     ttl = default_ttl(body.properties) or 0
     schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
     return _put(catalog, marked(schema, body.columns))
+
+
+def _attach_log(catalog: Catalog, base: TableSchema, body: s.CreateTable) -> TableSchema:
+    """Take a log that DESCRIBE prints as a table of its own for the log of its base table, whose CDC is off."""
+    created_ms = created_at_ms(table_id(body.properties))
+    schema = replace(base, has_old_log=True, old_log_ms=created_ms)
+    catalog.put(schema)
+    return schema
 
 
 def _columns(catalog: Catalog, keyspace: str, body: s.CreateTable) -> tuple[Column, ...]:
@@ -377,7 +387,7 @@ def _drop_log(catalog: Catalog, base: TableSchema, now_us: Microseconds) -> None
             f"{base.keyspace}.{base.log_name} is the log of a table with CDC; turn that off first: ALTER TABLE"
             f" {base.full_name} WITH cdc = {{'enabled': false}}"
         )
-    catalog.put(replace(base, log_since_us=now_us))
+    catalog.put(replace(base, log_since_us=now_us, has_old_log=False, old_log_ms=None))
 
 
 def _drop_keyspace(body: s.Drop, catalog: Catalog) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, total_ordering
 from typing import Any, Literal, NamedTuple
 
-from cdc_platform.clock import DAY_SECONDS, Microseconds
+from cdc_platform.clock import DAY_SECONDS, Microseconds, Milliseconds
 from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.types import (
     BIGINT,
@@ -155,6 +155,7 @@ class TableSchema:
     `dropped` holds the columns that were dropped: name and the time (µs) until which it cannot be used again.
     `default_ttl` (s) is that of writes that give none, 0 for none. `truncated_us` is when it was truncated last,
     `log_since_us` when its log was made anew (µs); None: it never was. `row_ttl` is the column by which rows expire.
+    `has_old_log`: its log was there before it was defined here, made at `old_log_ms` (ms) where that is known.
     """
 
     keyspace: str
@@ -167,6 +168,8 @@ class TableSchema:
     truncated_us: Microseconds | None = None
     log_since_us: Microseconds | None = None
     row_ttl: str | None = None
+    has_old_log: bool = False
+    old_log_ms: Milliseconds | None = None
 
     @property
     def full_name(self) -> str:

@@ -1,6 +1,7 @@
 """When no CDC log can hold a row of a generation any more: from the TTL that rows were written with, never a newer one.
 
-Pure rule over arrays of generations.
+Pure rule over arrays of generations. What is not known of a log stays unknown in its history; `held_until_us` is the
+one place that takes it for the worst case.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from cdc_platform.ring.tokens import Int64s
 
 NEVER = Microseconds(2**63 - 1)
 """A time that never comes, in µs."""
+ALWAYS = Microseconds(-(2**63))
+"""A time before all others, in µs."""
 
 Bools = np.ndarray
 
@@ -43,40 +46,55 @@ class Margins:
 
 @dataclass(frozen=True)
 class Change:
-    """What was said of a table at `at_us` (µs), in force from then on.
+    """How a table stood from `at_us` (µs) on.
 
-    `ttl_us` 0: rows never expire. `created_us`: when the log was created. `dropped`: its rows went with it.
+    `ttl_us` 0: rows never expire. `created_us`: when the log was created; None: not known. `dropped`: its rows went
+    with it. `seen`: the table was found to stand so at `at_us`, and since when it did is not known.
     """
 
     at_us: Microseconds
-    created_us: Microseconds
+    created_us: Microseconds | None
     enabled: bool
     ttl_us: Microseconds
     dropped: bool = False
+    seen: bool = False
 
 
 @dataclass(frozen=True)
 class TtlPeriod:
-    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it."""
+    """A time in which rows were written with a TTL, in µs; `until_us` is not part of it. `ttl_us` None: not known."""
 
     from_us: Microseconds
     until_us: Microseconds
-    ttl_us: Microseconds
+    ttl_us: Microseconds | None
 
 
 @dataclass(frozen=True)
 class LogHistory:
-    """A log as it stands: when it was created, and the periods in which rows went into it, oldest first."""
+    """A log as it stands: when it was created, if that is known, and the periods in which rows went into it.
 
-    created_us: Microseconds
+    Periods are in the order of their begins. An unknown one may overlap a known one.
+    """
+
+    created_us: Microseconds | None
     periods: tuple[TtlPeriod, ...]
+
+    @property
+    def unknown(self) -> tuple[TtlPeriod, ...]:
+        """The periods of which the TTL is not known."""
+        return tuple(period for period in self.periods if period.ttl_us is None)
+
+    def as_known(self) -> LogHistory:
+        """The history without what is not known: the best case."""
+        return LogHistory(self.created_us, tuple(period for period in self.periods if period.ttl_us is not None))
 
 
 def log_history(changes: Sequence[Change]) -> LogHistory | None:
-    """The history of a table's log, out of everything said of it, oldest first; None where the log was dropped.
+    """The history of a table's log, out of everything known of it, oldest first; None where the log was dropped.
 
     A log that was put back with a creation time before its drop has not lost its rows: what was in force before
-    counts as well. Off periods hold no rows.
+    counts as well. Off periods hold no rows. Where a table was only seen, what was in force since the change before,
+    or since its creation, is not known.
 
     Raises:
         InputError: the changes are not in the order of their times.
@@ -86,16 +104,39 @@ def log_history(changes: Sequence[Change]) -> LogHistory | None:
     if not changes or changes[-1].dropped:
         return None
     created_us = changes[-1].created_us
+    oldest_us = ALWAYS if created_us is None else created_us
     ends = [change.at_us for change in changes[1:]] + [NEVER]
-    periods = []
-    first = True
+    periods: list[TtlPeriod] = []
+    before: Change | None = None
     for change, until_us in zip(changes, ends, strict=True):
-        # What is said first of a log holds from its creation, however late it is said.
-        from_us = min(change.created_us, change.at_us) if first else change.at_us
-        first = change.dropped
-        if change.enabled and not change.dropped and until_us > created_us:
-            periods.append(TtlPeriod(max(from_us, created_us), until_us, change.ttl_us))
-    return LogHistory(created_us, tuple(periods))
+        from_us = change.at_us
+        if before is not None and before.dropped:
+            before = None
+        if change.seen:
+            periods += _unseen(change, before)
+        elif before is None and change.created_us is not None:
+            # What is stated first of a log holds from its creation, however late it is stated.
+            from_us = min(from_us, change.created_us)
+        if change.enabled and not change.dropped:
+            periods.append(TtlPeriod(from_us, until_us, change.ttl_us))
+        before = change
+    return LogHistory(
+        created_us,
+        tuple(
+            TtlPeriod(max(period.from_us, oldest_us), period.until_us, period.ttl_us)
+            for period in periods
+            if period.until_us > oldest_us
+        ),
+    )
+
+
+def _unseen(change: Change, before: Change | None) -> list[TtlPeriod]:
+    """The period up to a change that was only seen, in all of which CDC may have been on, perhaps under any TTL."""
+    if before is None:
+        return [TtlPeriod(ALWAYS, change.at_us, None)]
+    if not before.enabled and not change.enabled and before.ttl_us == change.ttl_us:
+        return []
+    return [TtlPeriod(before.at_us, change.at_us, change.ttl_us if before.ttl_us == change.ttl_us else None)]
 
 
 def written_until_us(times_us: ArrayLike, margins: Margins) -> Int64s:
@@ -113,7 +154,8 @@ def held_until_us(times_us: ArrayLike, log: LogHistory, margins: Margins) -> Int
     """Until when (µs, int64[g]) a log can hold rows of each generation; 0 where it cannot, NEVER where for ever.
 
     A row of k is written from T(k) on, less what its timestamp may run ahead, until T(k+1), and lives for the TTL in
-    force at that moment: so the largest TTL in force in between counts from the last such moment on.
+    force at that moment: so the largest TTL in force in between counts from the last such moment on. An unknown TTL is
+    the largest possible one, under which rows never expire; a log of unknown age is older than every generation.
     """
     times = np.asarray(times_us, dtype=np.int64)
     begin = times - (margins.ahead_us + margins.skew_us)
@@ -121,10 +163,10 @@ def held_until_us(times_us: ArrayLike, log: LogHistory, margins: Margins) -> Int
     longest = np.full(times.shape, -1, dtype=np.int64)
     for period in log.periods:
         met = (period.from_us < until) & (period.until_us > begin)
-        longest[met] = np.maximum(longest[met], NEVER if period.ttl_us == 0 else period.ttl_us)
-    # Without the skew: a table that was created after T(k+1) has no row of k, and both times come from one clock.
-    too_young = log.created_us >= until - margins.skew_us
-    longest[too_young] = -1
+        longest[met] = np.maximum(longest[met], period.ttl_us or NEVER)
+    if log.created_us is not None:
+        # Without the skew: a table that was created after T(k+1) has no row of k, and both times come from one clock.
+        longest[log.created_us >= until - margins.skew_us] = -1
     held = np.zeros(times.shape, dtype=np.int64)
     some = longest >= 0
     forever = some & ((longest == NEVER) | (until == NEVER))

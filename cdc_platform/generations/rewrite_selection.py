@@ -20,10 +20,15 @@ _ALWAYS = Milliseconds(-(2**63))
 
 @dataclass(frozen=True)
 class LogLife:
-    """How long a table's log rows live (`ttl_ms`, 0: for ever), and since when there is a log (`created_at_ms`)."""
+    """How long a table's log rows live (`ttl_ms`, 0: for ever), and since when there are any (`created_at_ms`).
+
+    `created_at_ms` None: that is not known, so that there may be rows of any age. `until_ms`: up to when rows were
+    written that live so long; None: they still are.
+    """
 
     ttl_ms: Milliseconds
-    created_at_ms: Milliseconds
+    created_at_ms: Milliseconds | None
+    until_ms: Milliseconds | None = None
 
 
 def may_hold_rows(
@@ -51,14 +56,17 @@ def may_hold_rows(
         raise InputError("the times of V1 generations have to ascend, each once")
     if clock_margin_ms < 0 or any(log.ttl_ms < 0 for log in logs):
         raise InputError("a TTL and the clock margin are 0 or more")
-    if not logs:
-        return np.zeros(len(times), dtype=bool)
-    limit = oldest_live_ms(logs, now_ms, use_creation_time=use_creation_time, clock_margin_ms=clock_margin_ms)
-    if limit is None:
-        return np.ones(len(times), dtype=bool)
     refined = use_creation_time or clock_margin_ms > 0
-    too_old = times[1:] <= limit if refined else times[1:] < limit
-    return np.append(~too_old, True) if len(times) else np.zeros(0, dtype=bool)
+    live = np.zeros(len(times), dtype=bool)
+    for log in logs:
+        limit = oldest_live_ms([log], now_ms, use_creation_time=use_creation_time, clock_margin_ms=clock_margin_ms)
+        reached = np.ones(len(times), dtype=bool)
+        if limit is not None:
+            reached[:-1] = times[1:] > limit if refined else times[1:] >= limit
+        if log.until_ms is not None:
+            reached &= times < log.until_ms + clock_margin_ms
+        live |= reached
+    return live
 
 
 def oldest_live_ms(
@@ -72,7 +80,7 @@ def oldest_live_ms(
     limits = [
         max(
             now_ms - log.ttl_ms if log.ttl_ms else _ALWAYS,
-            log.created_at_ms if use_creation_time else _ALWAYS,
+            log.created_at_ms if use_creation_time and log.created_at_ms is not None else _ALWAYS,
         )
         for log in logs
     ]

@@ -44,7 +44,7 @@ def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSche
             continue
         try:
             for statement in parse(known.ddl):
-                _define(catalog, statement.body, us_of(known.created_at_ms))
+                _define(catalog, statement.body, us_of(known.oldest_ms))
             schema = noted(catalog.table(s.Name(known.keyspace_name, known.table_name)), known.ddl)
             catalog.put(schema)
             found.append(schema)

@@ -2,12 +2,17 @@
 
 `platform.cdc_table_changes` is what was said, append-only, and written first; `platform.cdc_tables` is what follows
 from it. A process that dies between the two leaves what the next change of any table completes.
+
+What is not known is not made up: a log of unknown age has no creation time, and a table that was only seen stands as it
+does from that moment on. A statement about the past adds the row that the history would have had then. What an unknown
+past means for a generation is decided by `generations.expiry` alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import wraps
 from itertools import groupby
 from typing import Concatenate, ParamSpec
@@ -22,7 +27,8 @@ from cdc_platform.clock import (
     Microseconds,
     Milliseconds,
     format_ms,
-    ms_from_datetime,
+    format_us,
+    from_datetime,
     ms_of,
     us_of,
     us_of_seconds,
@@ -44,6 +50,7 @@ from cdc_platform.records.table_history import (
     TableChange,
     as_it_stands,
     changes_of,
+    known_us,
     row_of,
     rows_of,
 )
@@ -60,7 +67,7 @@ def cdc_tables(lake: Lake) -> list[CdcTable]:
             row["table_name"],
             row["enabled"],
             row["ttl_seconds"],
-            ms_from_datetime(row["created_at"]),
+            _known_ms(row["created_at"]),
             row["ddl"],
         )
         for row in rows
@@ -96,30 +103,42 @@ def histories(lake: Lake) -> dict[tuple[str, str], LogHistory]:
     """The TTLs that rows were written with in each log that is there, by keyspace and table, as the rule has them."""
     found: dict[tuple[str, str], LogHistory] = {}
     for name, said in groupby(changes(lake), key=lambda change: (change.keyspace_name, change.table_name)):
-        history = log_history(
-            [
-                Change(
-                    change.changed_at_us,
-                    change.created_at_us,
-                    change.enabled,
-                    us_of_seconds(change.ttl_seconds),
-                    change.what == DROPPED,
-                )
-                for change in said
-            ]
-        )
+        history = log_history(list(_as_rule(list(said))))
         if history is not None:
             found[name] = history
     return found
 
 
+def _as_rule(said: Sequence[TableChange]) -> Iterator[Change]:
+    """The changes of one table, oldest first, as the rule of expiry has them."""
+    for before, change in zip([None, *said], said, strict=False):
+        is_back = before is not None and before.what == DROPPED and _is_put_back(before, change)
+        yield Change(
+            change.changed_at_us,
+            change.created_at_us,
+            change.enabled,
+            us_of_seconds(change.ttl_seconds),
+            change.what == DROPPED,
+            seen=change.what == ADDED and not change.stands_since_creation and not is_back,
+        )
+
+
+def _is_put_back(drop: TableChange, change: TableChange) -> bool:
+    """Whether a log was stated to have stood so since before its drop: such a row comes right behind the drop."""
+    return change.created_at_us is not None and change.changed_at_us == drop.changed_at_us + ONE_US
+
+
+Rule = Callable[[Sequence[TableChange]], Sequence[TableChange]]
+"""What is to be added to the changes of a table, of all that there are, oldest first."""
+
+
 @dataclass(frozen=True)
 class Saying:
-    """What is to be said of a table: a rule makes it, or nothing, of what was last said of it."""
+    """What is to be said of a table: a rule makes it, or nothing, of what was said of it before."""
 
     keyspace_name: str
     table_name: str
-    rule: Callable[[TableChange | None], TableChange | None]
+    rule: Rule
 
 
 def addition(
@@ -130,33 +149,44 @@ def addition(
     *,
     ttl_seconds: int,
     created_at_ms: Milliseconds | None = None,
+    created_now: bool = False,
+    ttl_since_ms: Milliseconds | None = None,
     ddl: str | None = None,
     enabled: bool = True,
+    seen: bool = False,
 ) -> Saying:
-    """Of a table with a log, created at `created_at_ms` (by default now). The same table again is one table.
+    """Of a table with a log, created at `created_at_ms` (None: not known), or now. The same table again is one table.
+
+    It stands so since `ttl_since_ms`, by default since its creation; where neither is known, or the table was only
+    `seen`, since now. What was not known of a table that is there is filled in.
 
     Raises:
-        InputError: the name, the TTL or the time is impossible; as it is said, the table is there with another TTL,
+        InputError: the name, the TTL or a time is impossible; as it is said, the table is there with another TTL,
             creation or state.
     """
     check_table_name(keyspace, table)
     _check_ttl(ttl_seconds)
-    if created_at_ms is not None and created_at_ms > clock.now_ms():
-        raise InputError(
-            f"{keyspace}.{table}: its log cannot have been created at {format_ms(created_at_ms)}, which is after now, "
-            f"{format_ms(clock.now_ms())}; give the time of the log's CREATE TABLE"
-        )
+    _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
 
-    def rule(last: TableChange | None) -> TableChange | None:
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = said[-1] if said else None
         if last is not None and last.what != DROPPED:
-            _assert_same(last, ttl_seconds, created_at_ms, enabled)
-            return None
+            _assert_same(last, ttl_seconds, None if seen else created_at_ms, enabled)
+            created_us = _created_us(said, created_at_ms, seen=seen)
+            found = [] if created_us == last.created_at_us else [_created(clock, last, created_us)]
+            is_unaltered = all(change.ttl_seconds == ttl_seconds for change in _of_this_log(said))
+            since_ms = created_at_ms if ttl_since_ms is None and is_unaltered else ttl_since_ms
+            return found if seen or since_ms is None else [*found, *_in_force(_joined(said, found), since_ms)]
         after_us = -ONE_US if last is None else last.changed_at_us
-        created_ms = max(clock.now_ms(), ms_of(after_us) + ONE_MS) if created_at_ms is None else created_at_ms
-        # The TTL is in force since the log was created, however late that is told.
-        created_us = us_of(created_ms)
-        at_us = max(created_us, after_us + ONE_US)
-        return TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl)
+        created_ms = max(clock.now_ms(), ms_of(after_us) + ONE_MS) if created_now else created_at_ms
+        since_ms = created_ms if ttl_since_ms is None and not seen else ttl_since_ms
+        at_us = us_of(clock.now_ms() if since_ms is None else since_ms)
+        created_us = None if created_ms is None else us_of(created_ms)
+        if created_us is not None:
+            at_us = max(at_us, created_us)
+        # Right behind the drop is the place of a log that is stated to be older than it, see `_is_put_back`.
+        at_us = max(at_us, after_us + ONE_US * (1 if at_us == created_us else 2))
+        return [TableChange(keyspace, table, at_us, ADDED, enabled, ttl_seconds, created_us, ddl)]
 
     return Saying(keyspace, table, rule)
 
@@ -170,31 +200,122 @@ def alteration(
     ttl_seconds: int | None = None,
     enabled: bool | None = None,
     ddl: str | None = None,
+    created_at_ms: Milliseconds | None = None,
+    ttl_since_ms: Milliseconds | None = None,
+    stood_until_us: Microseconds | None = None,
+    seen: bool = False,
 ) -> Saying:
     """Of another TTL of a table's log, or its CDC on or off, from now on. What changes nothing is not noted.
 
-    Rows that are in the log keep the TTL they were written with.
+    Rows that are in the log keep the TTL they were written with. `created_at_ms` and `ttl_since_ms` state what was not
+    known: when the log was created, and since when the TTL is in force. Where the change was only `seen`, when it was
+    made is not known, but that it was after `stood_until_us` (µs).
 
     Raises:
-        InputError: the TTL is impossible.
+        InputError: the TTL or a time is impossible, or contradicts what is known.
         NotFound: as it is said, the table is not known.
     """
     if ttl_seconds is not None:
         _check_ttl(ttl_seconds)
+    _check_past(clock, f"{keyspace}.{table}", created_at_ms, ttl_since_ms)
 
-    def rule(last: TableChange | None) -> TableChange | None:
-        last = _standing(lake, last, keyspace, table)
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = _standing(lake, said[-1] if said else None, keyspace, table)
         wanted = replace(
             last,
-            what=ALTERED,
             enabled=last.enabled if enabled is None else enabled,
             ttl_seconds=last.ttl_seconds if ttl_seconds is None else ttl_seconds,
             ddl=last.ddl if ddl is None else ddl,
+            created_at_us=_created_us(said, created_at_ms, seen=seen),
         )
-        unchanged = replace(wanted, what=last.what) == last
-        return None if unchanged else replace(wanted, changed_at_us=_next_us(clock, last))
+        is_other = (wanted.enabled, wanted.ttl_seconds) != (last.enabled, last.ttl_seconds)
+        found = list[TableChange]()
+        if wanted != last:
+            at_us = _next_us(clock, last)
+            if is_other and ttl_since_ms is not None:
+                at_us = _since_us(last, us_of(ttl_since_ms))
+            if seen and is_other and stood_until_us is not None and last.changed_at_us < stood_until_us < at_us:
+                found.append(replace(last, what=ALTERED, changed_at_us=stood_until_us))
+            found.append(replace(wanted, what=ADDED if seen and is_other else ALTERED, changed_at_us=at_us))
+        if ttl_since_ms is not None and not is_other:
+            found += _in_force(_joined(said, found), ttl_since_ms)
+        return found
 
     return Saying(keyspace, table, rule)
+
+
+def _created(clock: Clock, last: TableChange, created_us: Microseconds | None) -> TableChange:
+    return replace(last, what=ALTERED, created_at_us=created_us, changed_at_us=_next_us(clock, last))
+
+
+def _created_us(said: Sequence[TableChange], created_at_ms: Milliseconds | None, *, seen: bool) -> Microseconds | None:
+    """When the log was created (µs), by what is known and what is stated, or `seen`: of two seen times the older one.
+
+    Raises:
+        InputError: what is stated contradicts what is known.
+    """
+    log = _of_this_log(said)
+    last, first = log[-1], log[0]
+    if created_at_ms is None:
+        return last.created_at_us
+    created_us = us_of(created_at_ms)
+    if seen:
+        return created_us if last.created_at_us is None else min(created_us, last.created_at_us)
+    _assert_same(last, last.ttl_seconds, created_at_ms, last.enabled)
+    if created_us > first.changed_at_us:
+        raise InputError(
+            f"{last.full_name} was there at {format_us(first.changed_at_us)}, so its log cannot have been created at "
+            f"{format_ms(created_at_ms)}; give a time before that"
+        )
+    return created_us
+
+
+def _since_us(last: TableChange, at_us: Microseconds) -> Microseconds:
+    """When a TTL came into force, which has to be later than another one was known to be.
+
+    Raises:
+        InputError: it is not.
+    """
+    if at_us <= last.changed_at_us:
+        raise InputError(
+            f"the TTL of {last.full_name} was {last.ttl_seconds} s at {format_us(last.changed_at_us)}; another one is "
+            "in force since a later time: give that as --ttl-since"
+        )
+    return at_us
+
+
+def _in_force(said: Sequence[TableChange], since_ms: Milliseconds) -> list[TableChange]:
+    """The change that the history of a table lacks where its TTL of now has been in force since a time (ms) before.
+
+    Raises:
+        InputError: it had another TTL later than that.
+    """
+    log = _of_this_log(said)
+    last = log[-1]
+    at_us = us_of(since_ms)
+    if last.created_at_us is not None:
+        at_us = max(at_us, last.created_at_us)
+    if len(log) < len(said):
+        at_us = max(at_us, said[-len(log) - 1].changed_at_us + ONE_US)
+    other = next((change for change in reversed(log) if change.ttl_seconds != last.ttl_seconds), None)
+    if other is not None:
+        at_us = _since_us(other, at_us)
+    begun = next(change for change in log if other is None or change.changed_at_us > other.changed_at_us)
+    if begun.changed_at_us <= at_us:
+        return []
+    # Its CDC was on as long as nobody says that it was off.
+    what = ADDED if other is None else ALTERED
+    return [replace(begun, what=what, changed_at_us=at_us, enabled=True, created_at_us=last.created_at_us)]
+
+
+def _of_this_log(said: Sequence[TableChange]) -> Sequence[TableChange]:
+    """The changes of a table since its log was last dropped."""
+    drops = [place for place, change in enumerate(said) if change.what == DROPPED]
+    return said[drops[-1] + 1 :] if drops else said
+
+
+def _joined(said: Sequence[TableChange], more: Sequence[TableChange]) -> list[TableChange]:
+    return sorted([*said, *more], key=lambda change: change.changed_at_us)
 
 
 def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
@@ -204,11 +325,12 @@ def ending(lake: Lake, clock: Clock, keyspace: str, table: str) -> Saying:
         NotFound: as it is said, the table is not known.
     """
 
-    def rule(last: TableChange | None) -> TableChange | None:
+    def rule(said: Sequence[TableChange]) -> Sequence[TableChange]:
+        last = said[-1] if said else None
         if last is not None and last.what == DROPPED and _is_listed(lake, keyspace, table):
-            return None  # one who died, or is at it, has said so: this finishes it
+            return ()  # one who died, or is at it, has said so: this finishes it
         last = _standing(lake, last, keyspace, table)
-        return replace(last, what=DROPPED, changed_at_us=_next_us(clock, last))
+        return [replace(last, what=DROPPED, changed_at_us=_next_us(clock, last))]
 
     return Saying(keyspace, table, rule)
 
@@ -264,23 +386,25 @@ def _said(lake: Lake, sayings: Sequence[Saying], *, apart: bool, once: Numbers) 
     def next_rows(rows: pa.Table) -> pa.Table | None:
         told = changes_of(rows)
         silent = _silent(lake, told)
-        last = {(each.keyspace_name, each.table_name): each for each in [*silent, *told]}
+        by_table: dict[tuple[str, str], list[TableChange]] = {}
+        for each in [*silent, *told]:
+            by_table.setdefault((each.keyspace_name, each.table_name), []).append(each)
         outcomes.clear()
         said: list[TableChange] = []
         for saying in sayings:
             name = saying.keyspace_name, saying.table_name
             try:
-                change = saying.rule(last.get(name))
+                changes = saying.rule(by_table.get(name, []))
             except InputError as refusal:
                 if not apart:
                     raise
                 outcomes.append(refusal)
                 continue
-            if change is not None:
-                said.append(change)
-                last[name] = change
-            assert name in last, "a rule that says nothing of a table that nothing was said of"
-            outcomes.append(last[name])
+            if changes:
+                said += changes
+                by_table[name] = _joined(by_table.get(name, []), changes)
+            assert name in by_table, "a rule that says nothing of a table that nothing was said of"
+            outcomes.append(by_table[name][-1])
         return rows_of([*silent, *said]) if said else None
 
     if not sayings:
@@ -326,11 +450,11 @@ def _silent(lake: Lake, told: list[TableChange]) -> list[TableChange]:
         TableChange(
             table.keyspace_name,
             table.table_name,
-            us_of(table.created_at_ms),
+            us_of(table.oldest_ms),
             ADDED,
             table.enabled,
             table.ttl_seconds,
-            us_of(table.created_at_ms),
+            None if table.created_at_ms is None else us_of(table.created_at_ms),
             table.ddl,
         )
         for table in cdc_tables(lake)
@@ -346,11 +470,13 @@ def _unknown(lake: Lake, keyspace: str, table: str) -> UnknownTable:
 
 
 def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Milliseconds | None, enabled: bool) -> None:
-    created_ms = ms_of(last.created_at_us)
-    if (ttl_seconds, enabled) == (last.ttl_seconds, last.enabled) and created_at_ms in (None, created_ms):
+    created_ms = None if last.created_at_us is None else ms_of(last.created_at_us)
+    same = created_ms is None or created_at_ms in (None, created_ms)
+    if (ttl_seconds, enabled) == (last.ttl_seconds, last.enabled) and same:
         return
+    created = "at an unknown time" if created_ms is None else f"at {format_ms(created_ms)}"
     raise InputError(
-        f"{last.full_name} is known already, with TTL {last.ttl_seconds} s, created at {format_ms(created_ms)}, CDC "
+        f"{last.full_name} is known already, with TTL {last.ttl_seconds} s, created {created}, CDC "
         f"{'on' if last.enabled else 'off'}; change it with: cdc-platform tables alter {last.full_name}"
     )
 
@@ -358,6 +484,25 @@ def _assert_same(last: TableChange, ttl_seconds: int, created_at_ms: Millisecond
 def _next_us(clock: Clock, last: TableChange) -> Microseconds:
     """Now, or just after the last change where the clock stands or was turned back: the order of changes counts."""
     return max(clock.now_us(), last.changed_at_us + ONE_US)
+
+
+def _check_past(clock: Clock, name: str, created_at_ms: Milliseconds | None, ttl_since_ms: Milliseconds | None) -> None:
+    now = f"which is after now, {format_ms(clock.now_ms())}"
+    if created_at_ms is not None and created_at_ms > clock.now_ms():
+        raise InputError(
+            f"{name}: its log cannot have been created at {format_ms(created_at_ms)}, {now}; give the time of the "
+            "log's CREATE TABLE"
+        )
+    if ttl_since_ms is not None and ttl_since_ms > clock.now_ms():
+        raise InputError(
+            f"{name}: its TTL cannot be in force since {format_ms(ttl_since_ms)}, {now}; give the time of its last "
+            "change"
+        )
+
+
+def _known_ms(stored: datetime) -> Milliseconds | None:
+    us = known_us(from_datetime(stored))
+    return None if us is None else ms_of(us)
 
 
 def _check_ttl(ttl_seconds: int) -> None:

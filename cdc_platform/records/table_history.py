@@ -8,9 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, Milliseconds, from_datetime, ms_of, to_datetime
+from cdc_platform.cql.names import quoted
 from cdc_platform.lake.tables import CDC_TABLE_CHANGES
 
 ADDED, ALTERED, DROPPED = "added", "altered", "dropped"
+"""What becomes of a table. `added` once more, with no drop before it: seen to stand otherwise, not known since when."""
+
+_UNKNOWN_US = Microseconds(0)
+"""What stands for an unknown time in a column that may not be null: before every generation, for every reader."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +28,28 @@ class _Named:
         """`keyspace.table`."""
         return f"{self.keyspace_name}.{self.table_name}"
 
+    @property
+    def cql_name(self) -> str:
+        """`keyspace.table` as CQL and the command line read it: quoted where that is needed."""
+        return f"{quoted(self.keyspace_name)}.{quoted(self.table_name)}"
+
 
 @dataclass(frozen=True)
 class CdcTable(_Named):
-    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created."""
+    """A table with a CDC log. `ttl_seconds` 0: log rows never expire. `created_at_ms`: when the log was created.
+
+    `created_at_ms` is None where that is not known.
+    """
 
     enabled: bool
     ttl_seconds: int
-    created_at_ms: Milliseconds
+    created_at_ms: Milliseconds | None
     ddl: str | None = None
+
+    @property
+    def oldest_ms(self) -> Milliseconds:
+        """Before which time (ms) there was no log: a log of unknown age is older than everything."""
+        return Milliseconds(0) if self.created_at_ms is None else self.created_at_ms
 
 
 @dataclass(frozen=True)
@@ -42,8 +60,13 @@ class TableChange(_Named):
     what: str
     enabled: bool
     ttl_seconds: int
-    created_at_us: Microseconds
+    created_at_us: Microseconds | None
     ddl: str | None = None
+
+    @property
+    def stands_since_creation(self) -> bool:
+        """Whether the table is known to have stood so from the creation of its log on."""
+        return self.created_at_us is not None and self.changed_at_us <= self.created_at_us
 
 
 def changes_of(rows: pa.Table) -> list[TableChange]:
@@ -57,13 +80,18 @@ def changes_of(rows: pa.Table) -> list[TableChange]:
                 row["what"],
                 row["enabled"],
                 row["ttl_seconds"],
-                from_datetime(row["created_at"]),
+                known_us(from_datetime(row["created_at"])),
                 row["ddl"],
             )
             for row in rows.to_pylist()
         ),
         key=lambda change: change.changed_at_us,
     )
+
+
+def known_us(stored_us: Microseconds) -> Microseconds | None:
+    """A time (µs) as it is stored; None where it stands for one that is not known."""
+    return None if stored_us == _UNKNOWN_US else stored_us
 
 
 def rows_of(several: list[TableChange]) -> pa.Table:
@@ -73,8 +101,8 @@ def rows_of(several: list[TableChange]) -> pa.Table:
 
 def row_of(change: TableChange) -> dict[str, Any]:
     """A change as a row of the history, and of what follows from it, which has fewer columns."""
-    times = {"changed_at": to_datetime(change.changed_at_us), "created_at": to_datetime(change.created_at_us)}
-    return vars(change) | times
+    created_us = _UNKNOWN_US if change.created_at_us is None else change.created_at_us
+    return vars(change) | {"changed_at": to_datetime(change.changed_at_us), "created_at": to_datetime(created_us)}
 
 
 def as_it_stands(change: TableChange) -> CdcTable:
@@ -84,6 +112,6 @@ def as_it_stands(change: TableChange) -> CdcTable:
         change.table_name,
         change.enabled,
         change.ttl_seconds,
-        ms_of(change.created_at_us),
+        None if change.created_at_us is None else ms_of(change.created_at_us),
         change.ddl,
     )

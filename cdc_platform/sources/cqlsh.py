@@ -61,7 +61,8 @@ class Exports:
 
     `v1` is what they hold of the first format, and of what nodes keep; `tablets` are stream sets of tablets. `held` are
     the names of the tables that were exported, or of those that their rows go into, also without a row. `topology` is
-    what the cluster's group has agreed on, `tables` are those with CDC options in a schema.
+    what the cluster's group has agreed on, `tables` are those with CDC options or a log in a schema, `warnings` are
+    remarks on that schema.
     """
 
     descriptions: Mapping[str, RangeRows] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class Exports:
     held: frozenset[str] = frozenset()
     topology: TopologyExport = field(default_factory=TopologyExport)
     tables: Sequence[DescribedTable] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,12 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
     tablets = TabletFiles()
     held: set[str] = set()
     tables: list[DescribedTable] = []
+    warnings: list[str] = []
     for source, text in files:
         if is_schema(text):
             schema = parse_schema(source, text)
             tables += schema.tables
+            warnings += schema.warnings
             internals.names.update(schema.names)
             continue
         table, rows = _table(source, text)
@@ -159,6 +163,7 @@ def parse_exports(files: Sequence[tuple[str, str]], flaws: Flaws | None = None) 
         frozenset(held),
         topology,
         tables,
+        warnings,
     )
 
 

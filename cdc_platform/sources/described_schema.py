@@ -1,31 +1,40 @@
 """What DESCRIBE SCHEMA prints: which tables have a CDC log, their definitions, and, WITH INTERNALS, the IDs of logs.
 
-Statements that are none of a table, and tables that the platform's CQL does not read, tell nothing of CDC.
+Statements that are none of a table, and tables that the platform's CQL does not read, tell nothing of CDC. A log that
+is printed as a table of its own is there, whether the CDC of its base table is on or not.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from cdc_platform.clock import ONE_US, Milliseconds, ms_of
+from cdc_platform.clock import ONE_US, Milliseconds
 from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.parser import read_script
-from cdc_platform.cql.scalars import timeuuid_us
 from cdc_platform.cql.schema import CdcOptions
-from cdc_platform.cql.table_options import option_map
+from cdc_platform.cql.table_options import (
+    created_at_ms,
+    is_log,
+    leaves_out_enabled,
+    option_map,
+    table_id,
+    turns_off,
+)
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.sources.printed_rows import without_session
 from cdc_platform.user_files import too_large
 
 _STATEMENT = re.compile(
-    r"(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*+CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b", re.IGNORECASE | re.DOTALL
+    r"(?:\s|--[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*+(?:CREATE\s+(?:KEYSPACE|TABLE|TYPE)\b|USE\s+(?:\w+|\"\w+\")\s*;)",
+    re.IGNORECASE | re.DOTALL,
 )
 
 _HEAD = 64 * 1024
@@ -43,31 +52,39 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class DescribedTable:
-    """A table with CDC options; `created_at_ms` is that of its log, None where its ID does not tell it.
+    """A table with CDC options, or a log; `created_at_ms` is that of its log, None where its ID does not tell it.
 
-    `ddl` makes it, with the types that it uses; None where the platform's CQL does not understand it, and `unread` says
-    why.
+    `ttl_seconds` is None where no options are printed. `is_logged`: its log is printed as a table, or its CDC is on.
+    `ddl` makes the base table, with the types that it uses; None where the platform's CQL does not understand it, and
+    `unread` says why.
     """
 
     keyspace: str
     name: str
     enabled: bool
-    ttl_seconds: int
+    ttl_seconds: int | None
     created_at_ms: Milliseconds | None = None
     ddl: str | None = None
     unread: str | None = None
+    is_logged: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """`keyspace.table`."""
+        return f"{self.keyspace}.{self.name}"
 
 
 @dataclass(frozen=True)
 class DescribedSchema:
-    """The tables with CDC options, and every table by its ID, where the schema has IDs."""
+    """The tables with CDC options or a log, every table by its ID, where the schema has IDs, and remarks."""
 
     tables: list[DescribedTable] = field(default_factory=list)
     names: dict[str, Name] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
 def is_schema(text: str) -> bool:
-    """Whether a text begins with a statement that makes a keyspace, a type or a table."""
+    """Whether a text begins with a statement that makes a keyspace, a type or a table, or with USE."""
     return _STATEMENT.match(without_session(text[:_HEAD])) is not None
 
 
@@ -81,34 +98,118 @@ def parse_schema(source: str, text: str) -> DescribedSchema:
         raise too_large(source, _MOST_SCHEMA)
     text = without_session(text)
     _assert_shallow(source, text)
-    options: dict[Name, tuple[CdcOptions, str | None, str | None]] = {}
-    catalog = Catalog()
-    names: dict[str, Name] = {}
+    reader = _Reader(source)
     for statement in read_script(text):
+        reader.read(statement)
+    return reader.schema()
+
+
+class _Reader:
+    """What the statements of a schema have come to so far."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._catalog = Catalog()
+        self._options: dict[Name, CdcOptions] = {}
+        self._unread: dict[Name, str] = {}
+        self._logs: set[Name] = set()
+        self._names: dict[str, Name] = {}
+        self._warnings: list[str] = []
+
+    def read(self, statement: s.Statement) -> None:
+        """Take the next statement.
+
+        Raises:
+            InputError: it is of a table that may have a log, and cannot be read.
+        """
         body = statement.body
-        place = f"{source}, line {statement.line}"
+        place = f"{self._source}, line {statement.line}"
         if isinstance(body, s.Unread) and re.search(r"\bcdc\s*=\s*\{", statement.text, re.IGNORECASE):
             raise InputError(f"{place}: {body.error}")
-        if isinstance(body, s.CreateType):
+        if isinstance(body, s.Use):
+            self._catalog.in_use = body.keyspace
+        elif isinstance(body, s.CreateTable):
+            self._create(place, body)
+        elif isinstance(body, s.AlterProperties):
+            self._alter(place, body)
+        elif isinstance(body, s.CreateType | s.AddFields | s.RenameFields):
             with suppress(InputError, NotFound):  # the tables that use it say that it is not there
-                define(catalog, body, ONE_US)
-        if not isinstance(body, s.CreateTable):
-            continue
-        name = body.name.keyspace or "", body.name.name
-        id_ = _id(body)
-        if id_ is not None:
-            names[str(id_)] = name
-        found = _cdc(place, body)
-        if found is not None:
-            options[name] = found, *_ddl(catalog, body, found)
-    ids = {name: UUID(id_) for id_, name in names.items()}
-    tables = [
-        DescribedTable(
-            *name, cdc.enabled, cdc.ttl, _created_ms(ids.get((name[0], name[1] + LOG_SUFFIX))), ddl=ddl, unread=unread
+                define(self._catalog, body, ONE_US)
+        elif isinstance(body, s.AddColumns | s.DropColumns | s.RenameColumns):
+            self._change(self._name(body.name), body)
+
+    def schema(self) -> DescribedSchema:
+        """All of it, once the last statement is read."""
+        ids = {name: UUID(id_) for id_, name in self._names.items()}
+        return DescribedSchema(
+            [self._table(name, ids) for name in self._options | dict.fromkeys(sorted(self._logs))],
+            self._names,
+            self._warnings,
         )
-        for name, (cdc, ddl, unread) in options.items()
-    ]
-    return DescribedSchema(tables, names)
+
+    def _table(self, name: Name, ids: Mapping[Name, UUID]) -> DescribedTable:
+        if not name[0]:
+            raise InputError(
+                f"{self._source}: {name[1]} has no keyspace, and no USE names one; write keyspace.{name[1]}"
+            )
+        created_ms = created_at_ms(ids.get((name[0], name[1] + LOG_SUFFIX)))
+        cdc = self._options.get(name)
+        ddl, unread = self._ddl(name, cdc)
+        # Of a log alone nobody knows whether rows still come: that they do keeps more.
+        enabled = cdc.enabled if cdc is not None else not self._has(name)
+        ttl_seconds = None if cdc is None else cdc.ttl
+        is_logged = name in self._logs
+        return DescribedTable(*name, enabled, ttl_seconds, created_ms, ddl, unread, is_logged)
+
+    def _ddl(self, name: Name, cdc: CdcOptions | None) -> tuple[str | None, str | None]:
+        """What makes the table, or why that is not understood."""
+        if name in self._unread:
+            return None, self._unread[name]
+        if not self._has(name):
+            return None, f"CREATE TABLE {name[0]}.{name[1]} is not in {self._source}"
+        schema = self._catalog.table(s.Name(*name))
+        return ddl_of(self._catalog, schema if cdc is None else replace(schema, cdc=cdc)), None
+
+    def _has(self, name: Name) -> bool:
+        return name in self._unread or self._catalog.has_table(s.Name(*name))
+
+    def _create(self, place: str, body: s.CreateTable) -> None:
+        name = self._name(body.name)
+        id_ = table_id(body.properties)
+        if id_ is not None:
+            self._names[str(id_)] = name
+        if is_log(name[1], body.columns):
+            self._logs.add((name[0], name[1].removesuffix(LOG_SUFFIX)))
+            return
+        found = _cdc(place, body.properties)
+        if found is not None:
+            self._set(name, found)
+        # How its rows are stored says nothing of what they are.
+        kept = [each for each in body.properties if not isinstance(each, s.Property) or each.name == _DEFAULT_TTL]
+        self._change(name, replace(body, properties=tuple(kept)))
+
+    def _alter(self, place: str, body: s.AlterProperties) -> None:
+        name = self._name(body.name)
+        found = None if name[1].endswith(LOG_SUFFIX) else _cdc(place, body.properties)
+        if found is None:
+            return
+        if leaves_out_enabled(body.properties):
+            self._warnings.append(f"{place}: {turns_off('.'.join(name))}")
+        self._set(name, found)
+
+    def _set(self, name: Name, options: CdcOptions) -> None:
+        self._options[name] = options
+        if options.enabled:  # its log stays when a later statement turns CDC off
+            self._logs.add(name)
+
+    def _change(self, name: Name, body: s.Definition) -> None:
+        try:
+            define(self._catalog, body, ONE_US)
+        except (InputError, NotFound) as error:
+            self._unread[name] = str(error)
+
+    def _name(self, name: s.Name) -> Name:
+        return name.keyspace or self._catalog.in_use or "", name.name
 
 
 def _assert_shallow(source: str, text: str) -> None:
@@ -124,20 +225,9 @@ def _assert_shallow(source: str, text: str) -> None:
             )
 
 
-def _ddl(catalog: Catalog, body: s.CreateTable, cdc: CdcOptions) -> tuple[str | None, str | None]:
-    """What makes the table, or why that is not understood. How its rows are stored says nothing of what they are."""
-    kept = [each for each in body.properties if not isinstance(each, s.Property) or each.name == _DEFAULT_TTL]
-    try:
-        schema = define(catalog, replace(body, properties=tuple(kept)), ONE_US)
-        assert schema is not None
-        return ddl_of(catalog, replace(schema, cdc=cdc)), None
-    except (InputError, NotFound) as error:
-        return None, str(error)
-
-
-def _cdc(place: str, body: s.CreateTable) -> CdcOptions | None:
-    """The CDC options; None where the table does not say, or is Cassandra's, whose CDC is another."""
-    given = [each.value for each in body.properties if isinstance(each, s.Property) and each.name == "cdc"]
+def _cdc(place: str, properties: Iterable[s.TableProperty]) -> CdcOptions | None:
+    """The CDC options; None where the statement does not say, or is Cassandra's, whose CDC is another."""
+    given = [each.value for each in properties if isinstance(each, s.Property) and each.name == "cdc"]
     if not given or isinstance(given[0], s.Constant):
         return None
     try:
@@ -145,15 +235,3 @@ def _cdc(place: str, body: s.CreateTable) -> CdcOptions | None:
         return CdcOptions.parse({key: value for key, value in option_map(given[0]).items() if key.lower() in _KNOWN})
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
-
-
-def _id(body: s.CreateTable) -> UUID | None:
-    for each in body.properties:
-        if isinstance(each, s.Property) and each.name == "id" and isinstance(each.value, s.Constant):
-            return UUID(str(each.value.value))
-    return None
-
-
-def _created_ms(id_: UUID | None) -> Milliseconds | None:
-    """When a table was made (ms), which a timeuuid as its ID tells."""
-    return ms_of(timeuuid_us(id_)) if id_ is not None and id_.version == 1 else None

@@ -40,7 +40,7 @@ from cdc_platform.sources.described_schema import is_schema
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.import_plan import ImportPlan, plan_import
 from cdc_platform.sources.import_plan_tablets import ImportedSet
-from cdc_platform.sources.import_tables import tell_tables, undefined
+from cdc_platform.sources.import_tables import tell_tables, undefined, without_options
 from cdc_platform.sources.ordering import OrderedRows
 from cdc_platform.sources.printed_ring import (
     PrintedRing,
@@ -128,6 +128,8 @@ class ImportReport:
     rows_written: int = 0
     warnings: list[str] = field(default_factory=list)
     flaws: list[str] = field(default_factory=list)
+    turned_off: list[str] = field(default_factory=list)
+    """Statements of a schema that turn CDC off and may not be meant to."""
 
 
 def import_paths(
@@ -217,6 +219,8 @@ def _import(lake: Lake, clock: Clock, sources: ImportSources) -> ImportReport:
     report = ImportReport(generations=_generations(plan, sources.exports.v1), stream_sets=plan.stream_sets)
     report.warnings = [f"{path} is none of the files that are read here and was left alone" for path in sources.ignored]
     report.warnings += [*of_ring, *plan.warnings, *undefined(sources.exports)]
+    report.warnings += without_options(sources.exports)
+    report.turned_off = list(sources.exports.warnings)
     report.flaws = list(sources.flaws.told)
     if report.flaws and sources.flaws.marks:
         only_observed.mark(lake, clock, report.flaws)

@@ -34,6 +34,7 @@ CODES: Mapping[str, bool] = MappingProxyType(
         "reads-removed": True,
         "log-gap": False,
         "expiry-due": False,
+        "unknown-past": False,
         "no-tables": False,
         "empty-home": False,
     }

@@ -97,7 +97,8 @@ def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any]
         "to_remove": sum(each.action is Action.REMOVE for each in due),
         "next": following and _planned(following),
     }
-    matters = []
+    assumed = purge_plan.assumptions(plan)
+    matters = [Matter("unknown-past", f"{each.table} keeps generations: {each.said}", each.do) for each in assumed]
     if cluster_of(lake) is not None:
         return told, matters  # what goes, and which tables there are, is the cluster's to say
     if due:

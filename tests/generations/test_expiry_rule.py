@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -258,7 +258,7 @@ def written(
     in_force = [change for change in said if change.at_us <= at]
     if row < 0 or current < 0 or too_old or not in_force or in_force[-1].dropped or not in_force[-1].enabled:
         return None
-    if clock < in_force[-1].created_us:
+    if clock < (in_force[-1].created_us or 0):
         return None
     ttl = in_force[-1].ttl_us
     return Row(row, None if ttl == 0 else at + ttl)
@@ -326,6 +326,7 @@ def test_nothing_is_held_longer_than_the_rule_says(life: tuple[list[int], list[C
     times, said = life
     assume(not said[-1].dropped)
     created = said[-1].created_us
+    assert created is not None
     found = expiry(said, times=times, margins=Margins(Microseconds(0), Microseconds(0), Microseconds(0)))
     for k, (begin, end) in enumerate(pairwise(times)):
         standing = [[c for c in said if c.at_us <= moment][-1:] for moment in range(max(begin, created), end)]
@@ -344,3 +345,43 @@ def test_what_holds_nothing_is_not_named(life: tuple[list[int], list[Change]], p
     margins = Margins.of(policy, Microseconds(5), Microseconds(2))
     held = held_until_us(times, log, margins)
     assert ((held == 0) | (held >= written_until_us(times, margins))).all()
+
+
+def test_what_is_not_known_counts_as_the_worst_case() -> None:
+    """Unknown age: older than every generation. Unknown TTL: rows never expire; each only where it is not known."""
+    seen = Change(Microseconds(250), None, True, Microseconds(10), seen=True)
+    assert expiry([seen]) == [NEVER, NEVER, NEVER]
+    assert expiry([replace(seen, created_us=Microseconds(250))]) == [202, 312, NEVER]
+    assert expiry([replace(seen, created_us=Microseconds(240))]) == [202, NEVER, NEVER]
+    # A log of unknown age whose TTL is known since before the first generation.
+    assert expiry([replace(seen, at_us=Microseconds(0))]) == [212, 312, NEVER]
+    assert expiry([Change(Microseconds(0), None, True, Microseconds(10))]) == [212, 312, NEVER]
+    # A detached log: its CDC is off when it is seen, and nobody knows for how long.
+    assert expiry([replace(seen, enabled=False)]) == [NEVER, NEVER, NEVER]
+    before = Change(Microseconds(0), Microseconds(0), True, Microseconds(10))
+    assert expiry([before, replace(seen, created_us=Microseconds(0), enabled=False)]) == [212, 312, NEVER]
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(10, [212, 312, NEVER]), (20, [212, NEVER, NEVER])])
+def test_a_change_that_was_only_seen_may_have_come_at_any_time(ttl: Microseconds, expected: list[int]) -> None:
+    """Between two looks at another TTL it may have been any TTL; at the same TTL it was that one, whether on or off."""
+    first = Change(Microseconds(210), Microseconds(0), True, Microseconds(10))
+    known = replace(first, at_us=Microseconds(0))
+    for enabled in (True, False):
+        last = Change(Microseconds(400), Microseconds(0), enabled, ttl, seen=True)
+        assert expiry([known, replace(first, enabled=False), last]) == expected
+
+
+@given(life=lives(), forgotten=st.sets(st.integers(0, 5)), aged=st.booleans())
+def test_knowing_less_frees_nothing(life: tuple[list[int], list[Change]], forgotten: set[int], aged: bool) -> None:
+    """Whatever of a history is not known, no generation expires earlier than by all of it."""
+    times, said = life
+    less = [
+        replace(
+            change,
+            seen=not change.dropped and (change.seen or place in forgotten),
+            created_us=None if aged else change.created_us,
+        )
+        for place, change in enumerate(said)
+    ]
+    assert all(now >= then for now, then in zip(expiry(less, times=times), expiry(said, times=times), strict=True))

@@ -52,8 +52,7 @@ def test_the_refinement_is_the_servers_rule(
 ) -> None:
     """From the generation that operates at the smallest limit on: the last at or before it, and all after it."""
     limit = min(
-        (table.created_at_ms if table.ttl_ms == 0 else max(table.created_at_ms, now - table.ttl_ms)) - margin
-        for table in tables
+        max(table.created_at_ms or 0, now - table.ttl_ms if table.ttl_ms else -(2**62)) - margin for table in tables
     )
     first = next((place for place, time in enumerate(generations) if time > limit), len(generations))
     expected = generations[max(first - 1, 0) :]

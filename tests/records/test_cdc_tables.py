@@ -57,7 +57,7 @@ def test_a_table_is_added_altered_and_dropped(lake: Lake) -> None:
 
 def test_saying_the_same_twice_is_saying_it_once(lake: Lake) -> None:
     """The same addition, and a change that changes nothing, write nothing."""
-    first = cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    first = cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_now=True)
     versions = lake.version(CDC_TABLES), lake.version(CDC_TABLE_CHANGES)
     assert cdc_tables.add(lake, at(START_MS + DAY_MS), "ks", "t", ttl_seconds=60) == first
     assert cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_at_ms=START_MS) == first
@@ -75,7 +75,7 @@ def test_saying_the_same_twice_is_saying_it_once(lake: Lake) -> None:
 )
 def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, Any], says: str) -> None:
     """A TTL is altered, not added again: the history would not know since when."""
-    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_now=True)
     asked: dict[str, Any] = {"ttl_seconds": 60, **named}
     with pytest.raises(InputError, match=says):
         cdc_tables.add(lake, NOW, "ks", "t", **asked)
@@ -84,12 +84,13 @@ def test_another_table_of_the_same_name_is_refused(lake: Lake, named: dict[str, 
 
 def test_a_dropped_table_can_come_again(lake: Lake) -> None:
     """As a new one, whatever it was before; dropping or altering what is gone is refused."""
-    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60)
+    cdc_tables.add(lake, NOW, "ks", "t", ttl_seconds=60, created_now=True)
     cdc_tables.drop(lake, at(Milliseconds(START_MS + 1)), "ks", "t")
     for change in (cdc_tables.drop, cdc_tables.alter):
         with pytest.raises(NotFound, match=r"ks\.t"):
             change(lake, NOW, "ks", "t")
-    assert cdc_tables.add(lake, at(Milliseconds(START_MS + 1)), "ks", "t", ttl_seconds=9).created_at_ms == START_MS + 2
+    again = cdc_tables.add(lake, at(Milliseconds(START_MS + 1)), "ks", "t", ttl_seconds=9, created_now=True)
+    assert again.created_at_ms == START_MS + 2
 
 
 def many(lake: Lake, clock: Clock) -> list[Saying]:

@@ -326,7 +326,8 @@ def test_a_log_of_unknown_age_is_older_than_every_generation(lake: Lake, tmp_pat
     (tmp_path / "schema.cql").write_text("CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};")
     (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
     import_paths(lake, CLOCK, [tmp_path])
-    assert lake.read(CDC_TABLES)["created_at"].to_pylist()[0].timestamp() * 1000 == TIME_MS
+    assert cdc_tables.find(lake, "ks", "t").created_at_ms is None
+    assert lake.read(CDC_TABLES)["created_at"].to_pylist()[0].timestamp() == 0
 
 
 def test_one_folder_with_everything(lake: Lake, tmp_path: Path) -> None:

@@ -96,14 +96,13 @@ class Lifetimes:
     @classmethod
     def of(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
         """Those of a table that the lake knows, since its log was made."""
-        found = [
-            change
-            for change in cdc_tables.changes(lake)
-            if change.full_name == schema.full_name and change.what != DROPPED
-        ]
-        created = max(change.created_at_us for change in found)
-        ttls = [us_of_seconds(change.ttl_seconds) for change in found if change.created_at_us == created]
+        said = [change for change in cdc_tables.changes(lake) if change.full_name == schema.full_name]
+        drops = [place for place, change in enumerate(said) if change.what == DROPPED and change is not said[-1]]
+        found = [change for change in said[drops[-1] + 1 if drops else 0 :] if change.what != DROPPED]
+        ttls = [us_of_seconds(change.ttl_seconds) for change in found]
         lived = [ttl for ttl in ttls if ttl]
+        # A log of unknown age is older than everything.
+        created = found[-1].created_at_us or Microseconds(0)
         return cls(min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls), created)
 
     def since_us(self, now_us: Microseconds) -> Microseconds:
@@ -175,7 +174,7 @@ def what_is_gone(
     """
     lives, name, told = Lifetimes.of(lake, schema), schema.full_name, list[str]()
     said = [each for each in cdc_tables.changes(lake) if each.full_name == name]
-    made_anew = any(each.created_at_us < lives.created_us for each in said)
+    made_anew = any(each.what == DROPPED for each in said)
     if made_anew and after_us < lives.created_us <= until_us:
         told.append(
             f"the log of {name} was made anew at {format_us(lives.created_us)}: what was written to the one before"

@@ -15,7 +15,9 @@ CDC_TABLES = Table(
             column("table_name", pa.string(), "name of the base table"),
             column("enabled", pa.bool_(), "whether CDC is on"),
             column("ttl_seconds", pa.int64(), "how long log rows live; 0: they never expire"),
-            column("created_at", TIMESTAMP, "when the log table was created"),
+            column(
+                "created_at", TIMESTAMP, "when the log table was created; the start of 1970 where that is not known"
+            ),
             column("ddl", pa.string(), "the CREATE TABLE statement, where it is known", null=True),
         ]
     ),
@@ -33,10 +35,12 @@ CDC_TABLE_CHANGES = Table(
             column("keyspace_name", pa.string(), "keyspace of the base table"),
             column("table_name", pa.string(), "name of the base table"),
             column("changed_at", TIMESTAMP, "when it was changed; grows strictly within a table"),
-            column("what", pa.string(), "added, altered, or dropped with its log"),
+            column("what", pa.string(), "added, altered, or dropped with its log; added anew: seen to stand otherwise"),
             column("enabled", pa.bool_(), "whether CDC is on from then on"),
             column("ttl_seconds", pa.int64(), "how long log rows written from then on live; 0: they never expire"),
-            column("created_at", TIMESTAMP, "when the log table was created"),
+            column(
+                "created_at", TIMESTAMP, "when the log table was created; the start of 1970 where that is not known"
+            ),
             column("ddl", pa.string(), "the CREATE TABLE statement, where it is known", null=True),
         ]
     ),

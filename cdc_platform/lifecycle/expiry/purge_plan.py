@@ -1,11 +1,12 @@
 """The purge plan: for each generation when no log can hold a row of it, what keeps it, and what would go with it.
 
 Reads names, times and Delta's own log, never a stream, so that 10,000 generations take a moment. The rule is
-`generations.expiry`'s.
+`generations.expiry`'s. Where a generation stays because of what is not known of a log, the plan names that assumption.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,10 +25,13 @@ from cdc_platform.clock import (
     ms_of,
     us_of,
 )
+from cdc_platform.cql.names import quoted
 from cdc_platform.generations.expiry import (
+    ALWAYS,
     NEVER,
     LogHistory,
     Margins,
+    TtlPeriod,
     held_until_us,
     unread,
     written_until_us,
@@ -67,13 +71,23 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True)
+class Assumption:
+    """What is assumed of a table's log because it is not known (`said`), and the command that states it (`do`)."""
+
+    table: str
+    said: str
+    do: str
+
+
+@dataclass(frozen=True)
 class PlannedGeneration:
     """One generation in the plan. Times in ms.
 
     `expired_ms`: from when on no CDC log can hold rows of it, also while that lies ahead; None where it never comes
     or cannot be told. `removable_ms`: the same and the grace time. `marked_ms`: what `cdc_generation_timestamps` says.
     `blocked_by`: what keeps it now, by name; `reasons`: the same in words. `rows` and `bytes`: what would go, in all
-    tables; bytes are those of the files.
+    tables; bytes are those of the files. `assumptions`: those among the reasons that only hold as long as something is
+    not known.
     """
 
     id: str | None
@@ -87,6 +101,7 @@ class PlannedGeneration:
     bytes: int
     action: Action
     listed: bool
+    assumptions: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,28 +117,42 @@ class Size:
 
 @dataclass(frozen=True)
 class _Hold:
-    """One thing that keeps some of the generations: its name, and in words why it keeps the one at an index."""
+    """One thing that keeps some of the generations: its name, and in words why it keeps the one at an index.
+
+    `known_us`: until when it keeps them by what is known; the rest is assumed.
+    """
 
     name: str
     until_us: np.ndarray
     reason: str
+    known_us: np.ndarray | None = None
+    assumption: Assumption | None = None
+
+    def assumed(self, index: int) -> Assumption | None:
+        """What is assumed where it keeps the generation at an index for longer than is known."""
+        is_known = self.known_us is None or self.known_us[index] == self.until_us[index]
+        return None if is_known else self.assumption
 
     def says(self, index: int) -> str:
+        assumed = self.assumed(index)
+        if assumed is not None:
+            return f"{self.reason}: {assumed.said}"
         until = Microseconds(self.until_us[index])
         when = "" if until == NEVER else f" until {format_us(until)}"
         return f"{self.reason}{when}"
 
 
-def plan(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
+def plan(lake: Lake, clock: Clock, settings: Settings, *, by_what_is_known: bool = False) -> list[PlannedGeneration]:
     """What is to become of every known generation, oldest first.
 
     Only published generations end others: what nobody may read yet is no successor. A time that has been noted as
-    `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken.
+    `expired` never moves to an earlier one, whatever is said of tables since; a later one is taken. With
+    `by_what_is_known` nothing is assumed of what is not known of logs: never remove anything by such a plan.
     """
     generations = Timeline.read(lake).generations
     published = [each for each in generations if each.published or each.is_removed or each.published_v1]
     times = np.array([us_of(each.time_ms) for each in published], dtype=np.int64)
-    holds = _Holds(lake, times, settings)
+    holds = _Holds(lake, times, settings, by_what_is_known=by_what_is_known)
     index = {each.time_ms: number for number, each in enumerate(published)}
     sizes = held_sizes(lake)
     now_us = clock.now_us()
@@ -159,6 +188,11 @@ def size_of(generation: Generation, sizes: Mapping[object, Size]) -> Size:
     return own + by_id + Size(int(generation.published), 0)
 
 
+def assumptions(plan: Iterable[PlannedGeneration]) -> list[Assumption]:
+    """What a plan assumes, each once."""
+    return list(dict.fromkeys(assumption for each in plan for assumption in each.assumptions))
+
+
 def table_histories(lake: Lake) -> dict[str, LogHistory]:
     """The logs that rows of generations can be in, by `keyspace.table`: those of all tables but tablet-based ones."""
     sources = StreamSources(lake)
@@ -169,18 +203,19 @@ def table_histories(lake: Lake) -> dict[str, LogHistory]:
 class _Holds:
     """Everything that keeps generations (int64[g] `times_us`, ascending), looked up once for all of them."""
 
-    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings) -> None:
+    def __init__(self, lake: Lake, times_us: np.ndarray, settings: Settings, *, by_what_is_known: bool) -> None:
         margins = Margins.of(
             settings.policy, us_of(settings.generation_leeway_ms), us_of(settings.expiry_skew_margin_ms)
         )
         self.tables_known = no_tables.are_told(lake)
-        told = "do so with: cdc-platform tables add, or that there is none: cdc-platform tables none"
+        told = "do so with: cdc-platform tables add KS.T --ttl SECONDS, or that there is none: cdc-platform tables none"
         self._telling = mend(lake, told, "none was seen in {cluster}; look again with: cdc-platform observe {cluster}")
         self.expires_us = written_until_us(times_us, margins)
         self.tables: list[_Hold] = []
         for name, history in table_histories(lake).items():
-            until = held_until_us(times_us, history, margins)
-            self.tables.append(_Hold(name, until, f"{name} can hold rows of it"))
+            known = held_until_us(times_us, history.as_known(), margins)
+            until = known if by_what_is_known else held_until_us(times_us, history, margins)
+            self.tables.append(_Hold(name, until, f"{name} can hold rows of it", known, _assumption(name, history)))
             self.expires_us = np.maximum(self.expires_us, until)
         sources = StreamSources(lake)
         self.readers = [
@@ -193,6 +228,11 @@ class _Holds:
             if sources.of(consumer.keyspace_name, consumer.table_name).in_generations
         ]
         self.nodes = _pointing_nodes(lake)
+
+    def assumed(self, index: int, now_us: Microseconds) -> Iterable[Assumption]:
+        """What is assumed for the generation at `index`, which is kept for that reason."""
+        found = (hold.assumed(index) for hold in self.tables if hold.until_us[index] > now_us)
+        return (assumption for assumption in found if assumption is not None)
 
     def on(self, index: int, now_us: Microseconds) -> Iterable[tuple[str, str]]:
         """What keeps the generation at `index` now: names, and why."""
@@ -245,6 +285,7 @@ def _planned(
         size.bytes,
         action,
         generation.published,
+        tuple(holds.assumed(index, now_us)) if index is not None and index < current else (),
     )
 
 
@@ -261,6 +302,26 @@ def _blocks(
     yield from holds.on(index, now_us)
     for host in holds.nodes.get(generation.time_ms, ()):
         yield host, f"the cdc_local of node {host} still names it: that node has not learnt of a later generation"
+
+
+def _assumption(name: str, history: LogHistory) -> Assumption | None:
+    """What is assumed of a log, in words; None where all of it is known."""
+    if not history.unknown:
+        return None
+    keyspace, _, table = name.partition(".")
+    command = f"cdc-platform tables alter {shlex.quote(f'{quoted(keyspace)}.{quoted(table)}')}"
+    times = " and ".join(_when(period) for period in history.unknown)
+    said = f"its TTL {times} is not known, so its rows are taken to never expire"
+    if history.created_us is None:
+        said = f"when its log was created is not known, nor its TTL {times}: rows of any age are taken to be in it"
+        command += " --created-at TIME"
+    return Assumption(name, said, f"{command} --ttl-since TIME")
+
+
+def _when(period: TtlPeriod) -> str:
+    if period.from_us == ALWAYS:
+        return f"before {format_us(period.until_us)}"
+    return f"from {format_us(period.from_us)} to {format_us(period.until_us)}"
 
 
 def _pointing_nodes(lake: Lake) -> dict[int, list[str]]:

@@ -357,7 +357,7 @@ def _tell_of(lake: Lake, clock: Clock, keyspace: str, table: str, ttl_seconds: i
             return cdc_tables.find(lake, keyspace, table)
         except NotFound:
             ttl_seconds = _last_ttl(lake, keyspace, table)
-    return cdc_tables.add(lake, clock, keyspace, table, ttl_seconds=ttl_seconds)
+    return cdc_tables.add(lake, clock, keyspace, table, ttl_seconds=ttl_seconds, created_now=True)
 
 
 def _last_ttl(lake: Lake, keyspace: str, table: str) -> int:

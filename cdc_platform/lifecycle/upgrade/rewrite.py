@@ -19,12 +19,17 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from cdc_platform import failpoints
 from cdc_platform.clock import (
     Clock,
+    Microseconds,
     Milliseconds,
     format_ms,
+    ms_not_before,
+    ms_of,
     ms_of_seconds,
     seconds_of_ms,
+    us_of,
 )
 from cdc_platform.errors import ConflictError, NotFound, StateError, StoreFailure, Unavailable
+from cdc_platform.generations.expiry import ALWAYS, NEVER
 from cdc_platform.generations.rewrite_selection import LogLife, may_hold_rows, oldest_live_ms
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
@@ -86,11 +91,12 @@ def is_absent(lake: Lake) -> bool:
 def decide(lake: Lake, clock: Clock, settings: Settings) -> list[RewriteDecision]:
     """Steps 4 to 6.1: what to do about every timestamp of the old table, oldest first. Reads times, no streams."""
     times = np.array(sorted(descriptions.row_times(lake, STREAMS_DESCRIPTIONS)), dtype=np.int64)
-    logs = [LogLife(ms_of_seconds(table.ttl_seconds), table.created_at_ms) for table in _enabled(lake)]
     now_ms = clock.now_ms()
+    logs = _log_lives(lake, now_ms)
     creation, margin = settings.use_creation_time, settings.clock_margin_ms
     live = may_hold_rows(times, logs, now_ms, use_creation_time=creation, clock_margin_ms=margin)
-    oldest = oldest_live_ms(logs, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
+    standing = [log for log in logs if log.until_ms is None]
+    oldest = oldest_live_ms(standing, now_ms, use_creation_time=creation, clock_margin_ms=margin) if logs else now_ms
     listed = descriptions.listed_times(lake)
     described = set(generation_data.described_times(lake).tolist())
     ends = [*times[1:].tolist(), None][: times.size]
@@ -281,6 +287,23 @@ def _chosen(lake: Lake, hosts: Sequence[str] | None) -> tuple[str, ...]:
         if host not in known:
             raise NotFound(f"no node {host} is known; list the nodes with: cdc-platform ring")
     return tuple(dict.fromkeys(hosts))
+
+
+def _log_lives(lake: Lake, now_ms: Milliseconds) -> list[LogLife]:
+    """How long the rows of the enabled tables live that may still be there: by each TTL that they were written with.
+
+    Rows of a time whose TTL is not known are taken to live for ever.
+    """
+    histories, found = cdc_tables.histories(lake), list[LogLife]()
+    for table in _enabled(lake):
+        found.append(LogLife(ms_of_seconds(table.ttl_seconds), table.created_at_ms))
+        for period in histories[table.keyspace_name, table.table_name].periods:
+            ttl_us = period.ttl_us or Microseconds(0)
+            if not ttl_us or period.until_us + ttl_us > us_of(now_ms):
+                begun_ms = None if period.from_us == ALWAYS else ms_of(period.from_us)
+                until_ms = None if period.until_us == NEVER else ms_not_before(period.until_us)
+                found.append(LogLife(ms_not_before(ttl_us), begun_ms, until_ms))
+    return found
 
 
 def _enabled(lake: Lake) -> list[CdcTable]:

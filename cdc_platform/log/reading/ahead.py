@@ -26,7 +26,7 @@ def parts_of(lake: Lake, table: CdcTable, client: Client, now_us: Microseconds, 
     since = begun[0][0] if not ttl_seconds else Microseconds(now_us - us_of_seconds(ttl_seconds))
     if client.starts_s is not None:
         since = max(since, Microseconds(now_us - us_of_seconds(client.starts_s)))
-    since = max(since, us_of(table.created_at_ms))
+    since = max(since, us_of(table.oldest_ms))
     ends = [*(begin for begin, _, _ in begun[1:]), now_us]
     found = [
         Part(seconds_of_us(Microseconds(end - max(begin, since))), ranges, streams)

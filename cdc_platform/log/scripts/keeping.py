@@ -265,7 +265,7 @@ def _let_go(lake: Lake, clock: Clock, schema: TableSchema) -> None:
     """Note that a table was dropped, unless that, and perhaps its making anew, is noted already."""
     with suppress(NotFound):
         known = cdc_tables.find(lake, schema.keyspace, schema.name)
-        if known.created_at_ms == ms_of(schema.created_at_us):
+        if known.oldest_ms == ms_of(schema.created_at_us):
             changes.drop(lake, clock, schema.keyspace, schema.name)
 
 
@@ -273,7 +273,7 @@ def _tell(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> None
     """Make what the platform knows of the tables what they are; one that never had a log is not known."""
     after, clock = script.catalog, Clock(noted.at_us)
     there = {table.full_name for table in cdc_tables.cdc_tables(lake)}
-    known = [each for each in after.tables() if each.full_name in there or _was_on(script, each)]
+    known = [each for each in after.tables() if each.full_name in there or _was_on(script, each) or each.has_old_log]
     sayings = [
         saying
         for schema in known
@@ -286,7 +286,8 @@ def _tell(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> None
         if count is not None and (schema.cdc.enabled or was_on):
             name = (schema.keyspace, schema.name)
             changes.create(lake, clock, settings, *name, uniform_ends(count), was_on=was_on)
-        if not lake.exists(log_table(schema)):
+        # Of a log that was there before nothing is here: an empty one would look whole.
+        if (was_on or not schema.has_old_log) and not lake.exists(log_table(schema)):
             lake.ensure(log_table(schema))
 
 
@@ -303,7 +304,10 @@ def _sayings(
     for place, step in enumerate([*steps[:-1], steps[-1]._replace(ddl=ddl)]):
         clock = Clock(step.at_us)
         options = {"ttl_seconds": step.options.ttl, "enabled": step.options.enabled, "ddl": step.ddl}
-        if is_new and not place:
+        if is_new and not place and schema.has_old_log:
+            created_ms = None if schema.old_log_ms is None else min(schema.old_log_ms, clock.now_ms())
+            yield cdc_tables.addition(lake, clock, *name, created_at_ms=created_ms, seen=True, **options)
+        elif is_new and not place:
             created_ms = ms_of(schema.created_at_us)
             yield cdc_tables.addition(lake, clock, *name, created_at_ms=created_ms, **options)
         else:

@@ -136,6 +136,8 @@ class Result:
     outcomes: list[Outcome]
     tables: list[TouchedTable]
     left: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What its statements do that they may not be meant to do, one line each."""
 
     @property
     def summary(self) -> dict[Became, dict[str, int]]:

@@ -27,6 +27,7 @@ from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import assert_understood, read_script, statements_in
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.table_options import leaves_out_enabled, turns_off
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import PlatformError
 from cdc_platform.lake.lake import Lake
@@ -118,6 +119,7 @@ class Script:
         """The log rows that the script has added, by table; those of tables that it has dropped are not among them."""
         self.emptied: list[TableSchema] = []
         """The tables whose logs it has dropped, and not the tables."""
+        self._warnings: list[str] = []
         self._histories: dict[str, list[Standing]] = {}
         self.defined: defaultdict[str, list[Defined]] = defaultdict(list)
         """The tables that it has made, or given other CDC options, each time before a write, oldest first."""
@@ -144,7 +146,8 @@ class Script:
             self._statements += 1
             tally.add(outcome)
             told(outcome)
-        return Result(tally, outcomes, [self._touched(name) for name in self._bases])
+        touched = [self._touched(name) for name in self._bases]
+        return Result(tally, outcomes, touched, warnings=self._warnings)
 
     def _outcome(self, number: int, statement: s.Statement) -> Outcome:
         body = statement.body
@@ -159,12 +162,13 @@ class Script:
             elif isinstance(body, s.Unread):
                 return Outcome(statement, body.error)
             elif not isinstance(body, s.Read | s.PassedOver):
-                return Outcome(statement, schema=self._define(body))
+                return Outcome(statement, schema=self._define(body, statement.line))
             return Outcome(statement)
         except PlatformError as error:
             return Outcome(statement, error)
 
-    def _define(self, body: s.Definition) -> TableSchema | None:
+    def _define(self, body: s.Definition, line: int) -> TableSchema | None:
+        self._warn_of_cdc(body, line)
         schema = define(self._catalog, body, self._now_us)
         known = {table.full_name: table for table in self._catalog.tables()}
         for name in [name for name in (*self._bases, *self._unread) if name not in known]:
@@ -175,6 +179,14 @@ class Script:
             elif self._unread.get(name) is not table and self._base(table).schema is not table:
                 self._alter(name, table)
         return schema
+
+    def _warn_of_cdc(self, body: s.Definition, line: int) -> None:
+        """Note that ALTER TABLE turns CDC off where it only leaves `enabled` out."""
+        if not isinstance(body, s.AlterProperties) or not leaves_out_enabled(body.properties):
+            return
+        keyspace, name = self._catalog.qualified(body.name)
+        if self._catalog.has_table(body.name) and self._catalog.table(body.name).cdc.enabled:
+            self._warnings.append(f"line {line}: {turns_off(f'{keyspace}.{name}')}")
 
     def _alter(self, name: str, table: TableSchema) -> None:
         before = self._base(table).schema

@@ -176,7 +176,8 @@ def test_a_lowered_ttl_shortens_nothing_and_a_raised_one_counts_from_then_on(lak
     shutil.copytree(lake.root / "system_distributed", lived.root / "system_distributed")
     for when, ttl in ((TIMES_MS[0] + HOUR_MS, 60), (TIMES_MS[2] + HOUR_MS, 0)):
         if not cdc_tables.cdc_tables(lived):
-            cdc_tables.add(lived, at(Milliseconds(TIMES_MS[0] - 1)), "ks", "t", ttl_seconds=86_400)
+            begun = at(Milliseconds(TIMES_MS[0] - 1))
+            cdc_tables.add(lived, begun, "ks", "t", ttl_seconds=86_400, created_now=True)
         cdc_tables.alter(lived, at(Milliseconds(when)), "ks", "t", ttl_seconds=ttl)
     found = [each.expired_ms for each in purge_plan.plan(lived, at(FAR_MS), SETTINGS)]
     assert found == [GONE_MS[0] + DAY_MS, GONE_MS[1] + 60_000, None, None]
@@ -284,7 +285,7 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
     """A hole in the timeline stays one: the generation before it does not go on, nobody makes it again."""
     add_table(lake, 1)
     consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=Microseconds(0))
-    cdc_tables.add(lake, at(Milliseconds(TIMES_MS[0] + 1)), "ks", "short", ttl_seconds=0)
+    cdc_tables.add(lake, at(Milliseconds(TIMES_MS[0] + 1)), "ks", "short", ttl_seconds=0, created_now=True)
     cdc_tables.alter(lake, at(Milliseconds(TIMES_MS[0] + 2)), "ks", "short", ttl_seconds=1)
     consumers.forget(lake, "late", "ks", "t")
     removal.expire(lake, at(FAR_MS), SETTINGS)
