@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cdc_platform.cql.names import LOG_SUFFIX
+from cdc_platform.cql.names import LOG_SUFFIX, refuse_name
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.cql.statements import Name, TypeName
 from cdc_platform.cql.types import (
@@ -61,7 +61,13 @@ class Catalog:
         return found
 
     def making(self, name: str) -> Keyspace:
-        """The keyspace in which something is made; one that nobody made is as it comes, without tablets."""
+        """The keyspace in which something is made; one that nobody made is as it comes, without tablets.
+
+        Raises:
+            InputError: no keyspace can have the name.
+        """
+        if name not in self.keyspaces:
+            refuse_name(name, "keyspace")
         return self.keyspaces.setdefault(name, Keyspace(name))
 
     def tables(self) -> Iterator[TableSchema]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -135,6 +136,28 @@ def test_a_wrong_statement_keeps_nothing(lake: Lake) -> None:
     result = keep(f"{FIRST} INSERT INTO ks.t (x) VALUES (1);", lake, Clock(NOW_US), Settings())
     assert result.wrong is not None
     assert list(lake.root.rglob("*")) == []
+
+
+@pytest.mark.parametrize("name", ['"my-ks"', '"a b"', '"ä"', '""""', f'"{"k" * 193}"'])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE KEYSPACE {}",
+        "CREATE TABLE {}.t (p int PRIMARY KEY) WITH cdc = {{'enabled': true}}",
+        "CREATE TYPE {}.u (a int)",
+        "CREATE TABLE ks.{} (p int PRIMARY KEY) WITH cdc = {{'enabled': true}}",
+        "CREATE TYPE ks.{} (a int)",
+    ],
+)
+def test_a_name_that_scylladb_refuses_is_refused_before_anything_is_noted(
+    lake: Lake, statement: str, name: str
+) -> None:
+    """Of a keyspace that a table makes as well: a script that is noted can be finished."""
+    result = keep(f"{statement.format(name)};", lake, Clock(NOW_US), Settings())
+    assert result.wrong is not None
+    assert re.search("names no (keyspace|table|type): a name has 1 to 192 letters", str(result.wrong.reason))
+    assert not lake.exists(KEPT_SCRIPTS)
+    assert keep("SELECT 1", lake, Clock(NOW_US), Settings()).left == []
 
 
 @pytest.mark.parametrize("point", failpoints.SCRIPT)
