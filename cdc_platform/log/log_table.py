@@ -59,6 +59,11 @@ def arrow_type(kind: CqlType) -> pa.DataType:
     raise AssertionError(f"unreachable: {kind}")
 
 
+def is_ordered_alike(kind: CqlType) -> bool:
+    """Return True if the Delta column of a CQL type orders its values as CQL does."""
+    return isinstance(kind, Scalar) and kind.name in _SCALARS
+
+
 @lru_cache(maxsize=512)
 def log_table(schema: TableSchema, *, exact: bool = False) -> Table:
     """The Delta table of a base table's log: the log's columns, with the time of the write behind its own ones.

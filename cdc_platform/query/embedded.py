@@ -53,7 +53,8 @@ def answer(
         known = {(table.keyspace.lower(), table.name.lower()) for table in names.tables}
         query = judged(engine, unambiguous(text, _CATALOG, known))
         sources = _sources(names, query, at)
-        _name(engine, sources, _listed(names, sources) if query.everything else [])
+        ordered = [names.as_defined(source) for source in sources] if query.in_order else sources
+        _name(engine, ordered, _listed(names, sources) if query.everything else [], in_order=query.in_order)
         with _told(sources):
             relation = _fitting(engine.sql(query.statement))
             whole = frozenset(place for place, kind in enumerate(relation.types) if str(kind) in _WHOLE)
@@ -112,8 +113,11 @@ def _engine(spill: Path, memory: str | None) -> Iterator[DuckDBPyConnection]:
         engine.close()
 
 
-def _name(engine: DuckDBPyConnection, sources: Sequence[Source], listed: Sequence[Source]) -> None:
-    """Give the tables their names, and close all doors: from here on nothing can be named, opened or set."""
+def _name(engine: DuckDBPyConnection, sources: Sequence[Source], listed: Sequence[Source], *, in_order: bool) -> None:
+    """Give the tables their names, and close all doors: from here on nothing can be named, opened or set.
+
+    With `in_order` their rows are in the order that CQL declares for them.
+    """
     _refuse_alike(sources)
     # In a catalog of its own name: the engine's are called memory, system and temp, as keyspaces can be.
     engine.execute(f"ATTACH ':memory:' AS {_CATALOG}")
@@ -123,7 +127,8 @@ def _name(engine: DuckDBPyConnection, sources: Sequence[Source], listed: Sequenc
     for number, source in enumerate(sources):
         raw: Any = _empty(source) if source.snapshot is None else source.snapshot.dataset()
         engine.register(f"raw_{number}", raw)
-        engine.execute(f"CREATE VIEW {_place(source.table)} AS SELECT * FROM raw_{number}")
+        order = _cql_order(source.table) if in_order else ""
+        engine.execute(f"CREATE VIEW {_place(source.table)} AS SELECT * FROM raw_{number}{order}")
     for source in listed:
         engine.register("listed", _empty(source))
         engine.execute(f"CREATE TABLE {_place(source.table)} AS SELECT * FROM listed")
@@ -135,6 +140,21 @@ def _name(engine: DuckDBPyConnection, sources: Sequence[Source], listed: Sequenc
     engine.execute("SET enable_external_access = false")
     engine.execute("SET lock_configuration = true")
     engine.execute("BEGIN TRANSACTION READ ONLY")
+
+
+def _cql_order(table: Table) -> str:
+    """The order of a table's rows in CQL as a clause: by partition, and in each as its clustering columns say.
+
+    CQL orders partitions by token, which says nothing to people; they are in the order of their keys.
+    """
+    clustering = dict(table.clustering)
+    columns = [name for name in table.keys if name not in clustering] if clustering else []
+    parts = [quoted(name) for name in columns]
+    for name, descending in clustering.items():
+        if name == "stream_id":
+            parts.append(f"{quoted(name)} >= '\\x80'::BLOB DESC")  # a stream set is listed by token, a signed number
+        parts.append(f"{quoted(name)}{' DESC' if descending else ''}")
+    return f" ORDER BY {', '.join(parts)}" if parts else ""
 
 
 def _refuse_alike(sources: Sequence[Source]) -> None:

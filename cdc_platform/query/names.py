@@ -7,14 +7,14 @@ two names differ in nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 import pyarrow as pa
 
 from cdc_platform.clock import Microseconds, format_us
 from cdc_platform.cql.names import LOG_SUFFIX
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import InputError, NotFound, StateError
 from cdc_platform.lake import snapshots
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.snapshots import Snapshot
@@ -110,6 +110,31 @@ class Names:
                 " --at 2026-01-31T12:00:00Z"
             )
         return [self._source(table, at) for table in wanted]
+
+    def as_defined(self, source: Source) -> Source:
+        """Return a table that is kept as a cluster has it with the keys and the order of its definition in CQL.
+
+        A definition whose clustering columns Delta orders otherwise, as text, says nothing here.
+        """
+        table = source.table
+        if table.keys or table.name.lower().endswith(LOG_SUFFIX):
+            return source
+        from cdc_platform.log.ddl import schema_of
+        from cdc_platform.log.log_table import is_ordered_alike
+        from cdc_platform.log.stored_names import stored
+
+        try:
+            schema = stored(schema_of(self.lake, table.keyspace, table.name))
+        except (NotFound, StateError):
+            return source
+        keys = [key.name for key in (*schema.partition_key, *schema.clustering_key)]
+        if not set(keys) <= set(source.schema.names) or not all(
+            is_ordered_alike(k.type) for k in schema.clustering_key
+        ):
+            return source
+        clustering = tuple((key.name, key.descending) for key in schema.clustering_key)
+        named = Table(table.keyspace, table.name, source.schema, tuple(keys), table.comment, clustering=clustering)
+        return replace(source, table=named)
 
     def _source(self, table: Table, at: At) -> Source:
         if at.version is not None:

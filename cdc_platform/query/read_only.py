@@ -55,7 +55,8 @@ class Query:
     """A statement that was found to change nothing.
 
     `tables` are those that it names; `perhaps` are names that can be of tables, or of other things; `hidden` are names
-    of tables that it gives to parts of itself. `everything`: it asks which tables there are.
+    of tables that it gives to parts of itself. `everything`: it asks which tables there are. `in_order`: it selects
+    rows of one table and says nothing of their order.
     """
 
     statement: Any
@@ -63,6 +64,7 @@ class Query:
     perhaps: tuple[Reference, ...] = ()
     hidden: tuple[Reference, ...] = ()
     everything: bool = False
+    in_order: bool = False
 
 
 def judged(engine: DuckDBPyConnection, text: str) -> Query:
@@ -85,7 +87,38 @@ def judged(engine: DuckDBPyConnection, text: str) -> Query:
     found = _Found()
     found.walk(tree)
     named = {each for each in found.tables if each.keyspace or each.name.lower() not in found.parts}
-    return Query(statement, _sorted(named), (), _sorted(found.tables - named), found.everything)
+    in_order = kind == "SELECT" and _is_plain(engine, tree["node"])
+    return Query(statement, _sorted(named), (), _sorted(found.tables - named), found.everything, in_order)
+
+
+def _is_plain(engine: DuckDBPyConnection, node: dict[str, Any]) -> bool:
+    """Return True for SELECT ... FROM one table, perhaps WHERE and LIMIT, without an order or anything else."""
+    if node["type"] != "SELECT_NODE" or node["from_table"]["type"] != "BASE_TABLE" or node["cte_map"]["map"]:
+        return False
+    if any(node[part] for part in ("group_expressions", "having", "qualify", "sample")):
+        return False
+    if any(each["type"] != "LIMIT_MODIFIER" for each in node["modifiers"]):
+        return False
+    classes, functions = set[str](), set[str]()
+    _collect(node["select_list"], classes, functions)
+    if classes & {"WINDOW", "SUBQUERY"}:
+        return False
+    aggregates = "SELECT count(*) FROM duckdb_functions() WHERE function_type = 'aggregate' AND function_name IN ?"
+    counted = engine.execute(aggregates, [sorted(functions)]).fetchone() if functions else (0,)
+    return counted == (0,)
+
+
+def _collect(tree: Any, classes: set[str], functions: set[str]) -> None:
+    """Add the classes of all expressions in a tree, and the names of the functions that it calls."""
+    if isinstance(tree, list):
+        for each in tree:
+            _collect(each, classes, functions)
+    elif isinstance(tree, dict):
+        classes.add(str(tree.get("class")))
+        if tree.get("class") == "FUNCTION":
+            functions.add(tree["function_name"].lower())
+        for each in tree.values():
+            _collect(each, classes, functions)
 
 
 def unambiguous(text: str, catalog: str, tables: Container[tuple[str, str]]) -> str:

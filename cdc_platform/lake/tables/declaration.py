@@ -40,7 +40,8 @@ class Table:
     CHECKs in the SQL that DataFusion (deltalake) and Spark both read, and a NULL breaks them. `generation_column` says
     which generation a row belongs to, where it belongs to one: by its UUID or by its time. `follows_from` names the
     tables of which its rows are derived; a table without any is a source, of which its commits alone can tell.
-    `of_readers`: it tells of those who read and judge, and of no fact of the cluster.
+    `of_readers`: it tells of those who read and judge, and of no fact of the cluster. `clustering` are the clustering
+    columns that the table has in ScyllaDB, each with whether CQL orders it descending.
     """
 
     keyspace: str
@@ -54,6 +55,7 @@ class Table:
     generation_column: str | None = None
     follows_from: tuple[str, ...] = ()
     of_readers: bool = False
+    clustering: tuple[tuple[str, bool], ...] = ()
 
     def __post_init__(self) -> None:
         named = () if self.generation_column is None else (self.generation_column,)

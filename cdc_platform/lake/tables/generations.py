@@ -91,6 +91,7 @@ GENERATION_DESCRIPTIONS_V2 = Table(
         ]
     ),
     keys=("id", "range_end"),
+    clustering=(("range_end", False),),
     comment="Generation descriptions, second format, internal",
     partition_by=("id",),
     constraints={
@@ -145,6 +146,7 @@ STREAMS_DESCRIPTIONS_V2 = Table(
     "cdc_streams_descriptions_v2",
     pa.schema([TIME, RANGE_END, STREAMS_COLUMN]),
     keys=("time", "range_end"),
+    clustering=(("range_end", False),),
     comment="Streams of each generation by range, user-facing; read a time only after cdc_generation_timestamps has it",
     partition_by=("time",),
     constraints={"whole_milliseconds": whole_milliseconds("time"), "streams_given": STREAMS_RULE},
@@ -160,6 +162,7 @@ GENERATION_TIMESTAMPS = Table(
     "cdc_generation_timestamps",
     pa.schema([column("key", pa.string(), "always 'timestamps'"), TIME, EXPIRED]),
     keys=("key", "time"),
+    clustering=(("time", True),),
     comment="The published generations: a row here is the commit mark of publishing",
     constraints={"one_partition": "key = 'timestamps'", "whole_milliseconds": whole_milliseconds("time")},
     generation_column="time",

@@ -17,6 +17,7 @@ TABLET_TIMESTAMPS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "timestamp"),
+    clustering=(("timestamp", True),),
     comment="Stream sets of tablet-based tables",
     constraints={"whole_milliseconds": whole_milliseconds("timestamp")},
     follows_from=("platform.tablet_layouts",),
@@ -35,6 +36,7 @@ TABLET_STREAMS = Table(
         ]
     ),
     keys=("keyspace_name", "table_name", "timestamp", "stream_state", "stream_id"),
+    clustering=(("timestamp", False), ("stream_state", False), ("stream_id", False)),
     comment="Streams of tablet-based tables",
     constraints={
         "whole_milliseconds": whole_milliseconds("timestamp"),
