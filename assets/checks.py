@@ -125,14 +125,15 @@ def check_results(
     for name in (name for name in names if name not in due):
         yield _result(table, name, True, family.nothing, 0, 0)
     judgements = judge(found, [name for name in names if name in due])
-    keep(look, judgements)
+    keep(look, [line for line in judgements if not line.unknown])
     yield from judgement_results(table, judgements)
 
 
 def judgement_results(table: Table, judgements: Iterable[Judgement]) -> Iterator[AssetCheckResult]:
     """What was judged of a table, as results."""
     for line in judgements:
-        yield _result(table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample)
+        result = _result(table, line.invariant, line.passed, line.said, line.population, line.violations, line.sample)
+        yield result._replace(severity=AssetCheckSeverity.WARN) if line.unknown else result
 
 
 def seen_on_the_run(

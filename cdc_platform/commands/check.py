@@ -48,7 +48,8 @@ def check(
 ) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
-    The exit code is 1 when one does not hold, or when there was nothing to check. What was judged is kept, for status.
+    The exit code is 1 when one does not hold, or when there was nothing to check. What takes tables that were never
+    exported from a cluster is not judged, which is neither. What was judged is kept, for status.
 
     A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
     table's log, with who and when, and shown by check from then on. Its rows are taken as they are now.
@@ -78,14 +79,18 @@ def check(
         _tell_gaps(session, good=good)
         _tell_observed(session, good=good)
     columns = ("invariant", ">checked", ">violations", "passed", "sample")
-    rows = [(line.invariant, line.population, line.violations, line.passed, line.sample) for line in judgements]
+    rows = [
+        (line.invariant, line.population, line.violations, "not judged" if line.unknown else line.passed, line.sample)
+        for line in judgements
+    ]
     title = f"Invariants of {'all generations' if name is None else name}"
-    left, people = remedies(session.lake(), (line for line in judgements if not line.passed))
+    failed = [line for line in judgements if line.failed]
+    left, people = remedies(session.lake(), failed)
     for sentence in people:
         warn(sentence, code="needs-a-person")
     told = [_told(line) for line in judgements]
     write_result(told, lambda: write_table(title, columns, rows), left, as_json=as_json)
-    if not good:
+    if failed or not any(line.passed for line in judgements):
         ctx.exit(1)
 
 
@@ -95,7 +100,7 @@ def _told(line: Judgement) -> dict[str, object]:
         "population": line.population,
         "violations": line.violations,
         "sample": line.sample,
-        "passed": line.passed,
+        "passed": None if line.unknown else line.passed,
         "page": page_of(line.invariant),
     }
 
@@ -106,7 +111,8 @@ def _keep(judging: Judging, judgements: list[Judgement]) -> None:
     from cdc_platform.records.judgements import EVERYTHING, keep
 
     try:
-        keep(judging, judgements, all_of_them=judging.asked_of == EVERYTHING)
+        judged = [line for line in judgements if not line.unknown]
+        keep(judging, judged, all_of_them=judging.asked_of == EVERYTHING)
     except (PlatformError, OSError) as error:
         warn(f"what was judged is not kept, so status will not know of it: {error}", code="not-kept")
 

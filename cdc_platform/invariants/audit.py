@@ -7,6 +7,7 @@ rows; how rows are judged is in `rows`, `ranges` and `sharing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,7 +38,9 @@ from cdc_platform.invariants.ranges import covered_once, refined, row_count
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
+    NODES,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
     Table,
@@ -211,8 +214,25 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
     else:
         shared = sharing.across(workers, with_rows, others)
     parts.append(("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared}))
-    return _lines(INVARIANTS, parts, _NOTHING)
+    return [_or_unknown(lake, line) for line in _lines(INVARIANTS, parts, _NOTHING)]
 
+
+def _or_unknown(lake: Lake, line: Finding) -> Finding:
+    """Return the line, as unknown where nothing was checked for want of tables that were never exported."""
+    needed = _NEEDED.get(line.invariant, ())
+    if line.population or line.violations or not needed or any(lake.exists(table) for table in needed):
+        return line
+    return replace(line, unknown=True, sample=f"not judged: {_NOTHING[line.invariant]}")
+
+
+_OF_DESCRIPTIONS = (GENERATION_DESCRIPTIONS_V2, GENERATION_DESCRIPTIONS, TOPOLOGY_DESCRIPTIONS)
+_NEEDED: Mapping[str, tuple[Table, ...]] = {
+    REFINES_VNODES: (NODES,),
+    SHARD_COLOCATION: (*_OF_DESCRIPTIONS, NODES),
+    ROW_COUNT: (GENERATION_DESCRIPTIONS_V2, TOPOLOGY_DESCRIPTIONS),
+    PUBLISHED_EQUALS_DESCRIPTION: _OF_DESCRIPTIONS,
+}
+"""What an invariant is judged by beside what clients read: without all of these tables it cannot be judged."""
 
 _NOTHING: Mapping[str, str] = {
     RING_COVERED_ONCE: "no generation has rows",

@@ -283,13 +283,15 @@ class Finding:
     """One line of a summary.
 
     `population`: how many things were checked; `violations`: how many of them break the invariant; `sample`: the
-    first that does, in words; or why nothing was checked.
+    first that does, in words; or why nothing was checked. `unknown`: nothing was, since the tables that it takes were
+    never exported from the cluster.
     """
 
     invariant: str
     population: int
     violations: int
     sample: str = ""
+    unknown: bool = False
 
 
 @dataclass(frozen=True)

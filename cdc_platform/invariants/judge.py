@@ -14,10 +14,15 @@ from cdc_platform.invariants.findings import INVARIANTS, Finding
 @dataclass(frozen=True)
 class Judgement(Finding):
     """A finding and whether it is good: `passed` is False for violations, for nothing checked, for a line that is
-    missing, there twice, or that nobody asked for.
+    missing, there twice, or that nobody asked for. What is `unknown` has neither passed nor failed.
     """
 
     passed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is wrong, or nothing was proven that could have been."""
+        return not (self.passed or self.unknown)
 
     @property
     def said(self) -> str:
@@ -45,7 +50,8 @@ def _judgement(name: str, lines: Sequence[Finding], wrong: bool) -> Judgement:
         told = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
         sample = told.get(len(lines), "it is in the summary twice")
     population, violations = (sum(getattr(line, what) for line in lines) for what in ("population", "violations"))
-    return Judgement(name, population, violations, sample, not wrong)
+    unknown = wrong and len(lines) == 1 and lines[0].unknown
+    return Judgement(name, population, violations, sample, unknown, not wrong)
 
 
 def _wrong(lines: Sequence[Finding], expected: Sequence[str]) -> set[str]:
