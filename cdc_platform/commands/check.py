@@ -73,18 +73,17 @@ def check(
     name = None if generation is None else generation if isinstance(generation, str) else format_ms(generation)
     judging = Judging.begin(session.lake(), session.clock, "cdc-platform check", name or EVERYTHING)
     judgements = _judged(session, generation, name, deep=deep)
-    good = all(line.passed for line in judgements)
+    failed = [line for line in judgements if line.failed]
     _keep(judging, judgements)
     if name is None:
-        _tell_gaps(session, good=good)
-        _tell_observed(session, good=good)
+        _tell_gaps(session, good=not failed)
+        _tell_observed(session, good=all(line.passed for line in judgements))
     columns = ("invariant", ">checked", ">violations", "passed", "sample")
     rows = [
         (line.invariant, line.population, line.violations, "not judged" if line.unknown else line.passed, line.sample)
         for line in judgements
     ]
     title = f"Invariants of {'all generations' if name is None else name}"
-    failed = [line for line in judgements if line.failed]
     left, people = remedies(session.lake(), failed)
     for sentence in people:
         warn(sentence, code="needs-a-person")
