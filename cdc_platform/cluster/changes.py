@@ -24,6 +24,8 @@ table's stream sets.
 WAS_THERE = "was there before changes were noted"
 """What is noted of all that a home had before, which is no change."""
 GENERATION = "generation "
+PUBLISHED, COMMITTED = "published", "committed"
+"""States of a generation: clients can read it, or nodes know it and clients cannot read it yet."""
 _GONE = {
     (CLUSTER, TOPOLOGY): "the topology has settled",
     (CLUSTER, REACH): "answers again",
@@ -49,9 +51,13 @@ def state_of(lake: Lake) -> dict[Key, str]:
         found[f"table {table.full_name}", ""] = _table(table)
     for name, time_ms in tablet_rows.listed_sets(lake):
         found[f"table {'.'.join(name)}", f"{STREAM_SET}{format_ms(time_ms)}"] = "listed"
-    for each in Timeline.read(lake).generations:
+    generations = Timeline.read(lake).known
+    newest_ms = max((each.time_ms for each in generations if each.published), default=-1)
+    for each in generations:
         if each.published:
-            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = "published"
+            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = PUBLISHED
+        elif each.time_ms > newest_ms and (each.entered or each.kept) and not each.published_v1:
+            found[f"{GENERATION}{format_ms(each.time_ms)}", ""] = COMMITTED
     return found
 
 
@@ -126,7 +132,11 @@ def _said(key: Key, old: str | None, new: str | None, now_us: Microseconds) -> s
         return f"no longer lists its stream set of {time}" if new is None else f"has a stream set from {time} on"
     if who.startswith(GENERATION):
         starts = _starts(who.removeprefix(GENERATION), now_us)
-        return "is no longer published" if new is None else f"was published, {starts}"
+        if new == COMMITTED:
+            return f"was committed and is not published yet, {starts}"
+        if new is None:
+            return "was superseded before it was published" if old == COMMITTED else "is no longer published"
+        return f"was published, {starts}"
     if new is None:
         return "went"
     return f"came: {_first(new)}" if old is None else _altered(old, new)

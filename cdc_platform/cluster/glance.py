@@ -7,7 +7,7 @@ tables, so that the next process goes on from it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from cdc_platform import drafts
 from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.cluster import tables
 from cdc_platform.cluster.known import Identity, KnownCluster
-from cdc_platform.cluster.refusals import NoTable
+from cdc_platform.cluster.refusals import NoTable, Unreachable
 from cdc_platform.cluster.session import LiveCluster, Row, one
+from cdc_platform.cluster.topology import committed
 from cdc_platform.ring import changes_ring
 
 _FILE = "glance"
@@ -48,7 +49,7 @@ def glance(live: LiveCluster) -> Glance:
         InputError: the topology is in a transition state that is not known.
     """
     local = one(live.select("system.local", "*", "WHERE key = 'local'", at=live.contact), "system.local")
-    topology = _rows(live, tables.TOPOLOGY, "version, transition_state", "WHERE key = 'topology' LIMIT 1")
+    topology = _rows(live, tables.TOPOLOGY, "*", "WHERE key = 'topology' LIMIT 1")
     peers = live.select("system.peers", "*", at=live.contact) if topology is None else []
     times = _rows(live, tables.TIMESTAMPS, "time", "WHERE key = 'timestamps'")
     if times is None:
@@ -66,6 +67,8 @@ def glance(live: LiveCluster) -> Glance:
         sorted((str(row["host_id"]), sorted(row["tokens"] or ())) for row in peers),
         list(listed),
         sorted((*name, time_ms) for name, times_ms in of_tables.items() for time_ms in times_ms),
+        # Nodes use a generation before it is published.
+        _committed(live, topology or []),
     ]
     identity = Identity(cluster_name=local["cluster_name"], host_ids=hosts, newest_ms=max(listed, default=None))
     transition = next((row["transition_state"] for row in topology or []), None)
@@ -73,6 +76,22 @@ def glance(live: LiveCluster) -> Glance:
     down = tuple(member.address for member in live.members if member.is_down)
     mark = hashlib.sha256(repr(seen).encode()).hexdigest()
     return Glance(identity, mark, listed, of_tables, changing, down)
+
+
+def _committed(live: LiveCluster, topology: Sequence[Row]) -> list[str]:
+    """The generations that nodes know, published or not: by the topology, or where it names none by each node."""
+    found = {str(each) for row in topology for each in committed(row)}
+    for member in () if found else live.members:
+        if member.is_down:
+            continue
+        try:
+            rows = live.select(tables.LOCAL, "*", "WHERE key = 'cdc_local'", at=member.address)
+        except NoTable:
+            break
+        except Unreachable:
+            continue
+        found |= {f"{row['streams_timestamp']} {row.get('uuid')}" for row in rows}
+    return sorted(found)
 
 
 def last_mark(cluster: KnownCluster) -> str | None:

@@ -32,7 +32,7 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.reading.reader import FROM_CLUSTER
-from cdc_platform.records import cdc_tables, consumers, descriptions, left_out, removals, ring, tablet_rows
+from cdc_platform.records import cdc_local, cdc_tables, consumers, descriptions, left_out, removals, ring, tablet_rows
 from cdc_platform.records.alterations import altered, as_before, as_looked_at
 from cdc_platform.records.cdc_tables import Saying
 from cdc_platform.records.cluster_changes import Noted
@@ -40,6 +40,7 @@ from cdc_platform.records.table_history import CdcTable
 from cdc_platform.sources.cqlsh import Exports
 from cdc_platform.sources.flaws import Flaws
 from cdc_platform.sources.importing import ImportReport, ImportSources, import_sources
+from cdc_platform.sources.topology_rows import TopologyExport
 
 
 @dataclass
@@ -129,7 +130,8 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     seen.lacking_ms = min(set(times) - set(found.timestamps), default=None)
     seen.lacking_sets_ms = {".".join(name): time_ms for name, time_ms in lacking.items()}
     held = frozenset(name.rpartition(".")[2] for name in layout.present)
-    exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held)
+    known_there = TopologyExport(committed=_committed(topology, found))
+    exports = Exports(found.descriptions, found.streams, found.timestamps, found.v1, sets, held, known_there)
     changes.begin(lake, clock)
     _note_tables(cluster, lake, clock, logged, seen)
     # It is the cluster itself that says so, and the next look may find it mended.
@@ -146,6 +148,21 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     if not not_whole and (topology.changing is None or first.changing is not None):
         remember(cluster, first)
     return seen
+
+
+def _committed(topology: Topology, found: generations.Generations) -> dict[Milliseconds, str]:
+    """The UUIDs of the generations that nodes know and clients cannot read yet, by their times (ms).
+
+    Readers wait at the start of such a generation: its rows lie in its own streams from then on. Without Raft each
+    node's `cdc_local` names the newest generation that it knows.
+    """
+    by_nodes = {
+        row.streams_timestamp_ms: row.uuid
+        for row in found.v1.local
+        if row.key == cdc_local.GENERATION and row.streams_timestamp_ms is not None and row.uuid is not None
+    }
+    known_there = by_nodes | {time_ms: str(id_) for time_ms, id_ in topology.committed}
+    return {time_ms: id_ for time_ms, id_ in known_there.items() if time_ms not in found.timestamps}
 
 
 def _assert_has_cdc(live: LiveCluster, layout: Layout, topology: Topology) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from cdc_platform.clock import ms_from_datetime
+from cdc_platform.clock import Milliseconds, ms_from_datetime
 from cdc_platform.cluster.known import Identity
 from cdc_platform.cluster.refusals import NoTable, Unreachable
 from cdc_platform.cluster.session import LiveCluster, Row, one
@@ -30,7 +30,7 @@ class Topology:
     cluster_name: str
     version: str
     nodes: tuple[Node, ...]
-    committed: tuple[tuple[int, UUID], ...]
+    committed: tuple[tuple[Milliseconds, UUID], ...]
     host_ids: tuple[UUID, ...]
     changing: str | None = None
 
@@ -87,7 +87,7 @@ def _version(live: LiveCluster, layout: Layout, local: Row) -> str:
 
 def _by_raft(
     live: LiveCluster, addresses: Mapping[UUID, str]
-) -> tuple[list[Node], tuple[tuple[int, UUID], ...], str | None] | None:
+) -> tuple[list[Node], tuple[tuple[Milliseconds, UUID], ...], str | None] | None:
     """Nodes and generations as the group has agreed, and what is changing; None where it does not yet lead.
 
     Tablets migrate for hours, and each step of it is another version of the topology: two reads that agree in what
@@ -105,12 +105,12 @@ def _by_raft(
             if (again and again[0]["version"] == first["version"]) or before == _ring_facts(rows):
                 return (
                     [_raft_node(row, first, addresses) for row in rows if _membership(live, row).in_ring],
-                    _committed(first),
+                    committed(first),
                     None,
                 )
             before = _ring_facts(rows)
         changing = under_way or "its version changes"
-    return [], _committed(first), changing
+    return [], committed(first), changing
 
 
 def _under_way(live: LiveCluster, rows: Sequence[Row]) -> str | None:
@@ -154,9 +154,15 @@ def _raft_node(row: Row, first: Row, addresses: Mapping[UUID, str]) -> Node:
     )
 
 
-def _committed(row: Row) -> tuple[tuple[int, UUID], ...]:
-    found = row.get("committed_cdc_generations") or ()
-    return tuple(sorted((ms_from_datetime(time), id_) for time, id_ in found))
+def committed(row: Row) -> tuple[tuple[Milliseconds, UUID], ...]:
+    """The generations (time in ms, UUID) that a row of `system.topology` names, oldest first, published or not."""
+    found = {(ms_from_datetime(time), id_) for time, id_ in row.get("committed_cdc_generations") or ()}
+    found |= {(ms_from_datetime(time), id_) for time, id_ in row.get("unpublished_cdc_generations") or ()}
+    # ScyllaDB 5.4 names the newest one in two columns of its own.
+    newest = row.get("current_cdc_generation_timestamp"), row.get("current_cdc_generation_uuid")
+    if newest[0] is not None and newest[1] is not None:
+        found.add((ms_from_datetime(newest[0]), newest[1]))
+    return tuple(sorted(found))
 
 
 def _by_gossip(live: LiveCluster, layout: Layout, rows: list[Row], known: Mapping[UUID, Node]) -> list[Node]:

@@ -296,7 +296,7 @@ def _plan_committed(plan: ImportPlan, lake: Lake, exports: Exports, ledger: Mapp
     there = {part.key[0] for part in lake.slices(GENERATION_DESCRIPTIONS_V2) if part.rows}
     bare: dict[Milliseconds, str] = {}
     for time, id_ in sorted((committed_elsewhere(lake) | exports.topology.committed).items()):
-        if id_ in ledger or plan.ids.get(time) == id_:
+        if id_ in ledger or id_ in plan.ids.values():
             continue
         if (id_ in plan.descriptions or id_ in there) and time not in plan.ids:
             plan.ids[time] = id_

@@ -30,7 +30,7 @@ def sets_of(source: StreamSource, now_us: int) -> Sets:
     seen = [each.begin_us for each in periods if each.shown]
     removed = [each.begin_us for each in periods if each.removed]
     told = max([*seen, *removed], default=None)
-    later = [each.begin_us for each in periods if told is not None and each.begin_us > told]
+    later = [each.begin_us for each in periods if told is None or each.begin_us > told]
     operating = max((each for each in seen if each <= now_us - SAFETY_US), default=0)
     passed = [each.begin_us for each in periods if each.shown and each.bare and each.begin_us < operating]
     return Sets(seen, removed, min(later, default=None), passed)

@@ -308,6 +308,30 @@ class World:
             if timestamp:
                 self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
 
+    def committed(
+        self, time_ms: Milliseconds, id_: uuid.UUID, description: TopologyDescription, *, by_group: bool = True
+    ) -> None:
+        """A generation that nodes use and clients cannot read: as the group agreed on it, or as each node keeps it."""
+        with self._together():
+            for row in range(len(description)):
+                entry = description.entry(row)
+                values: dict[str, Any] = {"range_end": entry.range_end, "ignore_msb": entry.ignore_msb}
+                values["streams"] = {stream.tobytes() for stream in entry.streams}
+                if by_group:
+                    self.put("scylla.cdc_generations_v3", key="cdc_generations", id=id_, **values)
+                else:
+                    internal = "scylla_distributed_everywhere.cdc_generation_descriptions_v2"
+                    self.put(internal, id=id_, num_ranges=len(description), **values)
+            if by_group:
+                for name in ("committed", "unpublished"):
+                    self._change(
+                        f"UPDATE scylla.topology SET {name}_cdc_generations = {name}_cdc_generations + "
+                        f"{{({time_ms}, {id_})}} WHERE key = 'topology'"
+                    )
+            else:
+                for node in range(self.nodes):
+                    self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=id_)
+
     def published(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
         """A generation of any size as clients see it, in the user-facing tables alone."""
         self.changed = True
@@ -332,7 +356,7 @@ class World:
         streams = {stream for _, several, _ in listed for stream in several}
         self.put("scylla_distributed.cdc_streams_descriptions", time=time_ms, streams=streams)
         for node in range(self.nodes):
-            self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms)
+            self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=None)
 
     def stream_set(
         self, keyspace: str, table: str, time_ms: Milliseconds, current: Iterable[bytes], closed: Iterable[bytes] = (),
