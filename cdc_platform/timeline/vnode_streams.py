@@ -21,13 +21,14 @@ from cdc_platform.generations.missing_rows import missing_rows
 from cdc_platform.generations.stream_ids import STREAM_ID_BYTES
 from cdc_platform.lake.arrow import compute, flat_streams, int64s, stream_ids, tokens_of_column
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.mirrors import cluster_of
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     STREAMS_DESCRIPTIONS_V2,
     UNORDERED_RANGES,
 )
-from cdc_platform.records import descriptions, generation_data, ring
+from cdc_platform.records import cdc_local, descriptions, generation_data, ring
 from cdc_platform.ring import RangeLookup
 from cdc_platform.ring.tokens import Bools, Int64s
 from cdc_platform.settings import Settings
@@ -147,7 +148,7 @@ class VnodeStreams:
             generation_period(
                 us_of(each.time_ms),
                 _reader(str(self.lake.place), each, versions),
-                shown=each.published,
+                shown=each.published or self._is_read_in_first_format(each),
                 removed=each.is_removed,
                 bare=each.time_ms in bare,
             )
@@ -164,9 +165,26 @@ class VnodeStreams:
         bare = listed - descriptions.published_times(self.lake)
         return bare and bare & descriptions.listed_times(self.lake)
 
+    def _is_read_in_first_format(self, generation: Generation) -> bool:
+        """Whether readers of a live cluster read a generation by the first format's table.
+
+        ScyllaDB's own clients do so until a node says that it has rewritten the table. Here every node has to: until
+        then the newer table may lack generations, and the older one has them.
+        """
+        return generation.published_v1 and generation.has_data and self._in_first_format
+
+    @cached_property
+    def _in_first_format(self) -> bool:
+        if cluster_of(self.lake) is None:
+            return False
+        hosts = {str(node.host_id) for node in ring.members(self.lake)}
+        return not hosts or not hosts <= cdc_local.marked_hosts(self.lake)
+
     def is_complete(self, begin_us: Microseconds) -> bool:
         """See `StreamSource`: as many streams rows are published as there are ranges, as far as that is known."""
         generation = self.timeline.find(ms_of(begin_us))
+        if not generation.published and self._is_read_in_first_format(generation):
+            return True  # The first format has all streams of a generation in one row.
         published = descriptions.published_range_ends(self.lake, generation.time_ms)
         if published.size == 0 or generation.generation_id is None or not generation.has_data:
             return published.size > 0 and _seems_whole(self.lake, generation.time_ms)
