@@ -59,6 +59,8 @@ test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,00
 	$(BIN)/pytest -q --timeout 36000 --hypothesis-profile thorough -m hypothesis
 	CDC_PLATFORM_LIVE_HISTORIES=500 $(BIN)/pytest -q --timeout 36000 tests/cluster/test_current.py \
 		tests/cluster/test_late_rows_of_current.py
+	CDC_PLATFORM_KILLS=all CDC_PLATFORM_LIVE_HISTORIES=25 $(BIN)/pytest -q --timeout 36000 \
+		tests/cluster/test_late_generations.py
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
 	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/test_deaths.py
 

@@ -118,20 +118,26 @@ def _row(window: ReadWindow) -> tuple[Any, ...]:
 
 
 def _way(window: ReadWindow, chosen: Estimate) -> str:
+    if window.catch_up:
+        return f"{chosen.way}, to catch up"
     if window.scanned_with is not None:
         return f"scan of {window.scanned_with}"
     return f"{chosen.way} for {chosen.windows}" if chosen.windows > 1 else chosen.way
 
 
 def _facts(done: Ingested) -> dict[str, Any]:
-    return {
-        "table": done.table,
-        "rows": done.rows,
-        "late": done.late,
-        "late ever": done.late_ever,
-        "read up to": format_us(done.position_us),
-        "read again up to": None if done.again_us is None else format_us(done.again_us),
-    } | ({} if done.current is None else _current(done.current))
+    return (
+        {
+            "table": done.table,
+            "rows": done.rows,
+            "late": done.late,
+            "late ever": done.late_ever,
+            "read up to": format_us(done.position_us),
+            "read again up to": None if done.again_us is None else format_us(done.again_us),
+        }
+        | ({} if done.held is None else {"held": done.held})
+        | ({} if done.current is None else _current(done.current))
+    )
 
 
 def _current(now: Brought) -> dict[str, Any]:
@@ -169,6 +175,7 @@ def _document(done: Ingested) -> dict[str, Any]:
         "late_ever": done.late_ever,
         "position": format_us(done.position_us),
         "again": None if done.again_us is None else format_us(done.again_us),
+        "held": done.held,
         "current": None if done.current is None else _current_document(done.current),
         "windows": [_window(window) for window in done.windows],
     }
@@ -190,6 +197,7 @@ def _window(window: ReadWindow) -> dict[str, Any]:
         "late": window.late,
         "seconds": window.seconds,
         "scanned_with": window.scanned_with,
+        "catch_up": window.catch_up,
     }
 
 

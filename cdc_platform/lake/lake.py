@@ -5,7 +5,7 @@ Rows are pyarrow tables. Spark's side of the same tables is in `frames`; what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -246,6 +246,14 @@ class Lake:
         """The number of the last transaction of an application that the table has seen; None before the first."""
         opened = self._open(table)
         return None if opened is None else opened.transaction_version(application)
+
+    def transactions(self, table: Table, applications: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of the last transactions that the table has seen, of those of some applications."""
+        opened = self._open(table)
+        if opened is None:
+            return {}
+        found = {name: opened.transaction_version(name) for name in applications}
+        return {name: number for name, number in found.items() if number is not None}
 
     def append_once(self, table: Table, rows: pa.Table, numbers: Mapping[str, int], expected: int | None) -> bool:
         """Append rows in one commit with the transaction numbers of applications; whether it was this commit.

@@ -10,7 +10,7 @@ from support.command_line import run
 from support.processes.kills import Case, killed_and_run_again
 from support.processes.nursery import Nursery
 from support.standin.brought import FIRST_US, GENERATIONS, NOW_US, SWITCH_MS, SWITCH_US
-from support.standin.cluster import PASSWORD, USER, StandIn, description, nodes
+from support.standin.cluster import FIRST_MS, PASSWORD, USER, StandIn, description, nodes
 from support.standin.live_table import LiveTable
 from support.standin.world import OBSERVER, time_uuid
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.cassandra
 
 Prepare = Callable[[StandIn, LiveTable, Path], object]
 MIDDLE_US = Microseconds(SWITCH_US - 60 * SECOND_US)
+PASSED_US = Microseconds(SWITCH_US + 600 * SECOND_US)
 INGEST = ("ingest", "prod", "shop.t")
 LATE_TOO = (*INGEST, "--again-after", "600")
 
@@ -71,6 +72,26 @@ def kept(standin: StandIn, table: LiveTable, home: Path) -> None:
     table.log({"p": 0}, SWITCH_US + 2, [{"cdc$operation": 3, "k": 1}])
 
 
+def passed_unread(standin: StandIn, table: LiveTable, home: Path) -> None:
+    """A generation that nobody knew of begins before the position; its rows lie behind it, one of them a deletion."""
+    for name, where, value in (
+        ("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", SWITCH_MS),
+        ("scylla.cdc_generations_v3", "key = 'cdc_generations' AND id = %s", time_uuid(SWITCH_MS)),
+    ):
+        standin.world.delete(name, where, value)
+    known_then = f"{{({FIRST_MS}, {time_uuid(FIRST_MS)})}}"
+    standin.world.run(f"UPDATE scylla.topology SET committed_cdc_generations = {known_then} WHERE key = 'topology'")
+    for node in range(standin.world.nodes):
+        row = {"key": "cdc_local", "streams_timestamp": FIRST_MS, "uuid": time_uuid(FIRST_MS)}
+        standin.world.put(f"node{node}.cdc_local", **row)
+    write(table, FIRST_US + 1, FIRST_US + 2, SWITCH_US + 1)
+    done(home, *INGEST, "--current", at_us=PASSED_US)
+    standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
+    table.world.run(f"DELETE FROM shop.t USING TIMESTAMP {SWITCH_US + 2} WHERE p = 0 AND k = 1")
+    table.log({"p": 0}, SWITCH_US + 2, [{"cdc$operation": 3, "k": 1}])
+    write(table, PASSED_US + 1)
+
+
 CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "observe": (nothing, ("observe", "prod")),
     "observe: what became other": (became_other, ("observe", "prod")),
@@ -78,6 +99,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "ingest: late rows": (half_read, LATE_TOO),
     "ingest --current": (nothing, (*INGEST, "--current")),
     "ingest: a table that is kept": (kept, INGEST),
+    "ingest: a generation that the position has passed": (passed_unread, (*INGEST, "--again-after", "0")),
     "ingest --copy-again": (kept, (*INGEST, "--copy-again")),
 }
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from support.command_line import run
 from support.standin.brought import DDL, FIRST_US, GENERATIONS, LOG, SWITCH_MS, SWITCH_US, with_secret_file
 from support.standin.cluster import FIRST_MS, StandIn, description
+from support.standin.late import UNTOLD, Late
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.world import OBSERVER, time_uuid
 
@@ -148,6 +149,31 @@ def test_a_stream_that_is_started_again_has_every_row_once(
     assert stream.run() == 5
     assert keys(stream.rows()) == log.written_keys()
     assert sorted(row.w for row in stream.rows().select("w").collect() if row.w is not None) == [7, 8, 9, 10]
+    assert stream.run() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.grid("streams over generations that are published late", 3)
+@pytest.mark.parametrize("ways", [("streams", "streams"), ("ranges", "ranges"), ("ranges", "streams")], ids="-".join)
+@pytest.mark.parametrize("said", ["group", "nodes", "nobody", "tablets"])
+def test_a_stream_has_every_row_of_a_generation_that_is_published_late(
+    standin: StandIn, cluster: KnownCluster, spark: SparkSession, tmp_path: Path, said: str, ways: tuple[str, str]
+) -> None:
+    """It waits at the start of one that nodes know, and reads one that it has passed from its start, once."""
+    first_way, way = ways
+    late = Late(standin, said)
+    late.begin()
+    log = LiveLog(standin.world, defined(DDL), late.generations).make()
+    log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + HOUR_US])
+    stream = Stream(spark, cluster, tmp_path)
+    first = stream.run(by=first_way, until=format_us(Microseconds(SWITCH_US + HOUR_US // 2)))
+    # A scan brings the rows of streams that nobody knows yet.
+    assert first == (3 if said in UNTOLD and first_way == "ranges" else 2)
+    between = stream.run(by="streams")
+    late.publish()
+    log.write([Clock().now_us()])
+    assert first + between + stream.run(by=way) == 5
+    assert keys(stream.rows()) == log.written_keys()
     assert stream.run() == 0
 
 

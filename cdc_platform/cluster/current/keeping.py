@@ -164,8 +164,9 @@ class Keeper:
         """Merge what the log has more; answers with its rows, and with how many slices were written."""
         version = self._lake.version(log_table(self._schema))
         logs, fresh = self._lacking(now, version)
-        self._late = self._came_late(fresh, now)
-        changes = [self._of_log(logs, now.since_us), self._late.changes]
+        counts_from = Microseconds(max(now.since_us, now.sure_us + 1)) if logs is fresh else now.since_us
+        self._late = self._came_late(fresh, counts_from)
+        changes = [self._of_log(logs, counts_from), self._late.changes]
         changes = with_slices(merged(self._schema, changes) if self._late.rows else changes[0], now.slices)
         as_of = max(as_of_us, now.as_of_us or as_of_us)
         marks = {tables.COPY: now.copied_us, tables.COVERED: version or 0, AS_OF: as_of}
@@ -206,19 +207,22 @@ class Keeper:
         fresh = None if behind is None else appended(self._lake, log, behind, version)
         return [rows] if rows.num_rows else [], fresh or []
 
-    def _came_late(self, fresh: Sequence[pa.Table], now: Kept) -> Late:
-        """Of what came into the log behind the copy, what is older than the log counts from."""
-        schema, since = self._schema, pa.scalar(to_datetime(now.since_us), TIMESTAMP)
+    def _came_late(self, fresh: Sequence[pa.Table], since_us: Microseconds) -> Late:
+        """Return what came into the log behind the copy, and is older than the tombstones that the state still has.
+
+        Those are of times from which the log counts on, and later than the time up to which spent ones were removed.
+        """
+        schema, since = self._schema, pa.scalar(to_datetime(since_us), TIMESTAMP)
         older = [each.filter(compute.less(each[WRITTEN_AT].cast(TIMESTAMP), since)) for each in fresh]
         older = [each for each in older if each.num_rows]
         if not older:
             return Late.none()
         # A list that is read again is one of the time of reading, see `again`.
-        orders = Orders(Microseconds(now.since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
+        orders = Orders(Microseconds(since_us - 1), Microseconds(self._clock.now_us() + _LEAD_US))
         late = Late.read(self._live, schema, older, orders)
         self._tell(
             f"{late.rows} rows of the log of {schema.full_name} came behind its copy, and are older than"
-            f" {format_us(now.since_us)}: the {len(late.places)} rows that they wrote to are read again"
+            f" {format_us(since_us)}: the {len(late.places)} rows that they wrote to are read again"
         )
         return late
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
-from cdc_platform.clock import Clock, Microseconds, to_datetime
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cluster.ingest.pace import Lifetimes, Pace
 from cdc_platform.errors import ConflictError
-from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import Table
 from cdc_platform.log.reading.following import TooManyRows
+from cdc_platform.log.reading.reader import without_known
 from cdc_platform.log.reading.sets import sets_of
 from cdc_platform.log.reading.windows import next_window
-from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSources
 
@@ -29,7 +24,6 @@ if TYPE_CHECKING:
 
 AGAIN, LATE = "ingest:again", "ingest:late"
 """The applications under which the log's table notes how far (µs) it was read a second time, and all late rows."""
-_KEYS = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
 def is_due(position_us: Microseconds, pace: Pace, lives: Lifetimes, clock: Clock) -> bool:
@@ -68,22 +62,10 @@ def read_again(copier: FromCluster, consumer: Consumer, pace: Pace, lives: Lifet
                 came = copier.read_again(source, window, until)
             except TooManyRows:
                 continue
-            late = unknown(lake, copier.sink, came.rows, window.after_us, window.until_us)
+            late = without_known(lake, copier.sink, came.rows, window)
         total = (lake.transaction(copier.sink, LATE) or 0) + late.num_rows
         marks = {AGAIN: window.until_us, LATE: total}
         if copier.append(late, marks, before) is None:
             raise ConflictError(f"another process reads windows of {schema.full_name} again; stop one of them")
         copier.note(window, came, late.num_rows, started, late.num_rows)
         before, place, number = window.until_us, window.until_us, window.number
-
-
-def unknown(lake: Lake, sink: Table, rows: pa.Table, after_us: Microseconds, until_us: Microseconds) -> pa.Table:
-    """Those of a window's rows that the log here has not, by its key."""
-    inside = [(WRITTEN_AT, ">", to_datetime(after_us)), (WRITTEN_AT, "<=", to_datetime(until_us))]
-    there = set(_keys(lake.read(sink, list(_KEYS), inside)))
-    fresh = np.fromiter((key not in there for key in _keys(rows)), bool, rows.num_rows)
-    return rows.filter(pa.array(fresh))
-
-
-def _keys(rows: pa.Table) -> list[tuple[bytes, str, int]]:
-    return list(zip(*(rows[name].to_pylist() for name in _KEYS), strict=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, format_us
+from cdc_platform.clock import ONE_US, Clock, Microseconds, format_ms, format_us, ms_of
 from cdc_platform.cluster.current.keeping import Brought, Keeper
 from cdc_platform.cluster.current.kept import assert_keepable, is_kept, kept, why_not
 from cdc_platform.cluster.ingest import pace as paces
@@ -38,13 +38,16 @@ from cdc_platform.lake.volume import Workers
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell, tell_in_log
-from cdc_platform.log.reading.reader import FROM_CLUSTER, registered
+from cdc_platform.log.reading.reader import FROM_CLUSTER, registered, without_known
 from cdc_platform.log.reading.sets import stream_sets
-from cdc_platform.log.reading.windows import Window
+from cdc_platform.log.reading.stream_progress import origin_mark
+from cdc_platform.log.reading.windows import Sets, Window
 from cdc_platform.log.stored_names import EXACT
-from cdc_platform.records import consumers
+from cdc_platform.records import cluster_changes, consumers
+from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource
 
+_ORIGIN = origin_mark(FROM_CLUSTER)
 TASKS_HERE = 8
 """Tasks of requests that are done sooner in the process that asks than Spark starts."""
 
@@ -54,7 +57,8 @@ class ReadWindow:
     """A window as it was read, with what was estimated and what came. Times in µs; `requests` counts pages.
 
     `chosen` is None where the window was passed over. `late` are the rows that a second reading found. `scanned_with`
-    is the number of the window for which the scan was made that brought the rows of this one too.
+    is the number of the window for which the scan was made that brought the rows of this one too. `catch_up`: the
+    position had passed it before the streams of its set could be read.
     """
 
     number: int
@@ -68,6 +72,7 @@ class ReadWindow:
     late: int | None = None
     seconds: float = 0.0
     scanned_with: int | None = None
+    catch_up: bool = False
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Ingested:
     """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
 
     `late` are the rows that second readings found now, `late_ever` all that they ever did. `current` is the table
-    itself, where it is kept.
+    itself, where it is kept. `held` says which generation the position waits for, None if it waits for none.
     """
 
     table: str
@@ -87,6 +92,14 @@ class Ingested:
     horizon_us: Microseconds
     windows: list[ReadWindow] = field(default_factory=list)
     current: Brought | None = None
+    held: str | None = None
+
+
+class NothingReadable(StateError):
+    """The cluster lists no generation or stream set whose streams can be read, so that no row can be."""
+
+    exit_code = 1
+    code = "nothing-readable"
 
 
 def ingest(
@@ -117,6 +130,7 @@ def ingest(
         NotFound: the table has no log, or its definition is none that the platform understands.
         StateError: it is another cluster than before, or the streams of what comes next are not complete; or a table
             is to be kept whose log does not tell what becomes of it.
+        NothingReadable: no generation or stream set of the log can be read yet.
     """
     pace = pace or Pace()
     lake = Lake(cluster.open_home().lake)
@@ -126,11 +140,12 @@ def ingest(
         connected(cluster.name, cluster.connection, known_nodes=cluster.node_addresses) as live,
         serving(live),
     ):
-        # Before generations are looked at: one that begins up to then is published by now.
+        # Before generations are looked at: nodes know every one that begins up to then by now.
         horizon = paces.horizon_us(live, clock, pace, tell)
         if until_us is not None:
             horizon = min(horizon, until_us)
         refreshed = refresh(live, cluster, clock)
+        unheld_us = horizon
         if refreshed is not None:
             horizon = refreshed.readable_us(f"{keyspace}.{table}", horizon)
             for line in refreshed.incomplete:
@@ -143,8 +158,10 @@ def ingest(
         copier = FromCluster(lake, clock, asked, horizon, workers, tell)
         lives = Lifetimes.of(lake, schema)
         sets = stream_sets(lake, schema, clock.now_us())
+        assert_readable(cluster.name, lake, schema, sets)
         consumer = registered(lake, clock, schema, FROM_CLUSTER, tell, lambda: lives.first_us(sets, clock.now_us()))
         asked.begins_anew = consumer.window_number == 0
+        copier.reads_once_more = not asked.begins_anew and lake.transaction(copier.sink, _ORIGIN) is None
         # After a long stop what nobody has read yet dies first, and before it nothing is read that is here already.
         behind = is_due(consumer.position_us, pace, lives, clock)
         again = None if behind else read_again(copier, consumer, pace, lives)
@@ -156,8 +173,46 @@ def ingest(
             table_now = _brought_up(live, copier, consumer.position_us, lives, anew=copy_again)
         late = sum(window.late or 0 for window in copier.windows)
         ever = lake.transaction(copier.sink, LATE) or 0
+        held = held_by(lake, schema, clock.now_us(), consumer.position_us, unheld_us)
+        if held is not None:
+            tell(held)
         found = Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
-        return replace(found, current=table_now)
+        return replace(found, current=table_now, held=held)
+
+
+def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: Sets) -> None:
+    """Refuse to read a log of which no generation or stream set can be read; nothing would ever come.
+
+    Raises:
+        NothingReadable: there is none.
+    """
+    if sets.seen:
+        return
+    if sets.awaited is not None:
+        why = f"{_waiting_for(lake, sets.awaited)}, and it is the first that is known"
+    else:
+        why = "it lists none with streams, in cdc_generation_timestamps or in the tables of the first format"
+    raise NothingReadable(
+        f"no generation of {cluster} can be read for {schema.full_name}: {why}; look at what there is with:"
+        f" cdc-platform cluster test {cluster}"
+    )
+
+
+def held_by(
+    lake: Lake, schema: TableSchema, now_us: Microseconds, position_us: Microseconds, horizon_us: Microseconds
+) -> str | None:
+    """Return a line if the position waits at the start of a generation that nodes use and clients cannot read yet."""
+    awaited = stream_sets(lake, schema, now_us).awaited
+    if awaited is None or awaited > horizon_us:
+        return None
+    return f"{schema.full_name} is held at {format_us(position_us)}: {_waiting_for(lake, awaited)}"
+
+
+def _waiting_for(lake: Lake, awaited_us: Microseconds) -> str:
+    name = f"generation {format_ms(ms_of(awaited_us))}"
+    since = next((each.at_us for each in cluster_changes.noted(lake) if each.change.who == name), None)
+    known = "" if since is None else f", since {format_us(since)}"
+    return f"{name} is committed and not published{known}"
 
 
 def _brought_up(
@@ -183,6 +238,8 @@ class FromCluster:
     ) -> None:
         self.lake, self.clock, self.tell = lake, clock, tell
         self.windows: list[ReadWindow] = []
+        self.reads_once_more = False
+        """Whether an earlier release read the log, which noted nothing of stream sets."""
         self._asked, self._horizon_us = asked, horizon_us
         self.workers = workers.at_least(TASKS_HERE)
 
@@ -228,6 +285,29 @@ class FromCluster:
                 self.tell(line)
         return count
 
+    def origin_us(self, consumer: Consumer) -> Microseconds:
+        """As `Copier`: what an earlier release read is read once more, as far as its rows may still be there."""
+        if consumer.window_number == 0:
+            return consumer.position_us
+        return Microseconds(Lifetimes.of(self.lake, self.schema).since_us(self.clock.now_us()) - ONE_US)
+
+    def copy_unread(
+        self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
+    ) -> int | None:
+        """As `Copier`; tells of rows that may have died before their set could be read."""
+        begun, schema = time.monotonic(), self.schema
+        when = window.after_us, window.until_us, self.clock.now_us()
+        died = None if self.reads_once_more else Lifetimes.of(self.lake, schema).died_us(*when)
+        if died is not None:
+            marks = {**marks, paces.GAP: max(died, self.lake.transaction(self.sink, paces.GAP) or 0)}
+        came = self._asked.come(source, window, window.until_us)
+        count = self.append(without_known(self.lake, self.sink, came.rows, window), marks, expected)
+        if count is not None:
+            self.note(window, came, count, begun, catch_up=True)
+            if died is not None:
+                self.tell(paces.died_before(schema, window, died))
+        return count
+
     def read_again(self, source: StreamSource, window: Window, until_us: Microseconds) -> Came:
         """What the cluster has of a window now; one scan serves those up to a time (µs).
 
@@ -237,13 +317,22 @@ class FromCluster:
         """
         return self._asked.come(source, window, until_us)
 
-    def note(self, window: Window, came: Came | None, rows: int, begun: float, late: int | None = None) -> None:
+    def note(
+        self,
+        window: Window,
+        came: Came | None,
+        rows: int,
+        begun: float,
+        late: int | None = None,
+        *,
+        catch_up: bool = False,
+    ) -> None:
         """Keep what is told of a window that is in."""
         told = (None, None, 0, None) if came is None else (came.chosen, came.other, came.requests, came.scanned_with)
         chosen, other, requests, scanned_with = told
         times = window.set_us, window.after_us, window.until_us
         seconds = round(time.monotonic() - begun, 3)
-        read = ReadWindow(window.number, *times, chosen, other, requests, rows, late, seconds, scanned_with)
+        read = ReadWindow(window.number, *times, chosen, other, requests, rows, late, seconds, scanned_with, catch_up)
         self.windows.append(read)
 
     def _work_here(self, made: Plan) -> bool:

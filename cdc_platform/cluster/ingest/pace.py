@@ -201,6 +201,14 @@ def what_is_gone(
     return told
 
 
+def died_before(schema: TableSchema, window: Window, died_us: Microseconds) -> str:
+    """Return a line about rows of a window that may have died before the streams of its set could be read."""
+    return (
+        f"rows of {schema.full_name} written from {format_us(window.after_us)} to {format_us(died_us)} may be gone: the"
+        f" streams of the generation of {format_us(window.set_us)} could not be read before"
+    )
+
+
 def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:
     """When CDC was switched off (µs) of a table of which `last` says that it is."""
     since = last.changed_at_us

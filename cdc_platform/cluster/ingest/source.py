@@ -18,12 +18,13 @@ A worker of Spark tells what is left out, so a remark stands where Spark's worke
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import nan
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -35,7 +36,8 @@ from cdc_platform.cluster import known
 from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
 from cdc_platform.cluster.ingest.in_workers import in_one_line
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, rows_since, share_of, what_is_gone
+from cdc_platform.cluster.ingest.ingesting import assert_readable, held_by
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, died_before, rows_since, share_of, what_is_gone
 from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import Observation, refresh
@@ -52,13 +54,17 @@ from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.left_out import passing_over
 from cdc_platform.log.reading.reader import whole_windows
-from cdc_platform.log.reading.sets import stream_sets
+from cdc_platform.log.reading.sets import sets_of, stream_sets
 from cdc_platform.log.reading.windows import Window
 from cdc_platform.timeline import StreamSources
 
 _log = logging.getLogger(__name__)
 _OPTIONS = ("home", "cluster", "table", "from", "until", "confidence", "by", "gaps")
 _TELL, _REFUSE = "tell", "refuse"
+_Offset = dict[str, Any]
+"""What Spark keeps as JSON."""
+_Interval = tuple[int, int]
+"""The time later than the first moment up to the second (µs)."""
 
 
 @dataclass(frozen=True)
@@ -200,46 +206,94 @@ class _Planner:
         return horizon if self.asked.until_us is None else Microseconds(min(horizon, self.asked.until_us))
 
     def first_us(self) -> Microseconds:
-        """Behind what (µs) reading begins."""
+        """Behind what (µs) reading begins.
+
+        Raises:
+            NothingReadable: no generation or stream set of the log can be read yet.
+        """
         if self.asked.first_us is not None:
             return Microseconds(self.asked.first_us - ONE_US)
         schema, now = self.schema(), Clock().now_us()
-        return Lifetimes.of(self.lake, schema).first_us(stream_sets(self.lake, schema, now), now)
+        sets = stream_sets(self.lake, schema, now)
+        assert_readable(self.cluster.name, self.lake, schema, sets)
+        return Lifetimes.of(self.lake, schema).first_us(sets, now)
 
     def readable_us(self, after_us: Microseconds, horizon_us: Microseconds) -> Microseconds:
         """The end (µs) of the last window from there on that can be read: no generation of it is awaited."""
-        now = Clock().now_us()
-        ends = [each.until_us for each in whole_windows(self.lake, self.schema(), after_us, horizon_us, now)]
-        return max(ends, default=after_us)
+        now, schema = Clock().now_us(), self.schema()
+        ends = [each.until_us for each in whole_windows(self.lake, schema, after_us, horizon_us, now)]
+        until = max(ends, default=after_us)
+        held = held_by(self.lake, schema, now, until, horizon_us)
+        if held is not None:
+            _log.warning(held)
+        return until
+
+    def readable_sets(self, until_us: Microseconds) -> list[int]:
+        """Return when (µs) each set begins whose streams can be read and hold rows at or before a time (µs)."""
+        schema, now = self.schema(), Clock().now_us()
+        source = StreamSources(self.lake).of(schema.keyspace, schema.name)
+        sets = sets_of(source, now)
+        begun = sorted(each for each in sets.seen if each <= until_us and each not in sets.passed)
+        return [int(each) for each in begun if source.is_complete(each)]
 
     def partitions(
-        self, after_us: Microseconds, until_us: Microseconds, whole_us: Microseconds
+        self,
+        after_us: Microseconds,
+        until_us: Microseconds,
+        whole_us: Microseconds,
+        only: Collection[int] | None = None,
+        missed: Sequence[Window] = (),
+        way: Way | None = None,
     ) -> list[InputPartition]:
         """The requests of all windows in between, a partition for a few hundred of them.
 
-        Of what was written later than `whole_us` (µs) nothing may be lacking.
+        Of what was written later than `whole_us` (µs) nothing may be lacking. With `only` no set is read but those that
+        begin at these times (µs), and with `way` windows are read so: a batch that is planned again has the same rows.
+        `missed` windows are read first, by their streams: rows of other streams have come.
 
         Raises:
             StateError: something is, and that is not to be told alone.
         """
         schema = self.schema()
-        windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us()))
-        self._tell_of_gaps(schema, windows, whole_us)
+        windows = list(whole_windows(self.lake, schema, after_us, until_us, Clock().now_us(), only))
+        self._tell_of_gaps(schema, windows, whole_us, missed)
         asking = Asking(self.cluster.name, self.live.connection, schema, self.live.is_scylla)
         least = Lifetimes.of(self.lake, schema).least_us
         found: list[InputPartition] = []
-        for made in self._plans(schema, windows):
-            asks, alive = made.conditions, max(made.after_us, whole_us) + least
-            until = Microseconds(alive) if least and self._refuses and whole_us < made.until_us else None
+        plans = [(made, Microseconds(0)) for each in missed for made in self._plans(schema, [each], STREAMS)]
+        plans += [(made, whole_us) for made in self._plans(schema, windows, way or self.asked.way)]
+        for made, whole in plans:
+            asks, alive = made.conditions, max(made.after_us, whole) + least
+            until = Microseconds(alive) if least and self._refuses and whole < made.until_us else None
             for first in range(0, len(asks), REQUESTS_A_TASK):
                 found.append(InputPartition(_Task(asking, asks[first : first + REQUESTS_A_TASK], until, len(found))))
         return found
 
-    def _tell_of_gaps(self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds) -> None:
-        if not windows:
-            return
-        after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
-        lost = what_is_gone(self.lake, schema, after, until, Clock().now_us()) if after < until else []
+    def way(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Way:
+        """Return how to read all windows of a batch, so that its offset can say what came with it."""
+        schema, now = self.schema(), Clock().now_us()
+        windows = whole_windows(self.lake, schema, after_us, until_us, now, only)
+        first = next(self._plans(schema, [each for each in windows if not each.passed], self.asked.way), None)
+        return STREAMS if first is None else first.chosen.way
+
+    def scanned(self, after_us: Microseconds, until_us: Microseconds, only: Collection[int]) -> Iterator[_Interval]:
+        """Yield the time of each window that a scan reads: with it come the rows of all streams, known or not."""
+        for each in whole_windows(self.lake, self.schema(), after_us, until_us, Clock().now_us(), only):
+            if not each.passed:
+                yield each.after_us, each.until_us
+
+    def _tell_of_gaps(
+        self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds, missed: Sequence[Window]
+    ) -> None:
+        now, lost = Clock().now_us(), list[str]()
+        lives = Lifetimes.of(self.lake, schema)
+        for each in missed:
+            died = lives.died_us(each.after_us, each.until_us, now)
+            if died is not None:
+                lost.append(died_before(schema, each, died))
+        if windows:
+            after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
+            lost += what_is_gone(self.lake, schema, after, until, now) if after < until else []
         # No gap: ScyllaDB's own clients go on as well.
         for each in windows:
             if each.passed:
@@ -249,7 +303,7 @@ class _Planner:
         for line in lost:
             _log.warning(line)
 
-    def _plans(self, schema: TableSchema, windows: Sequence[Window]) -> Iterator[Plan]:
+    def _plans(self, schema: TableSchema, windows: Sequence[Window], way: Way | None) -> Iterator[Plan]:
         """How windows are read: one by one, or several by one scan, but none that is passed over."""
         now = Clock().now_us()
         since = Lifetimes.of(self.lake, schema).since_us(now)
@@ -262,7 +316,7 @@ class _Planner:
             while left:
                 first, *others = left
                 coming = [Next(each.until_us, len(streams[each.set_us]), share_of(each, since, now)) for each in others]
-                share, way = share_of(first, since, now), self.asked.way
+                share = share_of(first, since, now)
                 made = plan(first, by_token(streams[first.set_us]), held, share, page_rows, way, coming)
                 yield made
                 left = left[made.chosen.windows :]
@@ -321,7 +375,13 @@ class _Reader(DataSourceReader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are `{"until": µs}`: all rows at or before it were read.
+    """Offsets are `{"until": µs, "origin": µs, "sets": [µs, ...]}`: all rows at or before `until` were read.
+
+    `sets` are the starts of the generations or stream sets whose streams that was by. One that becomes readable after
+    `until` has passed its start is read from its start in the next batch, but not from before `origin`, where the query
+    began, and not the times of `scanned` (`[[µs, µs], ...]`): a scan brings the rows of all streams. `by` says how the
+    batch that ends here is read. Offsets of earlier releases have `until` alone: the sets that are known by then count
+    as read.
 
     The first one of a query that wants what there is also has `whole`: when it began (µs). What was written later than
     that has to come; of what was there before nobody knows.
@@ -340,11 +400,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Planner(self._asked, refuses=True)
 
     @in_one_line()
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> _Offset:
         """Where a new query begins."""
         self._planner.horizon_us()
         first = self._planner.first_us()
-        return {"until": first} if self._asked.first_us is not None else {"until": first, "whole": Clock().now_us()}
+        offset: _Offset = {"until": first, "origin": first, "sets": []}
+        return offset if self._asked.first_us is not None else {**offset, "whole": Clock().now_us()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """All that is there: rows of a cluster are not counted before they are read."""
@@ -356,29 +417,66 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fixed_us = self._planner.horizon_us()
 
     @in_one_line()
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def latestOffset(self, start: _Offset, limit: ReadLimit) -> _Offset:
         """Up to when can be read by now, or could when this run began."""
         horizon = self._planner.horizon_us() if self._fixed_us is None else self._fixed_us
         after = Microseconds(start["until"])
-        until = self._planner.readable_us(after, horizon)
-        return {"until": until} if until > after else start
+        until = max(after, self._planner.readable_us(after, horizon))
+        sets = self._planner.readable_sets(until)
+        if until == after and set(sets) <= set(start.get("sets", sets)):
+            return start
+        way = self._planner.way(after, until, sets)
+        scanned = [(low, high) for low, high in start.get("scanned", ())]
+        if way == RANGES:
+            scanned += self._planner.scanned(after, until, sets)
+        joined = [list(each) for each in _joined(scanned)]
+        return {"until": until, "origin": start.get("origin", after), "sets": sets, "by": way, "scanned": joined}
 
     @in_one_line()
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
         """The windows of a batch: the same whenever it is asked for again."""
         after, until = Microseconds(start["until"]), Microseconds(end["until"])
-        return self._planner.partitions(after, until, Microseconds(start.get("whole", after)))
+        whole = Microseconds(start.get("whole", after))
+        return self._planner.partitions(after, until, whole, end.get("sets"), _missed(start, end), end.get("by"))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of some requests."""
         return _rows(partition)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: _Offset) -> None:
         """Nothing is kept here: the checkpoint is Spark's."""
 
     def stop(self) -> None:
         """Close the connection."""
         self._planner.close()
+
+
+def _missed(start: _Offset, end: _Offset) -> list[Window]:
+    """Return what a stream had passed at `start` of sets that it can read since, without what scans have brought."""
+    begins = sorted(end.get("sets", ()))
+    read = set(start.get("sets", begins))
+    found: list[Window] = []
+    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+        if begin in read:
+            continue
+        after = max(begin - ONE_US, end["origin"])
+        until = start["until"] if following is None else min(start["until"], following - ONE_US)
+        for low, high in [*start.get("scanned", ()), (until, until)]:
+            if after < min(low, until):
+                found.append(Window(0, Microseconds(begin), Microseconds(after), Microseconds(min(low, until))))
+            after = max(after, high)
+    return found
+
+
+def _joined(intervals: Iterable[_Interval]) -> list[_Interval]:
+    """Return intervals in their order, those as one that follow each other without a gap."""
+    found: list[_Interval] = []
+    for low, high in sorted(intervals):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
 
 
 def _rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:

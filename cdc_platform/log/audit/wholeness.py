@@ -13,15 +13,16 @@ import pyarrow as pa
 
 from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, from_datetime
 from cdc_platform.cql.schema import TableSchema
-from cdc_platform.errors import InputError
+from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log import gaps
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import within
 from cdc_platform.log.reading.reader import FROM_CLUSTER, newest_us, sink_table
+from cdc_platform.log.reading.stream_progress import StreamProgress
 from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.records import cdc_tables
+from cdc_platform.records import cdc_tables, consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
 from cdc_platform.timeline.periods import Period
@@ -63,6 +64,7 @@ def judge(
         _over(lake, clock, schema, until_us),
         _reached(consumer, until_us),
         *_generations(source, source.periods(), since_us, until_us),
+        *_brought_in(lake, schema, source.periods(), since_us, until_us),
         *_rows(lake, schema, consumer, since_us, until_us),
         *(_beside(lake, schema, consumer, other, since_us, until_us) for other in others),
         _logged(lake, schema, since_us, until_us),
@@ -92,6 +94,39 @@ def _generations(
     elif inside[0].begin_us > since_us:
         told += f", the first from {format_us(inside[0].begin_us)} on"
     yield Held("its generations could be read", not wrong, told)
+
+
+def _brought_in(
+    lake: Lake, schema: TableSchema, periods: Sequence[Period], since_us: Microseconds, until_us: Microseconds
+) -> Iterator[Held]:
+    """Judge whether a log that comes from a live cluster was read by the streams of every set in the interval."""
+    try:
+        consumers.find(lake, FROM_CLUSTER, schema.keyspace, schema.name)
+    except NotFound:
+        return
+    begins = [each.begin_us for each in periods if each.shown]
+    progress = StreamProgress.of(lake, log_table(schema), FROM_CLUSTER, begins)
+    last_us = Microseconds(until_us - ONE_US)
+    wrong, count = list[str](), 0
+    for each in periods:
+        if each.begin_us > last_us or (each.end_us is not None and each.end_us <= since_us) or not each.shown:
+            continue
+        count += 1
+        first = Microseconds(max(each.begin_us, since_us))
+        needed = last_us if each.end_us is None else min(last_us, each.end_us - ONE_US)
+        read = progress.read_us.get(each.begin_us)
+        if progress.origin_us is None or read is None or progress.origin_us >= first or read < needed:
+            wrong.append(f"{each.name} was read {_extent(progress.origin_us, read, each.begin_us)}")
+    told = "; ".join(wrong) or f"{count} of {count} read from their starts on"
+    yield Held("its streams were read from their starts", not wrong, told)
+
+
+def _extent(origin_us: Microseconds | None, read_us: Microseconds | None, begin_us: Microseconds) -> str:
+    if origin_us is None:
+        return "by an earlier release, which did not note how far: the next ingest reads what is still there once more"
+    if read_us is None:
+        return "not at all yet"
+    return f"from {format_us(Microseconds(max(begin_us, origin_us + ONE_US)))} up to {format_us(read_us)}"
 
 
 def _unreadable(source: StreamSource, period: Period) -> str | None:

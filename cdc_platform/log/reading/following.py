@@ -18,6 +18,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.left_out import Tell
 from cdc_platform.log.reading.sets import assert_complete, sets_of, stream_sets
+from cdc_platform.log.reading.stream_progress import StreamProgress, set_mark, unread
 from cdc_platform.log.reading.windows import Sets, Window, next_window
 from cdc_platform.records import consumers, passed_over
 from cdc_platform.records.consumers import Consumer
@@ -54,6 +55,20 @@ class Copier(Protocol):
         """
         ...
 
+    def origin_us(self, consumer: Consumer) -> Microseconds:
+        """Return behind which time (µs) to look for unread sets, for a sink that does not note where it began."""
+        ...
+
+    def copy_unread(
+        self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
+    ) -> int | None:
+        """As `copy`, for a window that the position has passed: add only the rows that the sink does not have yet.
+
+        Raises:
+            TooManyRows: ask for it again, with what `longest_us` says then.
+        """
+        ...
+
 
 def follow(
     lake: Lake,
@@ -67,7 +82,8 @@ def follow(
     """Copy window after window up to the horizon (µs); answers with where the consumer is then, and its rows.
 
     Each window goes in with its number and its end in one commit, and the position moves after it: whoever is killed
-    in between finds the window there, and does not read it again.
+    in between finds the window there, and does not read it again. A set whose start the position passed before the set
+    could be read is read from its start first. The position stays where it is meanwhile.
 
     Raises:
         StateError: what comes next was in a generation that has been removed, or whose streams are not complete; or
@@ -75,25 +91,72 @@ def follow(
         ConflictError: another process reads under the same name.
     """
     consumer, count = _caught_up(lake, clock, schema, copier.sink, consumer), 0
+    progress, known = StreamProgress(consumer.name), None
     while True:
         source = StreamSources(lake).of(schema.keyspace, schema.name)
         sets = sets_of(source, clock.now_us())
         _assert_not_lost(sets, consumer)
+        if known != sets.seen:
+            progress = StreamProgress.of(lake, copier.sink, consumer.name, sets.seen)
+            known = sets.seen
+        origin = copier.origin_us(consumer) if progress.origin_us is None else progress.origin_us
+        passed_us = min(consumer.position_us, horizon_us)
+        missed = next(unread(progress, sets, Microseconds(passed_us), origin, consumer.window_number), None)
+        if missed is not None:
+            count += _read_missed(lake, source, consumer, missed, copier, progress, origin)
+            continue
         at_most = copier.longest_us(consumer.position_us)
         window = next_window(sets, consumer.position_us, consumer.window_number, horizon_us, longest_us=at_most)
         if window is None:
+            left_out.tell_what_came_later(lake, source, consumer, tell)
             return consumer, count
         window = _to_read(lake, clock, schema, source, consumer, window, copier, tell)
         marks = {consumer.name: window.number, _position_of(consumer.name): window.until_us}
+        marks |= progress.marks(window, origin)
         try:
             rows = copier.copy(source, window, marks, _last_number(consumer))
         except TooManyRows:
             continue
         if rows is None:
             raise _read_by_another(consumer)
+        progress.committed(marks, window)
         failpoints.reached(failpoints.AFTER_SINK)
         consumer = _moved(lake, clock, consumer, window)
         count += rows
+
+
+def _read_missed(
+    lake: Lake,
+    source: StreamSource,
+    consumer: Consumer,
+    missed: Window,
+    copier: Copier,
+    progress: StreamProgress,
+    origin_us: Microseconds,
+) -> int:
+    """Read one window of a set whose start the position has passed; return how many rows were new.
+
+    Its rows are added by key, so that a window which is read again after a kill doubles nothing.
+
+    Raises:
+        StateError: its streams are not complete.
+        ConflictError: another process reads under the same name.
+    """
+    assert_complete(source, missed)
+    longest = copier.longest_us(missed.after_us)
+    if longest is not None:
+        missed = replace(missed, until_us=Microseconds(min(missed.until_us, missed.after_us + longest)))
+    marks = {set_mark(consumer.name, missed.set_us): missed.until_us, **progress.marks(missed, origin_us)}
+    try:
+        rows = copier.copy_unread(source, missed, marks, progress.read_us.get(missed.set_us))
+    except TooManyRows:
+        return 0
+    if rows is None:
+        raise _read_by_another(consumer)
+    progress.committed(marks, missed)
+    failpoints.reached(failpoints.AFTER_SINK)
+    left_out.read_after_all(lake, consumer, missed.set_us)
+    return rows
 
 
 def _to_read(

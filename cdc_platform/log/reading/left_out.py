@@ -84,7 +84,8 @@ def appeared(name: str, begin_us: Microseconds) -> str:
     """How it is said that a passed set has streams now."""
     return (
         f"consumer {name} passed over the generation of {format_us(begin_us)}, which had no streams, and has some now:"
-        " its rows are not read; to have them read the log under another name, and forget this one"
+        " its rows are not read yet; run the consumer again, or if that does not read them, read the log under another"
+        " name and forget this one"
     )
 
 

@@ -5,10 +5,11 @@ Windows are cut by `windows`, positions kept by `consumers`; here rows are read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from cdc_platform import failpoints
@@ -19,6 +20,7 @@ from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake import frames
 from cdc_platform.lake.added import assert_as_added_between
 from cdc_platform.lake.appended import stored_schema
+from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
@@ -29,8 +31,9 @@ from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.aside import aside, put_aside
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell
-from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of
-from cdc_platform.log.reading.windows import Window, next_window
+from cdc_platform.log.reading.sets import SAFETY_US, assert_complete, sets_of, stream_sets
+from cdc_platform.log.reading.stream_progress import StreamProgress, first_unread_us
+from cdc_platform.log.reading.windows import Sets, Window, next_window
 from cdc_platform.log.stored_names import EXACT, GENERATION, WRITTEN_AT
 from cdc_platform.records import consumers
 from cdc_platform.records.consumers import Consumer
@@ -54,6 +57,8 @@ _GENERATION = column(
     "when the generation or stream set began that the row was read of; null: not noted",
     null=True,
 )
+LOG_KEY = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
+"""The key of a row of a log."""
 _ORDER = (WRITTEN_AT, "cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 
 
@@ -94,11 +99,23 @@ def read_changes(
 
 
 def whole_windows(
-    lake: Lake, schema: TableSchema, after_us: Microseconds, horizon_us: Microseconds, now_us: Microseconds
+    lake: Lake,
+    schema: TableSchema,
+    after_us: Microseconds,
+    horizon_us: Microseconds,
+    now_us: Microseconds,
+    only: Collection[int] | None = None,
 ) -> Iterator[Window]:
-    """The windows from a position to a horizon, each of a whole generation, or of one that is passed over."""
+    """The windows from a position to a horizon, each of a whole generation, or of one that is passed over.
+
+    With `only` no sets are read but those that begin at these times (µs), as readers saw them once.
+    """
     source = StreamSources(lake).of(schema.keyspace, schema.name)
     sets, position, number = sets_of(source, now_us), after_us, 0
+    if only is not None:
+        seen, removed = ([each for each in several if each in only] for several in (sets.seen, sets.removed))
+        passed = [each for each in sets.passed if each not in only]
+        sets = Sets([*seen, *passed], removed, passed=passed)
     while (window := next_window(sets, position, number, horizon_us)) is not None:
         if not window.passed:
             assert_complete(source, window)
@@ -226,13 +243,17 @@ def consume(
 def newest_us(lake: Lake, schema: TableSchema, now_us: Microseconds) -> Microseconds:
     """The newest moment (µs) up to which the log here is whole: none that rows may still be on their way to.
 
-    Where the log is brought in from a live cluster, that is how far it was brought.
+    Where the log is brought in from a live cluster, that is how far it was brought, of every stream set.
     """
-    safe = now_us - SAFETY_US
+    safe = Microseconds(now_us - SAFETY_US)
     try:
-        return min(safe, consumers.find(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us)
+        brought = consumers.find(lake, FROM_CLUSTER, schema.keyspace, schema.name).position_us
     except NotFound:
         return safe
+    sets = stream_sets(lake, schema, now_us)
+    progress = StreamProgress.of(lake, log_table(schema), FROM_CLUSTER, sets.seen)
+    behind = first_unread_us(progress, sets, brought)
+    return min(safe, brought if behind is None else behind)
 
 
 @dataclass(frozen=True)
@@ -260,6 +281,39 @@ class _FromLake:
         failpoints.reached(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
+    def origin_us(self, consumer: Consumer) -> Microseconds:
+        """As `Copier`: an earlier release noted nothing, and `complete` compares its rows with those of the log."""
+        return consumer.position_us
+
+    def copy_unread(
+        self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None
+    ) -> int | None:
+        rows = with_generation(read_window(self.lake, self.schema, window), window)
+        rows = of_streams(rows, source, window)
+        sink = sink_now(self.lake, self.schema, self.name)
+        rows = without_known(self.lake, sink, rows, window)
+        failpoints.reached(failpoints.BEFORE_SINK)
+        return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
+
+
+def of_streams(rows: pa.Table, source: StreamSource, window: Window) -> pa.Table:
+    """Return those of a log's rows that lie in streams of a window's set."""
+    period = next(each for each in source.periods() if each.begin_us == window.set_us)
+    streams = pa.array([each.tobytes() for each in period.streams().streams], pa.binary())
+    return rows.filter(compute.is_in(rows["cdc$stream_id"], value_set=streams))
+
+
+def without_known(lake: Lake, sink: Table, rows: pa.Table, window: Window) -> pa.Table:
+    """Return those of a window's rows that a sink does not have, by the log's key."""
+    inside = [(WRITTEN_AT, ">", to_datetime(window.after_us)), (WRITTEN_AT, "<=", to_datetime(window.until_us))]
+    known = set(_log_keys(lake.read(sink, list(LOG_KEY), inside)))
+    fresh = np.fromiter((key not in known for key in _log_keys(rows)), bool, rows.num_rows)
+    return rows.filter(pa.array(fresh))
+
+
+def _log_keys(rows: pa.Table) -> list[tuple[bytes, str, int]]:
+    return list(zip(*(rows[name].to_pylist() for name in LOG_KEY), strict=True))
+
 
 def registered(
     lake: Lake,
@@ -269,22 +323,19 @@ def registered(
     tell: Tell,
     position: Callable[[], Microseconds] | None = None,
 ) -> Consumer:
-    """The consumer; what a new one leaves out, and what came later of what it passed over, is told.
+    """The consumer; what a new one leaves out is told.
 
     A new one stands where `position` says, by default before the first generation that there still is.
     """
     key = (name, schema.keyspace, schema.name)
-    source = StreamSources(lake).of(schema.keyspace, schema.name)
     try:
-        consumer = consumers.find(lake, *key)
+        return consumers.find(lake, *key)
     except NotFound:
-        sets = sets_of(source, clock.now_us())
+        sets = stream_sets(lake, schema, clock.now_us())
         first = min(sets.seen, default=ONE_US)
         left_out.tell_of_removed(lake, schema, name, sets, first, tell)
         position_us = first - ONE_US if position is None else position()
         return consumers.register(lake, clock, *key, position_us=position_us)
-    left_out.tell_what_came_later(lake, source, consumer, tell)
-    return consumer
 
 
 def longest(lake: Lake, schema: TableSchema, after_us: Microseconds) -> Microseconds | None:

@@ -35,7 +35,8 @@ from cdc_platform.log.log_table import log_table, writes_schema
 from cdc_platform.log.reading import hourly
 from cdc_platform.log.reading.reader import consume, read_changes, sink_table
 from cdc_platform.log.reading.sets import SAFETY_US
-from cdc_platform.log.stored_names import WRITTEN_AT
+from cdc_platform.log.reading.stream_progress import StreamProgress
+from cdc_platform.log.stored_names import GENERATION, WRITTEN_AT
 from cdc_platform.log.volume import table_streams
 from cdc_platform.records import cdc_tables, consumers, tablet_rows
 from cdc_platform.records.passed_over import passed_over
@@ -196,20 +197,40 @@ def test_where_some_rows_are_missing_readers_wait_for_ever(world: World, number:
     assert world.consume() == WRITTEN[2 * number :]
 
 
-def test_rows_that_appear_later_are_told_of_by_name(world: World) -> None:
-    """By the reader in every run, and by the audit, until the reader is forgotten; a new one reads them."""
+def test_rows_that_appear_later_are_read_from_their_generations_start(world: World) -> None:
+    """The audit names the generation until the reader runs again; then its rows are there, once, with its start."""
     taken = world.take_away(SECOND_US)
     world.consume()
     assert [(each.population, each.violations) for each in audit_passed(world.lake)] == [(1, 0)]
+    world.give_back(taken)
+    world.told.clear()
+    (found,) = audit_passed(world.lake)
+    assert (found.invariant, found.population, found.violations) == ("passed_over_stays_empty", 1, 1)
+    assert "consumer audit of ks.t" in found.sample
+    assert format_us(SECOND_US) in found.sample
+    before = consumers.find(world.lake, *AUDIT)
+    world.consume()
+    assert world.read() == WRITTEN
+    late = [(WRITTEN_AT, ">=", to_datetime(SECOND_US)), (WRITTEN_AT, "<", to_datetime(THIRD_US))]
+    rows = world.lake.read(sink_table(world.schema, "audit"), [GENERATION], late)
+    assert rows[GENERATION].to_pylist() == [to_datetime(SECOND_US)] * 2
+    assert (audit_passed(world.lake), passed_over(world.lake), world.told) == ([], {}, [])
+    world.consume()
+    assert world.read() == WRITTEN
+    assert consumers.find(world.lake, *AUDIT) == before
+
+
+def test_a_reader_that_noted_nothing_of_its_sets_says_what_it_cannot_read(world: World) -> None:
+    """An earlier release wrote its table: the rows stay unread, and every run says so until the reader is forgotten."""
+    taken = world.take_away(SECOND_US)
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(StreamProgress, "marks", lambda *_: {})
+        world.consume()
     world.give_back(taken)
     for _ in range(2):
         world.told.clear()
         assert world.consume() == []
         assert f"passed over the generation of {format_us(SECOND_US)}" in world.told[0]
-    (found,) = audit_passed(world.lake)
-    assert (found.invariant, found.population, found.violations) == ("passed_over_stays_empty", 1, 1)
-    assert "consumer audit of ks.t" in found.sample
-    assert format_us(SECOND_US) in found.sample
     assert world.consume(name="anew") == WRITTEN
     consumers.forget(world.lake, *AUDIT)
     assert (audit_passed(world.lake), passed_over(world.lake)) == ([], {})

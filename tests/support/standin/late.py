@@ -1,0 +1,71 @@
+"""A generation, or a stream set of tablets, that nodes use before clients can read it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from support.standin.brought import GENERATIONS, SWITCH_MS
+from support.standin.cluster import FIRST_MS, StandIn
+from support.standin.versions import VERSIONS, Version
+from support.standin.world import World, time_uuid
+
+from cdc_platform.clock import Milliseconds
+from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations.tablets import StreamSet, new_streams, uniform_ends
+
+TABLE_ID = uuid.UUID(int=7)
+
+
+@dataclass
+class Late:
+    """A second generation or stream set that clients can read late; `said` is who knows of it beforehand."""
+
+    standin: StandIn
+    said: str
+    generations: Mapping[Milliseconds, TopologyDescription | StreamSet] = field(default_factory=lambda: GENERATIONS)
+
+    @property
+    def world(self) -> World:
+        """The rows behind the proxy."""
+        return self.standin.world
+
+    def begin(self) -> None:
+        """List the first one; nodes use the second one from here on."""
+        self.standin.proxy.version = VERSION_OF[self.said]
+        if self.said == "tablets":
+            sets = {}
+            for at, count in ((FIRST_MS, 2), (SWITCH_MS, 4)):
+                sets[at] = StreamSet.of(at, new_streams(TABLE_ID, at, uniform_ends(count)))
+            self.generations = sets
+            self.world.stream_set("shop", "t", FIRST_MS, [each.tobytes() for each in sets[FIRST_MS].ids])
+        elif self.said in ("group", "nodes"):
+            made = GENERATIONS[SWITCH_MS]
+            self.world.committed(SWITCH_MS, time_uuid(SWITCH_MS), made, by_group=self.said == "group")
+
+    def publish(self) -> None:
+        """Let clients read the second one."""
+        made = self.generations[SWITCH_MS]
+        if isinstance(made, StreamSet):
+            before = self.generations[FIRST_MS]
+            assert isinstance(before, StreamSet)
+            ids = [[each.tobytes() for each in several.ids] for several in (before, made)]
+            self.world.stream_set("shop", "t", SWITCH_MS, ids[1], closed=ids[0], opened=ids[1])
+        elif self.said == "nobody":
+            self.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), made)
+        else:
+            self.world.published(SWITCH_MS, made)
+
+
+VERSION_OF: Mapping[str, Version] = {
+    "group": VERSIONS["2026.3"],
+    "nodes": VERSIONS["5.2"],
+    "nobody": VERSIONS["2026.3"],
+    "tablets": VERSIONS["2026.3"],
+}
+"""Who knows of a generation before it is published, and in which version: the Raft group, each node for itself, or
+nobody whom we ask. Of tablets the first thing that is seen is the list of stream sets.
+"""
+TOLD = ("group", "nodes")
+UNTOLD = ("nobody", "tablets")
