@@ -186,6 +186,7 @@ class History:
     dice: random.Random
     lag_us: int
     way: str | None
+    again_us: int
     keeps: bool
     table: LiveTable
     cluster: KnownCluster
@@ -207,7 +208,10 @@ class History:
 
     def read(self) -> None:
         """Ingest once, and hold that nothing is claimed that is not so."""
-        options: dict[str, Any] = {"way": self.way, "pace": Pace(Microseconds(0), Microseconds(0))}
+        options: dict[str, Any] = {
+            "way": self.way,
+            "pace": Pace(Microseconds(0), Microseconds(self.again_us), Microseconds(1)),
+        }
         done = bring(self.cluster, self.workers, self.now_us, current=self.keeps, **options)
         self.position_us = done.position_us
         if self.late.said in UNTOLD and not self.published:
@@ -242,7 +246,7 @@ class History:
 def test_whenever_a_generation_is_published_every_row_comes_once(
     standin: StandIn, cluster: KnownCluster, workers: Workers, said: str, keeps: bool, history: int
 ) -> None:
-    """From 0 s to 2 h late, by streams or ranges, without a second reading: the log and the kept table are whole."""
+    """From 0 s to 2 h late, by streams or ranges, with a second reading or without: log and kept table are whole."""
     dice = random.Random(f"{SEED} {said} {keeps} {history}")
     late = Late(standin, said)
     late.begin()
@@ -250,8 +254,8 @@ def test_whenever_a_generation_is_published_every_row_comes_once(
     table = LiveTable(standin.world, schema, late.generations, dice).make()
     standin.proxy.collections = {column.name for column in schema.columns if column.type.multicell}
     lag_us = dice.choice((0, dice.randrange(120), dice.randrange(7_200), 7_200)) * SECOND_US
-    way = dice.choice((None, "streams", "ranges"))
-    drawn_history = History(late, dice, lag_us, way, keeps, table, cluster, workers)
+    way, again_us = dice.choice((None, "streams", "ranges")), dice.choice((0, 0, 600 * SECOND_US))
+    drawn_history = History(late, dice, lag_us, way, again_us, keeps, table, cluster, workers)
     drawn_history.step(dice.randrange(1, 55), 4)
     while drawn_history.now_us < SWITCH_US + lag_us:
         left = (SWITCH_US + lag_us - drawn_history.now_us) // MINUTE_US + 1
