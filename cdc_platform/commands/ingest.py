@@ -53,9 +53,9 @@ def ingest(
     """Bring what is new in the CDC log of TABLE on the cluster NAME into KS.T_scylla_cdc_log in that cluster's home.
 
     Each row goes in once, whatever happens in between: a run that is killed goes on where it was. Generations and
-    tablets are followed as they come. At a generation that nodes use and clients cannot read yet the log is held, and the
-    answer says so. Late rows are looked for by reading windows a second time. Spark is started where there is more to
-    ask for than one process does soon.
+    tablets are followed as they come. At a generation that nodes use and clients cannot read yet the log is held, and
+    the answer says so. Late rows are looked for by reading windows a second time. Spark is started where there is
+    more to ask for than one process does soon.
 
     With --current the table KS.T itself is kept as well: copied once, then brought up by its log each time. What CQL
     does not tell exactly is marked in its column cdc$inexact, and counted.

@@ -117,7 +117,8 @@ def test_a_generation_that_is_left_out_is_told_apart_from_an_outage(standin: Sta
     standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), made, timestamp=False)
     standin.world.delete(streams, "time = %s AND range_end = %s", SECOND_MS, missing)
     standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=SECOND_MS)
-    (left_out,) = next(looks)[1]
+    committed, left_out = next(looks)[1]
+    assert (committed.who, committed.what.partition(",")[0]) == (who, "was committed and is not published yet")
     assert (left_out.who, left_out.what.partition(":")[0]) == (who, "is left out")
     assert "half-written" in left_out.what
     for node in range(3):

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequ
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, zip_longest
 from math import nan
 from typing import Any
 
@@ -456,7 +456,7 @@ def _missed(start: _Offset, end: _Offset) -> list[Window]:
     begins = sorted(end.get("sets", ()))
     read = set(start.get("sets", begins))
     found: list[Window] = []
-    for begin, following in zip(begins, [*begins[1:], None], strict=True):
+    for begin, following in zip_longest(begins, begins[1:]):
         if begin in read:
             continue
         after = max(begin - ONE_US, end["origin"])
