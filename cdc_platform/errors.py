@@ -68,6 +68,12 @@ class StateError(PlatformError):
     code = "state"
 
 
+class NotAsCommitted(StateError):
+    """A step that cannot be undone would decide by a table that does not hold what its commits put there."""
+
+    code = "not-as-committed"
+
+
 class UnfinishedJoin(StateError):
     """An earlier join, or a repair, is unfinished and comes first."""
 

@@ -224,6 +224,15 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
 
     A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
     """
+    found = digests_known(opened, wanted)
+    return found if len(found) == len(set(wanted)) else None
+
+
+def digests_known(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int]:
+    """What commits say that slices hold in an opened version, without those of which that cannot be told.
+
+    A slice of which no commit says anything is empty, where the log goes back to a creation in an envelope.
+    """
     found: dict[str, int] = {}
     folder, known = folder_of(opened), _said_by(opened)
     for version in range(opened.version(), -1, -1):
@@ -231,7 +240,7 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
             try:
                 known[version] = read(_entry_of(opened, folder, version), version).envelope
             except FileNotFoundError:
-                return None
+                return found
         said = known[version]
         if said is not None:
             found = {name: digest for name, digest in said.digests.items() if name in wanted} | found
@@ -239,7 +248,7 @@ def digests_at(opened: DeltaTable, wanted: Collection[str]) -> dict[str, int] | 
                 return found
             if version == 0:
                 return {name: found.get(name, 0) for name in wanted}
-    return None
+    return found
 
 
 def _entry_of(opened: DeltaTable, folder: str, version: int) -> Place:

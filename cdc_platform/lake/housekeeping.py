@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.errors import PlatformError
-from cdc_platform.lake import contract, files, upkeep
+from cdc_platform.errors import NotAsCommitted, PlatformError
+from cdc_platform.lake import contract, files, upkeep, verification
 from cdc_platform.lake.lake import RETENTION, Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
 from cdc_platform.lake.turns import in_turn
+from cdc_platform.lake.verified import refusal
 from cdc_platform.lake.versions import stored_names
 from cdc_platform.places import Place
 
@@ -31,23 +32,49 @@ class Cleared:
     failed: str = ""
 
 
+def vacuum(lake: Lake, table: Table) -> int:
+    """Delete the files of a table that nothing needs any more; answers how many.
+
+    Raises:
+        NotAsCommitted: the table's log is damaged, or has a foreign commit that nobody accepted: files that the table
+            does without by such a log can be what it is restored from.
+    """
+    return lake.vacuum(table) if _removable(lake, table) else 0
+
+
 def unneeded(lake: Lake) -> list[Cleared]:
     """What `clear` would delete; nothing is written."""
-
-    def look(table: Table) -> int:
-        with translated(f"vacuuming {table.full_name}"):
-            return len(upkeep.unneeded(files.opened(lake.path(table)), RETENTION))
-
-    return [*_of_each(lake, look), *_of_tries(contract.left_over(lake.place, RETENTION))]
+    return [
+        *_of_each(lake, lambda table: _removable(lake, table)),
+        *_of_tries(contract.left_over(lake.place, RETENTION)),
+    ]
 
 
 @in_turn("upkeep")
 def clear(lake: Lake) -> list[Cleared]:
     """Delete what no table of a lake needs; one that is damaged, or lies in a store that fails, is passed over."""
-    done, left = _of_each(lake, lake.vacuum), contract.left_over(lake.place, RETENTION)
+    done, left = _of_each(lake, lambda table: vacuum(lake, table)), contract.left_over(lake.place, RETENTION)
     for place in left:
         place.remove()
     return [*done, *_of_tries(left)]
+
+
+def _removable(lake: Lake, table: Table) -> int:
+    """How many files of a table may be deleted; the log is only judged where there are some.
+
+    Raises:
+        NotAsCommitted: as `vacuum`.
+    """
+    if not lake.exists(table):
+        return 0
+    with translated(f"vacuuming {table.full_name}"):
+        found = len(upkeep.unneeded(files.opened(lake.path(table)), RETENTION))
+    if found:
+        log = verification.verify_log(lake, table)
+        lines = [*log.damage, *log.foreign]
+        if lines:
+            raise NotAsCommitted(refusal(lines, f"vacuuming {table.full_name}"))
+    return found
 
 
 def _of_tries(left: Sequence[Place]) -> list[Cleared]:

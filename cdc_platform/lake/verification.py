@@ -132,6 +132,22 @@ def assert_as_committed(lake: Lake, names: Collection[str], what: str) -> None:
         raise StateError(f"{wrong[0]}{more}: {what} is not made of it; cdc-platform check --deep names every file")
 
 
+def verify_partitions(name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> Verified:
+    """Verify some partitions of a table in the version that is opened, by the newest commits that name them alone.
+
+    Of the log it reads the entries back to those; `verify` judges a whole log.
+    """
+    look = _Partitions(name, folder, opened, partitions)
+    for partition in partitions:
+        look.read(partition)
+    return look.found
+
+
+def verify_log(lake: Lake, table: Table) -> Verified:
+    """Judge the log of a table: whether it is whole, and whose commits are in it. No row is read."""
+    return _Look(table.full_name, lake.path(table)).found
+
+
 def foreign_commits(history: Sequence[Commit]) -> list[Commit]:
     """The commits of a log (newest first) that changed a table and are not the platform's, since its first envelope."""
     return [commit for commit in _known(history) if commit.envelope is None and commit.changes]
@@ -395,6 +411,25 @@ class _Look:
 
     def _note_damage(self, what: str) -> None:
         self.found.damage.append(f"{self.found.name}: {what}{self._remedy}")
+
+
+class _Partitions(_Look):
+    """Some partitions of a version that is open already; the rest of the table and of its log is left alone."""
+
+    def __init__(self, name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> None:
+        self.found = Verified(name)
+        self.version = opened.version()
+        self._folder, self._unbound = folder, []
+        self._rule = commits.digest_rule(opened)
+        self._digests = commits.digests_known(opened, partitions)
+        self._born_known = False
+        self.slices = {partition: [] for partition in partitions}
+        partition_by = tuple(opened.metadata().partition_columns)
+        for file in files.files_of_partitions(opened, partition_by, folder):
+            partition = digests.slice_name(partition_by, file.partition)
+            if partition in self.slices:
+                self.slices[partition].append(file)
+        self._said = files.said_of_files(opened, folder)
 
 
 def _of_slice(name: str) -> str:
