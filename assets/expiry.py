@@ -43,8 +43,17 @@ from assets.whole_homes import on_whole_homes
 from cdc_platform.clock import DAY_MS, Clock, format_ms, from_datetime
 from cdc_platform.errors import StateError
 from cdc_platform.invariants.findings import EXPIRY
+from cdc_platform.lake import housekeeping
 from cdc_platform.lake.lake import RETENTION, Lake
-from cdc_platform.lake.tables import GENERATION_TIMESTAMPS, GENERATIONS, REMOVED_GENERATIONS, UNORDERED_RANGES, Table
+from cdc_platform.lake.tables import (
+    EXPIRY_MARKS,
+    GENERATION_TIMESTAMPS,
+    GENERATIONS,
+    REMOVED_GENERATIONS,
+    UNORDERED_RANGES,
+    Table,
+)
+from cdc_platform.lake.verified import verified
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
 from cdc_platform.lifecycle.expiry.audit import audit_expiry
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
@@ -84,8 +93,9 @@ def removed_generations(context: AssetExecutionContext, home: HomeResource, cloc
     """Mark what has expired; report the plan and the forecast."""
     watch, lake, now, settings = Stopwatch(), home.lake(), clock.clock(), home.settings()
     with in_one_line():
-        plan = purge_plan.plan(lake, now, settings)
-        marked = removal.mark(lake, plan)
+        deciding = verified(lake, removal.STEP)
+        plan = purge_plan.plan(deciding, now, settings)
+        marked = removal.mark(deciding, now, plan)
     rows = lake.read(REMOVED_GENERATIONS, ["time"]).num_rows
     told = {"marked": marked, **plan_told(lake, plan, now), **forecast_told(lake, now, settings)}
     context.log.info(f"{len(plan)} generations planned, {marked} marked as expired.")
@@ -168,21 +178,22 @@ plan_expiry = define_asset_job(
 )
 
 
-@op(pool=pool(GENERATION_TIMESTAMPS), retry_policy=RETRIES)
+@op(pool=pool(GENERATION_TIMESTAMPS), ins={"after": In(Nothing)}, retry_policy=RETRIES)
 def mark_expired(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
-    """Note in the timestamps what has expired."""
+    """Mark what has expired: last, so that no run removes what it marked itself."""
     with in_one_line():
-        lake = home.lake()
-        marked = removal.mark(lake, purge_plan.plan(lake, clock.clock(), home.settings()))
+        lake, plan = removal.verified_plan(home.lake(), clock.clock(), home.settings())
+        marked = removal.mark(lake, clock.clock(), plan)
     context.add_output_metadata({"marked": marked})
 
 
-@op(pool=pool(REMOVED_GENERATIONS), ins={"after": In(Nothing)}, retry_policy=RETRIES)
+@op(pool=pool(REMOVED_GENERATIONS), retry_policy=RETRIES)
 def begin_removals(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
     """Note which generations are about to go."""
     with in_one_line():
-        lake, now = home.lake(), clock.clock()
-        begun = removal.begin_removals(lake, now, purge_plan.plan(lake, now, home.settings()))
+        now = clock.clock()
+        lake, plan = removal.verified_plan(home.lake(), now, home.settings())
+        begun = removal.begin_removals(lake, now, plan)
         content = held(lake, Part(REMOVED_GENERATIONS, {}))
     rows = [(format_ms(each.time_ms), each.id or "", each.rows, each.bytes) for each in begun]
     if begun:
@@ -200,9 +211,9 @@ def _removal(table: Table) -> OpDefinition:
         with in_one_line():
             lake = home.lake()
             rows = removal.remove_from(lake, table, removal.begun(lake, clock.clock(), home.settings()))
-            files = lake.vacuum(table)
+            files = housekeeping.vacuum(lake, table)
         context.add_output_metadata({"rows": rows, "vacuumed_files": files})
-        if rows and table is not UNORDERED_RANGES:  # which is no asset
+        if rows and table not in (UNORDERED_RANGES, EXPIRY_MARKS):  # which are no assets
             told = {"removed_rows": rows, "delta_version": lake.version(table) or 0}
             context.log_event(AssetObservation(key(table), metadata=told, description="Rows of generations are gone."))
 
@@ -222,14 +233,16 @@ _REMOVALS = [_removal(table) for table in removal.SHRINKING]
 @job(
     name=EXPIRE_JOB,
     description="Removes the generations that have been expired for the grace time: timestamp, streams rows, "
-    "descriptions, in this order, each table in its own pool, and Delta's vacuum. A run that died is just run again.",
+    "descriptions, in this order, each table in its own pool, and Delta's vacuum. It marks last. "
+    "A run that died is just run again.",
     executor_def=in_process_executor,
 )
 def expire() -> None:
     """One step after the other."""
-    done = begin_removals(mark_expired())
+    done = begin_removals()
     for step in _REMOVALS:
         done = step(done)
+    mark_expired(done)
 
 
 def scheduled_plan(
@@ -257,9 +270,10 @@ def removal_due(lake: Lake, clock: Clock, settings: Settings, moment: datetime) 
     """
     plan = purge_plan.plan(lake, clock, settings)
     due = sum(each.action is Action.REMOVE for each in plan)
+    unmarked = sum(map(removal.is_to_be_marked, plan))
     left = len(removal.unfinished(lake))
-    if due or left:
-        return f"{due} generations may go, {left} removals are not finished"
+    if due or unmarked or left:
+        return f"{due} generations may go, {unmarked} are to be marked, {left} removals are not finished"
     removed = lake.read(REMOVED_GENERATIONS, ["removed_at"])["removed_at"].to_pylist()
     last_us = max((from_datetime(each) for each in removed), default=None)
     if last_us is not None and moment.hour == 0 and clock.now_us() - last_us < _VACUUM_TIME / timedelta(microseconds=1):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, overload
 
-from cdc_platform.errors import InputError
+from cdc_platform.errors import ClockRefused, InputError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -93,6 +93,25 @@ class Clock:
     def now_ms(self) -> Milliseconds:
         """Now, in ms since 1970 UTC."""
         return ms_of(self.now_us())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was handed in, and does not follow the machine's."""
+        return self.stopped_at_us is not None
+
+    def assert_not_ahead(self, by_ms: Milliseconds, step: str) -> None:
+        """Refuse a step that cannot be undone if this clock is ahead of the machine's by more than `by_ms`.
+
+        Raises:
+            ClockRefused: it is. The message names both times.
+        """
+        now_us, machine = self.now_us(), machine_us()
+        if now_us > machine + us_of(by_ms):
+            raise ClockRefused(
+                f"the clock says {format_us(now_us)} and this machine's {format_us(machine)}: {step} is refused where "
+                f"the clock is ahead by more than the grace time of {seconds_of_ms(by_ms):g} s (expiry_grace_ms in "
+                "settings.toml); add --dry-run to see what would go by then"
+            )
 
 
 def parse_time_us(text: str, *, zone_required: bool = True) -> Microseconds:

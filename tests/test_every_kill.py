@@ -26,7 +26,7 @@ from support.files.export_files import (
     v1_streams_csv,
     v2_csv,
 )
-from support.homes.expiring import DAY_MS, TIMES_MS, add_table, import_generations, iso
+from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
 from support.homes.v1_tables import old_cluster, times
 from support.nodes import node_text
 from support.processes.kills import Case, killed_and_run_again
@@ -158,9 +158,10 @@ def upgraded(home: Path) -> None:
 
 
 def expiring(home: Path) -> None:
-    """One generation may go, another has expired."""
+    """One generation may go, another has expired since."""
     import_generations(home.parent)
     add_table(Lake(home / "lake"), 23 * 1800)
+    mark(Lake(home / "lake"), Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS))
 
 
 def logged(home: Path) -> None:
@@ -239,7 +240,7 @@ CASES = {
     "import --mend": Case(imported_and_damaged, (*IMPORT, "--mend")),
     "repair --from-description": Case(damaged, ("repair", "--from-description")),
     "rewrite": Case(upgraded, ("rewrite",), iso(Milliseconds(times(4)[3]))),
-    "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2)),
+    "expire": Case(expiring, ("expire",), iso(TIMES_MS[2] + DAY_MS // 2), without={"machine_marked_at"}),
     "consume": Case(logged, ("consume", "ks.t", "--name", "audit"), "2026-01-31T15:01:00Z"),
     "hourly copy": Case(logged, ("-c", COPY_HOURS)),
     "tablets create": Case(lambda home: home.mkdir(), ("tablets", "create", "ks.t", "--count", "4")),

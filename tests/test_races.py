@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.files.export_files import ID, NODES, SNAPSHOT, TIME_MS, generation, streams_csv, timestamps_csv, v2_csv
 from support.homes.contents import contents
-from support.homes.expiring import DAY_MS, TIMES_MS, add_table, import_generations, iso
+from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
 from support.nodes import node_text
 from support.processes.nursery import Nursery
 from support.processes.racing import EIGHT, Command, do, explained, race
@@ -263,6 +263,7 @@ def test_removals_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
     """Eight expiries leave what one leaves, and none is refused."""
     home, now = import_generations(tmp_path), iso(TIMES_MS[2] + DAY_MS // 2)
     add_table(Lake(home / "lake"), 23 * 1800)
+    mark(Lake(home / "lake"), Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS))
     alone = tmp_path / "alone"
     shutil.copytree(home, alone)
     do(alone, "expire", clock=now)

@@ -22,8 +22,11 @@ from assets.reconcile import held
 from assets.reconcile.held import Held
 from assets.reconcile.verdicts import missing_results
 from cdc_platform.clock import Clock
+from cdc_platform.errors import NotAsCommitted
 from cdc_platform.lake import provenance
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import BOOTSTRAP_EVENTS
+from cdc_platform.lake.verified import verified
 from cdc_platform.log.reading import hourly
 from cdc_platform.timeline.parts import Contents, Names, all_names
 
@@ -38,18 +41,24 @@ MOST_HOURS = 24
 
 @dataclass
 class Told:
-    """What a tick did: events and results told, partitions added and taken away; whether more is `left`."""
+    """What a tick did: events and results told, partitions added and taken away; whether more is `left`.
+
+    `refused`: why no partition was taken away, empty where that was not refused.
+    """
 
     events: int = 0
     results: int = 0
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     left: bool = False
+    refused: str = ""
 
     def __str__(self) -> str:
         return (
             f"told {self.events} events and {self.results} check results, added {len(self.added)} partitions, took "
-            f"away {len(self.removed)}" + ("; more is left" if self.left else "")
+            f"away {len(self.removed)}"
+            + ("; more is left" if self.left else "")
+            + (f"; {self.refused}" if self.refused else "")
         )
 
 
@@ -158,7 +167,7 @@ def _bring_partitions(
     wanted = [each.key for each in names if not each.is_removed]
     gone = {each.key for each in names if each.is_removed}
     gone |= {known.of(generation) for generation in known.withdrawn if generation in known.by_generation}
-    for partition in sorted(there & gone - set(wanted))[:MOST_PARTITIONS]:
+    for partition in _verified_gone(lake, instance, sorted(there & gone - set(wanted))[:MOST_PARTITIONS], told):
         instance.delete_dynamic_partition(_name(GENERATIONS), partition)
         told.removed.append(partition)
     _add(instance, _name(GENERATIONS), [each for each in wanted if each not in there], told)
@@ -168,6 +177,20 @@ def _bring_partitions(
                 _add_missing(instance, _name(definition), several, told)
         if asset == held.LOGS:
             _add_missing(instance, _name(CDC_LOGS), several, told)
+
+
+def _verified_gone(lake: Lake, instance: DagsterInstance, partitions: list[str], told: Told) -> list[str]:
+    """The partitions that verified tables say are gone too; none, and why, where these are not as committed."""
+    if not partitions:
+        return []
+    try:
+        deciding = verified(lake, "taking partitions away")
+        deciding.verify(BOOTSTRAP_EVENTS)
+        all_names(deciding, keys(deciding, instance))
+    except NotAsCommitted as error:
+        told.refused = str(error)
+        return []
+    return partitions
 
 
 def _add_missing(instance: DagsterInstance, name: str, several: Iterable[Held], told: Told) -> None:

@@ -45,7 +45,8 @@ _WHAT_TAG = "cdc_platform/tablets"
 def collect_stream_sets(context: OpExecutionContext, home: HomeResource, clock: ClockResource) -> None:
     """Remove the stream sets of one table of which no log can hold a row, and that every consumer has read."""
     with in_one_line():
-        found = garbage.collect(home.lake(), clock.clock(), *table_name(context.partition_key))
+        name, grace_ms = table_name(context.partition_key), home.settings().expiry_grace_ms
+        found = garbage.collect(home.lake(), clock.clock(), *name, grace_ms=grace_ms)
     context.log.info(
         f"{found.full_name}: {len(found.removed_ms)} stream sets removed, base {format_ms(found.base_ms)}."
     )

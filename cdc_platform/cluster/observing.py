@@ -137,10 +137,9 @@ def _look(live: LiveCluster, cluster: KnownCluster, clock: Clock, seen_before: G
     # It is the cluster itself that says so, and the next look may find it mended.
     sources = ImportSources(list(topology.nodes) or None, exports, None, [], flaws=Flaws(as_is=True, marks=False))
     seen.imported = import_sources(lake, clock, sources)
-    if tables.TIMESTAMPS in layout:
-        removed.follow(lake, clock, cluster.open_home().settings, times)
+    refused = removed.follow(lake, clock, cluster.open_home().settings, times) if tables.TIMESTAMPS in layout else None
     left_out.keep(lake, clock, [each.line for each in not_whole])
-    seen.warnings += [*seen.imported.warnings, *seen.imported.flaws]
+    seen.warnings += [*seen.imported.warnings, *seen.imported.flaws, *([refused] if refused else [])]
     newest = max(found.timestamps, default=None)
     known.remember(cluster, topology.identity.model_copy(update={"newest_ms": newest}))
     seen.changes = changes.note(lake, clock, not_whole, topology.changing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from cdc_platform.clock import (
     ms_to_datetime,
     us_of,
 )
+from cdc_platform.errors import ClockRefused
 
 if TYPE_CHECKING:
     from cdc_platform.generations import TopologyDescription
@@ -60,7 +62,8 @@ class OldCluster:
 def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster:
     """Let the demo's nodes have joined in the first format, be upgraded, rewrite, and lose what has expired.
 
-    All times follow from when the demo was first run, so that a run that died is gone on with.
+    All times follow from when the demo was first run, so that a run that died is gone on with. Nothing expires by a
+    clock that is ahead of this machine's: removal is refused there, in a demo too.
     """
     from cdc_platform.home import open_home
     from cdc_platform.lake.lake import Lake
@@ -79,7 +82,10 @@ def play_old_cluster(home: Home, events: Sequence[BootstrapEvent]) -> OldCluster
         decided = rewrite.rewrite(lake, upgraded, settings).decisions
     clock = Clock(us_of(now_ms))
     if _is_to_expire(lake, times[0]):
-        removal.expire(lake, clock, settings)
+        # One run marks, and a grace time later another one removes.
+        with suppress(ClockRefused):
+            for run in (Clock(us_of(now_ms - settings.expiry_grace_ms)), clock):
+                removal.expire(lake, run, settings)
     return OldCluster(old, lake, clock, decided)
 
 

@@ -175,11 +175,12 @@ def _expiry(old: OldCluster) -> None:
     for each in purge_plan.plan(old.lake, old.clock, old.home.settings):
         expired = None if each.expired_ms is None else format_ms(each.expired_ms)
         rows.append((format_ms(each.time_ms), expired, each.action.value, "; ".join(each.reasons)))
-    title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after a run of expiry"
+    title = f"The old cluster's generations at {format_ms(old.clock.now_ms())}, after two runs of expiry"
     write_table(title, ("generation", "expired", "action", "why"), rows)
     click.echo(
         "A generation expires when no CDC log can hold a row of it: after the next one has started, and the longest\n"
-        "TTL has passed. An hour later it is removed, its timestamp first, so that no reader sees half of it.\n"
+        "TTL has passed. A run marks it, and a run an hour later removes it, its timestamp first, so that no reader\n"
+        "sees half of it.\n"
     )
 
 

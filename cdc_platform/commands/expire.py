@@ -34,6 +34,10 @@ MOST_NODES = 10_000
 def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, every: int | None, as_json: bool) -> None:
     """Mark the generations of which no CDC log can hold a row any more, and remove those marked for the grace time.
 
+    One run marks and a later one removes: the grace time (expiry_grace_ms) counts from when the mark was written, by
+    this machine's clock, or between runs under --clock by theirs. A run refuses to decide by tables that do not hold
+    what their commits put there, and to remove anything by a clock that is further ahead than the grace time.
+
     A generation that operates, or that a table's TTL, a consumer or a node's cdc_local still needs, is never touched:
     `blocked_by` names what keeps it. Files go with Delta's vacuum, seven days after their rows.
 
@@ -52,16 +56,19 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
     if every is not None:
         raise click.UsageError("--every goes with --forecast")
     from cdc_platform.lake.lake import Lake
+    from cdc_platform.lake.verified import verified
     from cdc_platform.lifecycle.expiry import purge_plan, removal
 
     home = session.open_home()
     lake, settings = session.view(home) if dry_run else Lake(home.lake), home.settings
     if cql:
-        _statements(lake, purge_plan.plan(lake, session.clock, settings), as_json)
+        lake, plan = removal.verified_plan(lake, session.clock, settings)
+        _statements(lake, plan, as_json)
         return
     done: Expired | None = None
+    plan: Sequence[PlannedGeneration]
     if dry_run:
-        plan: Sequence[PlannedGeneration] = purge_plan.plan(lake, session.clock, settings)
+        plan = purge_plan.plan(verified(lake, removal.STEP), session.clock, settings)
     else:
         done = removal.expire(lake, session.clock, settings)
         plan = done.plan
@@ -71,6 +78,7 @@ def expire(session: Session, dry_run: bool, cql: bool, forecast: int | None, eve
 def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -> list[Next]:
     """What a plan asks for that was only shown, or the removal of what was marked."""
     from cdc_platform.lake.mirrors import cluster_of
+    from cdc_platform.lifecycle.expiry.removal import is_to_be_marked
 
     left = _stating(plan)
     if done is not None:
@@ -81,7 +89,8 @@ def _left(lake: Lake, plan: Sequence[PlannedGeneration], done: Expired | None) -
         why = f"for cqlsh on {cluster}; what has gone there goes here at the next: {PROGRAM} observe {cluster}"
         remove = any(each.action.value == "remove" for each in plan)
         return [*([following("expire", "--cql", why=why)] if remove else []), *left]
-    return [*([building(lake, "expire")] if any(each.action.value != "keep" for each in plan) else []), *left]
+    due = any(each.action.value == "remove" or is_to_be_marked(each) for each in plan)
+    return [*([building(lake, "expire")] if due else []), *left]
 
 
 def _stating(plan: Sequence[PlannedGeneration]) -> list[Next]:

@@ -159,7 +159,9 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
     """Remove the stream sets of TABLE, or of all tables, of which no log can hold a row any more.
 
     A set goes when the one after it has operated for the TTL that the table has now. Rows that were written under a
-    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it. A set that a consumer has
+    larger one may outlive their set: that is ScyllaDB's rule, and there is a warning for it. Tables that do not hold
+    what their commits put there decide nothing, nor does a clock that is ahead of the machine's by more than the
+    grace time (expiry_grace_ms): the command is refused. A set that a consumer has
     not read to its end stays, and that is said; a consumer that will never come back is taken out with
     `consumers forget`.
 
@@ -173,7 +175,7 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
     from cdc_platform.lifecycle.tablets import changes as lifecycle
     from cdc_platform.lifecycle.tablets import garbage
 
-    lake = session.lake()
+    lake, grace_ms = session.lake(), session.open_home().settings.expiry_grace_ms
     if table is not None:
         garbage.plan(lake, session.clock, *table)  # so that a wrong name is refused before anything is written
     if not dry_run:
@@ -182,7 +184,7 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
     planned = [
         garbage.plan(lake, session.clock, *name, ttl_seconds=ttl)
         if dry_run
-        else garbage.collect(lake, session.clock, *name)
+        else garbage.collect(lake, session.clock, *name, grace_ms=grace_ms)
         for name in names
     ]
     left = _left(lake, planned, table, ttl) if dry_run else []

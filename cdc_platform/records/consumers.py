@@ -13,7 +13,8 @@ from cdc_platform.clock import Clock, Microseconds, format_us, from_datetime, to
 from cdc_platform.errors import ConflictError, InputError, NotFound, StateError
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import CONSUMERS
+from cdc_platform.lake.tables import CONSUMERS, PASSED_OVER
+from cdc_platform.lake.verified import verified
 from cdc_platform.records import passed_over
 
 
@@ -127,7 +128,10 @@ def forget(lake: Lake, name: str, keyspace: str, table: str) -> None:
 
     Raises:
         NotFound: it is not registered.
+        NotAsCommitted: its row, or the notes of what it passed over, are not as committed.
     """
+    lake = verified(lake, "consumers forget")
+    lake.verify(CONSUMERS, PASSED_OVER)
     find(lake, name, keyspace, table)
     # First: a note without its consumer would be taken for one of the next that has its name.
     passed_over.forget(lake, (name, keyspace, table))

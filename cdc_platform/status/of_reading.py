@@ -89,8 +89,8 @@ def readers(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str
 def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:
     """What `expire` would do now, and which generation is the next that may go."""
     plan = purge_plan.plan(lake, clock, settings)
-    due = [each for each in plan if each.action is not Action.KEEP]
-    later = [each for each in plan if each.action is Action.KEEP and each.removable_ms is not None]
+    due = [each for each in plan if each.action is Action.REMOVE or (each.action is Action.MARK and each.mark is None)]
+    later = [each for each in plan if each not in due and each.removable_ms is not None]
     following = min(later, key=lambda each: each.removable_ms or 0, default=None)
     told = {
         "to_mark": sum(each.action is Action.MARK for each in due),

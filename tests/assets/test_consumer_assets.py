@@ -287,7 +287,7 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
     for hour in (NOON, ONE, TWO):
         assert copy(hour).success
     # Long after, and with rows that expired, the first generation is removed for real.
-    later = READABLE_US + 400 * 24 * HOUR
+    later = READABLE_US + 200 * 24 * HOUR
     for now_us in (later, later + 2 * HOUR):
         removal.expire(lake, Clock(Microseconds(now_us)), Settings())
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 1

@@ -28,8 +28,10 @@ from support.homes.expiring import (
     TIMES_MS,
     add_table,
     at,
+    expire,
     import_generations,
     iso,
+    mark,
     write,
 )
 from support.nodes import node_fields
@@ -44,7 +46,7 @@ from assets.expiry import (
     scheduled_plan,
     scheduled_removal,
 )
-from cdc_platform.clock import Milliseconds
+from cdc_platform.clock import Microseconds, Milliseconds, machine_us, ms_of, us_of
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.home import VARIABLE
@@ -129,12 +131,12 @@ def test_the_plan_of_an_empty_platform_says_so(tmp_path: Path, monkeypatch: pyte
 
 def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each table in a step of its own, in the order that no reader stumbles over; run again it does nothing."""
+    mark(lake, EXPIRED_MS)
     stand(EXPIRED_MS + GRACE_MS, monkeypatch)
     result = executed(EXPIRE_JOB)
     assert result.success
     steps = [event.step_key for event in result.get_step_success_events()]
     assert steps == [
-        "mark_expired",
         "begin_removals",
         "remove_from_cdc_streams_descriptions",
         "remove_from_cdc_generation_timestamps",
@@ -144,6 +146,8 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
         "remove_from_cdc_generation_descriptions",
         "remove_from_unordered_ranges",
         "remove_from_stream_fingerprints",
+        "remove_from_expiry_marks",
+        "mark_expired",
     ]
     assert [each.id for each in Timeline.read(lake).known] == list(IDS[1:])
     assert removal.unfinished(lake) == []
@@ -151,6 +155,27 @@ def test_the_job_removes_what_the_command_would(lake: Lake, monkeypatch: pytest.
     assert executed(EXPIRE_JOB).success
     assert [lake.version(table) for table in TABLES.values()] == versions
     assert all(verdicts(executed(PLAN_JOB)).values())
+
+
+@pytest.mark.parametrize("grace_ms", [GRACE_MS, 0])
+def test_a_run_of_the_job_removes_nothing_that_it_marks(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, grace_ms: int
+) -> None:
+    """However long ago a generation expired, and without a grace time too: the next run after it removes."""
+    (lake.root.parent / "settings.toml").write_text(f"expiry_grace_ms = {grace_ms}\n")
+    for now_ms, known in ((EXPIRED_MS + DAY_MS, 4), (EXPIRED_MS + DAY_MS + grace_ms, 2)):
+        stand(Milliseconds(now_ms), monkeypatch)
+        assert executed(EXPIRE_JOB).success
+        assert len(Timeline.read(lake).known) == known
+
+
+def test_the_job_refuses_a_clock_that_is_ahead(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine's, by more than the grace time: nothing is marked or removed."""
+    mark(lake, EXPIRED_MS)
+    stand(ms_of(Microseconds(machine_us() + us_of(GRACE_MS) + 60_000_000)), monkeypatch)
+    versions = [lake.version(table) for table in TABLES.values()]
+    assert not executed(EXPIRE_JOB).success
+    assert [lake.version(table) for table in TABLES.values()] == versions
 
 
 def test_every_step_runs_in_the_pool_of_its_table() -> None:
@@ -175,9 +200,9 @@ def test_what_is_marked_and_held_fails_the_check(lake: Lake) -> None:
 
 def test_what_is_half_removed_or_named_after_it_fails_the_checks(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are left of a removed generation, a listed one without rows, and a node that names a removed one."""
+    mark(lake, EXPIRED_MS)
     stand(EXPIRED_MS + GRACE_MS, monkeypatch)
     plan = purge_plan.plan(lake, at(EXPIRED_MS + GRACE_MS), Settings())
-    removal.mark(lake, plan)
     begun = removal.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
     removal.remove_from(lake, GENERATION_TIMESTAMPS, begun)
     found = verdicts(executed(PLAN_JOB))
@@ -207,9 +232,11 @@ def test_the_schedules_ask_when_there_is_something_to_do(lake: Lake, monkeypatch
     assert hourly_expiry_plan.default_status is DefaultScheduleStatus.RUNNING
     assert hourly_expiry.default_status is DefaultScheduleStatus.STOPPED
     assert isinstance(asked(scheduled_plan, lake, EXPIRED_MS), RunRequest)
-    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS), SkipReason)
+    assert isinstance(asked(scheduled_removal, lake, Milliseconds(EXPIRED_MS - 1)), SkipReason)
+    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS), RunRequest)
     assert executed(PLAN_JOB).success
     assert isinstance(asked(scheduled_plan, lake, EXPIRED_MS), SkipReason)
+    assert isinstance(asked(scheduled_removal, lake, EXPIRED_MS), SkipReason)
     found = asked(scheduled_removal, lake, EXPIRED_MS + GRACE_MS)
     assert isinstance(found, RunRequest)
     assert found.run_key == NOON.isoformat()
@@ -229,13 +256,13 @@ def test_a_schedule_waits_for_the_run_that_it_has_asked_for(lake: Lake) -> None:
 
 def test_the_vacuum_runs_once_a_day_until_the_files_are_gone(lake: Lake) -> None:
     """For eight days after the last removal, at midnight."""
-    removal.expire(lake, at(EXPIRED_MS + GRACE_MS), Settings())
+    expire(lake, EXPIRED_MS + GRACE_MS)
     at_midnight, at_noon = (datetime(2026, 1, 5, hour, tzinfo=UTC) for hour in (0, 12))
     # A clock between the expiry of one generation and the next would ask for more than the vacuum.
     now = at(EXPIRED_MS + GRACE_MS)
     assert "vacuum" in (removal_due(lake, now, Settings(), at_midnight) or "")
     assert removal_due(lake, now, Settings(), at_noon) is None
     later = at(Milliseconds(EXPIRED_MS + GRACE_MS + 9 * DAY_MS))
-    removal.expire(lake, later, Settings())
+    expire(lake, later.now_ms())
     assert "vacuum" in (removal_due(lake, later, Settings(), at_midnight) or "")
     assert removal_due(lake, at(Milliseconds(START_MS + 60 * DAY_MS)), Settings(), at_midnight) is None

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.command_line import Answer, run
+from support.homes.foreign import changed_row, complaint_about
 from support.next_lines import lines_of
 from support.standin.brought import FIRST_US, SWITCH_US, bring, lake_of, rows_in
 from support.standin.cluster import FIRST_MS, StandIn
 from support.standin.live_log import LiveLog
 from support.standin.world import time_uuid
 
-from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, format_us
+from cdc_platform.clock import HOUR_US, SECOND_US, Clock, Microseconds, format_us, machine_us
 from cdc_platform.cluster import known
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import observe
 from cdc_platform.errors import StateError
 from cdc_platform.home import open_home
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
+from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_TIMESTAMPS,
+    STREAMS_DESCRIPTIONS_V2,
+)
 from cdc_platform.lake.volume import Workers
 
 pytestmark = pytest.mark.cassandra
@@ -70,6 +78,8 @@ def test_what_the_plan_says_can_be_done_in_the_cluster(
     """The plan names the DELETEs; after them observe and ingest go on, and the generation is gone here, for good."""
     short.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers, SWITCH_US + HOUR_US)
+    assert "Nothing may be removed" in on_mirror(cluster, REMOVABLE_US, "expire", "--cql").stdout
+    look(cluster, EXPIRED_US)
     assert on_mirror(cluster, REMOVABLE_US, "expire").stderr.endswith("[mirror]\n")
     dry = on_mirror(cluster, REMOVABLE_US, "expire", "--dry-run")
     (line,) = lines_of(dry)
@@ -102,10 +112,31 @@ def test_what_a_log_may_hold_has_not_gone(standin: StandIn, cluster: KnownCluste
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
     with pytest.raises(StateError, match="publishes generation 2026-09-21T14:13:20"):
         look(cluster, EXPIRED_US - SECOND_US)
-    look(cluster, EXPIRED_US)
-    assert min(there(cluster)) > 0
+    for at_us in (EXPIRED_US, REMOVABLE_US - SECOND_US):
+        look(cluster, at_us)
+        assert min(there(cluster)) > 0
     look(cluster, REMOVABLE_US)
     assert there(cluster) == [0, 0, 0]
+
+
+def test_a_mirror_removes_nothing_by_rows_that_no_commit_put_there(
+    standin: StandIn, cluster: KnownCluster, short: LiveLog, workers: Workers
+) -> None:
+    """Nor does it mark: the look brings what is new, and a warning has the line of `check`. So with a clock ahead."""
+    bring(cluster, workers, SWITCH_US + HOUR_US)
+    look(cluster, EXPIRED_US)
+    standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)
+    ahead = Clock(Microseconds(machine_us() + 2 * HOUR_US))
+    found = observe(known.find(open_home(cluster.home.parent.parent), cluster.name), ahead)
+    assert [each for each in found.warnings if "this machine's" in each]
+    assert min(there(cluster)) > 0
+    changed_row(Path(lake_of(cluster).path(CDC_TABLE_CHANGES)))
+    found = observe(known.find(open_home(cluster.home.parent.parent), cluster.name), Clock(Microseconds(REMOVABLE_US)))
+    complaint = complaint_about(lake_of(cluster), CDC_TABLE_CHANGES)
+    assert [each for each in found.warnings if complaint in each]
+    assert min(there(cluster)) > 0
+    refused = on_mirror(cluster, REMOVABLE_US, "expire", "--cql")
+    assert (refused.exit_code, refused.stdout, complaint in refused.stderr) == (2, "", True)
 
 
 def test_who_reads_here_keeps_it_here(
@@ -114,6 +145,7 @@ def test_who_reads_here_keeps_it_here(
     """A consumer that has not read so far goes on with what the lake has; without it the next look lets go."""
     short.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers, SWITCH_US + HOUR_US)
+    look(cluster, EXPIRED_US)
     read = on_mirror(cluster, FIRST_US + 60 * SECOND_US, "consume", "shop.t", "--name", "audit")
     assert read.exit_code == 0, read.stderr
     standin.world.delete("scylla_distributed.cdc_generation_timestamps", "key = 'timestamps' AND time = %s", FIRST_MS)

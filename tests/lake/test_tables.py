@@ -24,6 +24,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.committed_generations",
         "platform.consumed_hours",
         "platform.consumers",
+        "platform.expiry_marks",
         "platform.generation_switches",
         "platform.generations",
         "platform.judgements",

@@ -21,6 +21,7 @@ from cdc_platform.lake.tables.declaration import (
 )
 from cdc_platform.lake.tables.generations import (
     COMMITTED_GENERATIONS,
+    EXPIRY_MARKS,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -61,6 +62,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             PASSED_OVER,
             CONSUMED_HOURS,
             KEPT_SCRIPTS,
+            EXPIRY_MARKS,
             REMOVED_GENERATIONS,
             TOPOLOGY_DESCRIPTIONS,
             VERDICTS,
@@ -98,6 +100,7 @@ __all__ = [
     "COMMITTED_GENERATIONS",
     "CONSUMED_HOURS",
     "CONSUMERS",
+    "EXPIRY_MARKS",
     "GENERATIONS",
     "GENERATION_DESCRIPTIONS",
     "GENERATION_DESCRIPTIONS_V2",

@@ -188,6 +188,23 @@ REMOVED_GENERATIONS = Table(
     generation_column="time",
 )
 
+EXPIRY_MARKS = Table(
+    "platform",
+    "expiry_marks",
+    pa.schema(
+        [
+            TIME,
+            column("expired", TIMESTAMP, "the expiry that was marked: from then on no CDC log can hold rows of it"),
+            column("marked_at", TIMESTAMP, "when the mark was written, by the clock of the run"),
+            column("machine_marked_at", TIMESTAMP, "when the mark was written, by the machine's clock"),
+        ]
+    ),
+    keys=("time",),
+    comment="When each generation was marked as expired: its grace time counts from then",
+    constraints={"whole_milliseconds": whole_milliseconds("time")},
+    generation_column="time",
+)
+
 STREAM_FINGERPRINTS = Table(
     "platform",
     "stream_fingerprints",

@@ -47,7 +47,8 @@ from cdc_platform.lake.tables import (
     TOPOLOGY_DESCRIPTIONS,
     Table,
 )
-from cdc_platform.records import cdc_local, cdc_tables, consumers, no_tables
+from cdc_platform.records import cdc_local, cdc_tables, consumers, expiry_marks, no_tables
+from cdc_platform.records.expiry_marks import Mark
 from cdc_platform.records.ring import LEFT, host_ids
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Generation, StreamSources, Timeline
@@ -66,8 +67,9 @@ class Action(StrEnum):
 
     KEEP = "keep"
     MARK = "mark"
-    """It has expired: that is noted, and the grace time runs."""
+    """It has expired: a run marks that, and the grace time runs from the mark on."""
     REMOVE = "remove"
+    """An earlier run marked it, and the grace time is over."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class PlannedGeneration:
     """One generation in the plan. Times in ms.
 
     `expired_ms`: from when on no CDC log can hold rows of it, also while that lies ahead; None where it never comes
-    or cannot be told. `removable_ms`: the same and the grace time. `marked_ms`: what `cdc_generation_timestamps` says.
+    or cannot be told. `removable_ms`: when the grace time is over that counts from its mark, or of one without a mark
+    from the earliest moment at which a run can mark it. `marked_ms`: what `cdc_generation_timestamps` says; `mark`:
+    when that was written, None where it was not, or of an earlier expiry.
     `blocked_by`: what keeps it now, by name; `reasons`: the same in words. `rows` and `bytes`: what would go, in all
     tables; bytes are those of the files. `assumptions`: those among the reasons that only hold as long as something is
     not known.
@@ -95,6 +99,7 @@ class PlannedGeneration:
     expired_ms: Milliseconds | None
     removable_ms: Milliseconds | None
     marked_ms: Milliseconds | None
+    mark: Mark | None
     blocked_by: tuple[str, ...]
     reasons: tuple[str, ...]
     rows: int
@@ -154,11 +159,10 @@ def plan(lake: Lake, clock: Clock, settings: Settings, *, by_what_is_known: bool
     times = np.array([us_of(each.time_ms) for each in published], dtype=np.int64)
     holds = _Holds(lake, times, settings, by_what_is_known=by_what_is_known)
     index = {each.time_ms: number for number, each in enumerate(published)}
-    sizes = held_sizes(lake)
-    now_us = clock.now_us()
-    current = int(np.searchsorted(times, now_us, side="right")) - 1
+    sizes, marks = held_sizes(lake), expiry_marks.marks(lake)
+    current = int(np.searchsorted(times, clock.now_us(), side="right")) - 1
     return [
-        _planned(each, index.get(each.time_ms), current, holds, sizes, now_us, settings)
+        _planned(each, index.get(each.time_ms), current, holds, sizes, clock, settings, marks.get(each.time_ms))
         for each in generations
         if not each.is_removed
     ]
@@ -260,18 +264,24 @@ def _planned(
     current: int,
     holds: _Holds,
     sizes: Mapping[object, Size],
-    now_us: Microseconds,
+    clock: Clock,
     settings: Settings,
+    mark: Mark | None,
 ) -> PlannedGeneration:
+    now_us, grace_ms = clock.now_us(), settings.expiry_grace_ms
     told = index is not None and holds.tables_known
     expired = _later(_ms_unless_never(Microseconds(holds.expires_us[index])), generation.expired_ms) if told else None
-    removable = None if expired is None else expired + settings.expiry_grace_ms
+    if mark is not None and (expired is None or not _is_of(mark, generation, expired)):
+        mark = None
+    removable = None if expired is None else max(expired, clock.now_ms()) + grace_ms
+    if mark is not None:
+        removable = mark.removable_ms(grace_ms)
     blocks = list(_blocks(generation, index, current, holds, now_us))
     if not blocks and expired is not None and us_of(expired) > now_us:
         blocks.append((MARGIN, f"it was noted that it expires at {format_ms(expired)}, and that stays"))
     action = Action.KEEP
-    if not blocks and expired is not None and removable is not None:
-        action = Action.REMOVE if us_of(removable) <= now_us else Action.MARK
+    if not blocks and expired is not None:
+        action = Action.REMOVE if mark is not None and mark.has_passed(clock, grace_ms) else Action.MARK
     size = size_of(generation, sizes)
     return PlannedGeneration(
         generation.id,
@@ -279,6 +289,7 @@ def _planned(
         expired,
         removable,
         generation.expired_ms,
+        mark,
         tuple(dict.fromkeys(name for name, _ in blocks)),
         tuple(reason for _, reason in blocks),
         size.rows,
@@ -287,6 +298,11 @@ def _planned(
         generation.published,
         tuple(holds.assumed(index, now_us)) if index is not None and index < current else (),
     )
+
+
+def _is_of(mark: Mark, generation: Generation, expired: Milliseconds) -> bool:
+    """Whether a mark is of this expiry, and stands in the timestamps as well, where the generation has one there."""
+    return mark.expired_ms >= expired and (not generation.published or generation.expired_ms == expired)
 
 
 def _blocks(

@@ -1,4 +1,7 @@
-"""Expiry: what can hold no row any more is marked, and after the grace time removed so that no reader stumbles.
+"""Expiry: what can hold no row any more is marked, and a grace time after that removed so that no reader stumbles.
+
+A run removes what an earlier run marked, and only by tables that it has verified (`lake.verified`): whatever a foreign
+program or a damaged disk made of them, they do not decide here.
 
 The order is: a note that the removal has begun, the rows of the first format that readers see, the timestamp, the
 streams rows, the descriptions. Taking the timestamp is the decision: until then the plan can still change, after it
@@ -17,9 +20,11 @@ import pyarrow as pa
 
 from cdc_platform import failpoints
 from cdc_platform.clock import Clock, Milliseconds, format_ms, from_datetime, ms_to_datetime, to_datetime
+from cdc_platform.lake import housekeeping
 from cdc_platform.lake.filters import Filter
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    EXPIRY_MARKS,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -32,9 +37,10 @@ from cdc_platform.lake.tables import (
     UNORDERED_RANGES,
     Table,
 )
+from cdc_platform.lake.verified import verified
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
-from cdc_platform.records import removals
+from cdc_platform.records import expiry_marks, removals
 from cdc_platform.records.removals import Removal
 from cdc_platform.settings import Settings
 
@@ -47,8 +53,11 @@ SHRINKING = (
     GENERATION_DESCRIPTIONS,
     UNORDERED_RANGES,
     STREAM_FINGERPRINTS,
+    EXPIRY_MARKS,
 )
 """The tables that rows are removed from, in that order; each is vacuumed afterwards."""
+STEP = "expire"
+"""How refusals name a run."""
 # One commit removes this many generations at most: their files are all named in it.
 _AT_ONCE = 1000
 _T = TypeVar("_T")
@@ -56,7 +65,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Expired:
-    """What a run did: the plan it went by, how many timestamps it marked, and which generations it removed."""
+    """What a run did: the plan it went by, how many generations it marked, and which it removed."""
 
     plan: tuple[PlannedGeneration, ...]
     marked: int
@@ -68,42 +77,61 @@ class Expired:
 
 
 def expire(lake: Lake, clock: Clock, settings: Settings) -> Expired:
-    """Mark what has expired, remove what has been so for the grace time, and vacuum the tables."""
+    """Mark what has expired, remove what an earlier run marked a grace time ago, and vacuum the tables.
+
+    Raises:
+        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        ClockRefused: the clock is ahead of the machine's by more than the grace time.
+    """
+    lake, plan = verified_plan(lake, clock, settings)
     left = len(unfinished(lake))
-    plan = purge_plan.plan(lake, clock, settings)
-    marked = mark(lake, plan)
+    marked = mark(lake, clock, plan)
     removed = begin_removals(lake, clock, plan)
     for table in SHRINKING:
         remove_from(lake, table, removed)
-    files = sum(lake.vacuum(table) for table in SHRINKING)
+    files = sum(housekeeping.vacuum(lake, table) for table in SHRINKING)
     return Expired(tuple(plan), marked, tuple(removed), left, files)
 
 
-def mark(lake: Lake, plan: Sequence[PlannedGeneration]) -> int:
-    """Note `expired` for what has expired; answers how many notes are new or later. None ever goes back.
+def verified_plan(lake: Lake, clock: Clock, settings: Settings) -> tuple[Lake, list[PlannedGeneration]]:
+    """The plan of a run that removes, and the lake by which it has to go on: every table in both is verified.
+
+    Raises:
+        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        ClockRefused: the clock is ahead of the machine's by more than the grace time.
+    """
+    clock.assert_not_ahead(settings.expiry_grace_ms, STEP)
+    lake = verified(lake, STEP)
+    lake.verify(*SHRINKING, REMOVED_GENERATIONS)
+    return lake, purge_plan.plan(lake, clock, settings)
+
+
+def mark(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) -> int:
+    """Mark what has expired; answers how many marks are new or later. None ever goes back.
 
     A noted time of which the plan says that it is too early is moved to the later one, whether that has come or not.
     """
+    due = [each for each in plan if is_to_be_marked(each)]
     rows = [
-        {"key": "timestamps", "time": _at(each.time_ms), "expired": _at(each.expired_ms)}
-        for each in plan
-        if is_to_be_marked(each)
+        {"key": "timestamps", "time": _at(each.time_ms), "expired": _at(each.expired_ms)} for each in due if each.listed
     ]
-    if not rows:
-        return 0
-    table = pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)
-    changed = lake.raise_column(GENERATION_TIMESTAMPS, table, "expired")
-    failpoints.reached(failpoints.AFTER_EXPIRED_MARK)
-    return changed
+    if rows:
+        lake.raise_column(
+            GENERATION_TIMESTAMPS, pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema), "expired"
+        )
+        failpoints.reached(failpoints.AFTER_EXPIRED_MARK)
+    marked = ((each.time_ms, each.expired_ms) for each in due if each.action is not Action.KEEP)
+    expiry_marks.write(lake, clock, [(time_ms, each_ms) for time_ms, each_ms in marked if each_ms is not None])
+    return len(due)
 
 
 def is_to_be_marked(each: PlannedGeneration) -> bool:
     """Whether the mark of a generation is missing though it has expired, or is earlier than what is known now."""
-    if not each.listed or each.expired_ms is None:
+    if each.expired_ms is None:
         return False
     if each.action is not Action.KEEP:
-        return each.marked_ms != each.expired_ms
-    return each.marked_ms is not None and each.marked_ms < each.expired_ms
+        return each.mark is None
+    return each.listed and each.marked_ms is not None and each.marked_ms < each.expired_ms
 
 
 def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) -> list[PlannedGeneration]:
@@ -132,7 +160,7 @@ def begin_removals(lake: Lake, clock: Clock, plan: Sequence[PlannedGeneration]) 
 def begun(lake: Lake, clock: Clock, settings: Settings) -> list[PlannedGeneration]:
     """The removals that are noted and, by the plan as it is now, still due."""
     noted = removals.noted(lake)
-    plan = purge_plan.plan(lake, clock, settings) if noted else []
+    plan = verified_plan(lake, clock, settings)[1] if noted else []
     return [each for each in plan if each.action is Action.REMOVE and each.time_ms in noted]
 
 
@@ -141,7 +169,11 @@ def remove_from(lake: Lake, table: Table, begun: Sequence[PlannedGeneration] = (
 
     Of the `begun` removals the rows of the first format go before the timestamp, else a rewrite could publish them
     again; with the timestamp they are gone for every reader. One that was marked anew since the plan was made stays.
+
+    Raises:
+        NotAsCommitted: a table that decides, or this one, is not as committed.
     """
+    lake = verified(lake, STEP)
     if table is GENERATION_TIMESTAMPS:
         removed = _remove_timestamps(lake, begun)
     else:

@@ -16,7 +16,8 @@ from cdc_platform.errors import StateError
 from cdc_platform.generations import switch as rules
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_SWITCHES, SWITCH_PROMISES
+from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, SWITCH_PROMISES
+from cdc_platform.lake.verified import verified
 from cdc_platform.records import descriptions, switches
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
@@ -111,7 +112,9 @@ def commit(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by:
     Raises:
         NotFound: there is no such switch.
         StateError: it is aborted, or answers are missing.
+        NotAsCommitted: a table that decides is not as committed.
     """
+    lake = _verified(lake, generation_id, "switch commit")
     times = times_of(settings)
     return _decided(
         lake,
@@ -126,7 +129,9 @@ def abort(lake: Lake, clock: Clock, generation_id: str, by: str) -> Switch:
     Raises:
         NotFound: there is no such switch.
         StateError: it is committed, its deadline has not passed, or all have acknowledged.
+        NotAsCommitted: a table that decides is not as committed.
     """
+    lake = _verified(lake, generation_id, "switch abort")
     return _decided(lake, generation_id, lambda row: rules.abort(row, now_ms=clock.now_ms(), by=by))
 
 
@@ -136,7 +141,9 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
     Raises:
         NotFound: there is no such switch.
         StateError: the deadline has not passed, and the generation cannot be read.
+        NotAsCommitted: a table that decides is not as committed.
     """
+    lake = _verified(lake, generation_id, "the decision of a switch")
     switch = switches.find(lake, generation_id)
     if rules.due(switch, clock.now_ms()) is Phase.PREPARING:
         acknowledge(lake, clock, settings, generation_id, switch.missing)
@@ -146,6 +153,14 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
         generation_id,
         lambda row: rules.decide(row, times, now_ms=clock.now_ms(), newest_ms=_newest_ms(lake), by=by),
     )
+
+
+def _verified(lake: Lake, generation_id: str, step: str) -> Lake:
+    """The lake for a decision, with the promises and the generation verified that it is about."""
+    lake = verified(lake, step)
+    lake.verify(GENERATION_SWITCHES, SWITCH_PROMISES)
+    lake.read(GENERATION_DESCRIPTIONS_V2, ["range_end"], [("id", "=", generation_id)])
+    return lake
 
 
 def _newest_ms(lake: Lake) -> Milliseconds | None:

@@ -18,8 +18,15 @@ from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import tablets
 from cdc_platform.lake import frames
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    TABLET_LAYOUTS,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+)
 from cdc_platform.lake.turns import TABLES, in_turn
+from cdc_platform.lake.verified import verified
 from cdc_platform.lake.volume import Workers
 from cdc_platform.records import cdc_tables, tablet_rows
 from cdc_platform.records.table_history import CdcTable, TableChange
@@ -251,7 +258,9 @@ def drop(lake: Lake, clock: Clock, keyspace: str, table: str) -> None:
 
     Raises:
         NotFound: the table is not known and has no sets.
+        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
     """
+    lake = _verified(lake, "tables drop")
     newest = newest_layout(lake, keyspace, table)
     if newest is not None:
         note(lake, newest)
@@ -287,7 +296,11 @@ def finish(lake: Lake, clock: Clock, keyspace: str, table: str) -> Layout | None
     """Finish the table's newest change, or remove the sets of a log that was dropped; answers with what then holds.
 
     Any number of processes may, and nothing happens where nothing is left to do.
+
+    Raises:
+        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
     """
+    lake = _verified(lake, f"finishing the tablets of {keyspace}.{table}")
     newest = newest_layout(lake, keyspace, table)
     if newest is None:
         return None
@@ -304,6 +317,13 @@ def finish_all(lake: Lake, clock: Clock) -> list[Layout]:
         log.info("%s: finishing change %d of its tablets.", layout.full_name, layout.number)
         finish(lake, clock, layout.keyspace, layout.table)
     return left
+
+
+def _verified(lake: Lake, step: str) -> Lake:
+    """The lake for a step that may remove stream sets, with every table verified that decides it or loses rows."""
+    lake = verified(lake, step)
+    lake.verify(CDC_TABLE_CHANGES, CDC_TABLES, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
+    return lake
 
 
 def _let_go(lake: Lake, clock: Clock, newest: Layout) -> Layout:

@@ -1,6 +1,7 @@
 """What time removes of tablet-based tables: stream sets of which no log can hold a row, and that every reader has read.
 
-The oldest set that stays becomes the base: its whole set is opened at its timestamp, and nothing is closed there.
+The oldest set that stays becomes the base: its whole set is opened at its timestamp, and nothing is closed there. A
+collection decides by verified tables alone (`lake.verified`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdc_platform import failpoints
-from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_us, ms_to_datetime, us_of
+from cdc_platform.clock import HOUR_MS, Clock, Microseconds, Milliseconds, format_us, ms_to_datetime, us_of
 from cdc_platform.errors import NotFound
 from cdc_platform.generations import tablets
 from cdc_platform.generations.expiry import Margins, held_until_us
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS
+from cdc_platform.lake.tables import (
+    CDC_TABLE_CHANGES,
+    CDC_TABLES,
+    CONSUMERS,
+    TABLET_LAYOUTS,
+    TABLET_STREAMS,
+    TABLET_TIMESTAMPS,
+)
 from cdc_platform.lake.turns import TABLES, in_turn
+from cdc_platform.lake.verified import verified
 from cdc_platform.records import cdc_tables, consumers, tablet_rows
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.records.tablet_ledger import RESIZED
@@ -27,6 +36,8 @@ from cdc_platform.records.tablet_rows import CLOSED, CURRENT, OPENED, of_table
 log = logging.getLogger(__name__)
 
 _Name = tuple[str, str]
+STEP = "tablets gc"
+"""How refusals name a collection."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +95,22 @@ def plan(lake: Lake, clock: Clock, keyspace: str, table: str, *, ttl_seconds: in
 
 
 @in_turn(TABLES)
-def collect(lake: Lake, clock: Clock, keyspace: str, table: str) -> Collection:
+def collect(lake: Lake, clock: Clock, keyspace: str, table: str, *, grace_ms: Milliseconds = HOUR_MS) -> Collection:
     """Remove what `plan` names, and what a collection that died has left.
 
-    Timestamps go first: a reader in between finds a set that is gone, never one without streams.
+    Timestamps go first: a reader in between finds a set that is gone, never one without streams. `grace_ms`: by how
+    much the clock may be ahead of the machine's.
 
     Raises:
         As `plan`.
+        NotAsCommitted: a table that decides, or that rows go from, is not as committed.
+        ClockRefused: sets would go by a clock that is too far ahead of the machine's.
     """
+    lake = verified(lake, STEP)
+    lake.verify(CDC_TABLE_CHANGES, CDC_TABLES, CONSUMERS, TABLET_LAYOUTS, TABLET_STREAMS, TABLET_TIMESTAMPS)
     found = plan(lake, clock, keyspace, table)
+    if found.removed_ms:
+        clock.assert_not_ahead(grace_ms, STEP)
     where = of_table(keyspace, table)
     base = ms_to_datetime(found.base_ms)
     _open_whole(lake, keyspace, table, found.base_ms)

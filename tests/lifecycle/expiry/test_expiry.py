@@ -22,17 +22,30 @@ from support.homes.expiring import (
     TIMES_MS,
     add_table,
     at,
+    expire,
     import_generations,
     iso,
+    mark,
     write,
 )
 
-from cdc_platform.clock import Microseconds, Milliseconds, ms_from_datetime, ms_to_datetime, us_of
-from cdc_platform.errors import NotFound, StateError
+from cdc_platform.clock import (
+    Clock,
+    Microseconds,
+    Milliseconds,
+    format_us,
+    machine_us,
+    ms_from_datetime,
+    ms_to_datetime,
+    to_datetime,
+    us_of,
+)
+from cdc_platform.errors import ClockRefused, NotFound, StateError
 from cdc_platform.invariants import known_streams
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     CDC_LOCAL,
+    EXPIRY_MARKS,
     GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
@@ -50,12 +63,12 @@ from cdc_platform.lake.tables import (
 from cdc_platform.lifecycle.expiry import growth, purge_plan, removal
 from cdc_platform.lifecycle.expiry.purge_plan import PlannedGeneration
 from cdc_platform.lifecycle.join import publish
-from cdc_platform.records import cdc_tables, consumers, ledger
+from cdc_platform.records import cdc_tables, consumers, expiry_marks, ledger
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import StreamSources, Timeline
 
 SETTINGS = Settings()
-FAR_MS = Milliseconds(START_MS + 400 * DAY_MS)
+FAR_MS = Milliseconds(START_MS + 300 * DAY_MS)
 GONE_MS = [time + DAY_MS + SKEW_MS for time in TIMES_MS]
 """When rows with a TTL of 0 s would be gone: T(k+1) and the margin."""
 
@@ -94,13 +107,14 @@ def noted(lake: Lake) -> dict[int, int | None]:
 
 
 def test_the_plan_names_every_generation_and_when_it_expires(lake: Lake) -> None:
-    """T(k+1), the margin and the TTL; a grace time later it may go; rows and bytes are those in all tables."""
+    """T(k+1), the margin and the TTL; a grace time after its mark it may go; rows and bytes are those in all tables."""
     add_table(lake, 3600)
+    mark(lake, Milliseconds(FAR_MS - DAY_MS))
     plan = purge_plan.plan(lake, at(FAR_MS), SETTINGS)
     assert [(each.id, each.time_ms) for each in plan] == list(zip(IDS, TIMES_MS, strict=True))
     for each, gone in zip(plan[:3], GONE_MS, strict=False):
-        assert (each.expired_ms, each.removable_ms) == (gone + HOUR_MS, gone + HOUR_MS + GRACE_MS)
-        assert (each.blocked_by, each.action, each.marked_ms) == ((), "remove", None)
+        assert (each.expired_ms, each.removable_ms) == (gone + HOUR_MS, FAR_MS - DAY_MS + GRACE_MS)
+        assert (each.blocked_by, each.action, each.marked_ms) == ((), "remove", each.expired_ms)
         assert each.rows == 2 * RANGES + 1
         slices = {part.key[0]: part.bytes for part in lake.slices(GENERATION_DESCRIPTIONS_V2)}
         assert each.bytes > slices[each.id] > 500
@@ -109,26 +123,77 @@ def test_the_plan_names_every_generation_and_when_it_expires(lake: Lake) -> None
 
 
 def test_marks_come_when_rows_are_gone_and_removal_after_the_grace_time(lake: Lake) -> None:
-    """To the millisecond, both."""
+    """To the millisecond, both; without a mark nothing goes, however long ago it expired."""
     add_table(lake, 3600)
     expired = GONE_MS[0] + HOUR_MS
-    actions = [
-        planned(lake, Milliseconds(now))[IDS[0]].action for now in (expired - 1, expired, expired + GRACE_MS - 1)
-    ]
-    assert [*actions, planned(lake, Milliseconds(expired + GRACE_MS))[IDS[0]].action] == [
-        "keep",
-        "mark",
-        "mark",
-        "remove",
-    ]
+    moments = [Milliseconds(now) for now in (expired - 1, expired, expired + GRACE_MS - 1, expired + GRACE_MS)]
+    assert [planned(lake, now)[IDS[0]].action for now in moments] == ["keep", "mark", "mark", "mark"]
+    assert planned(lake)[IDS[0]].action == "mark"
+    assert mark(lake, Milliseconds(expired)) == 1
+    assert [planned(lake, now)[IDS[0]].action for now in moments] == ["keep", "mark", "mark", "remove"]
     assert planned(lake, Milliseconds(expired - 1))[IDS[0]].blocked_by == ("ks.t",)
     longer = Settings(expiry_grace_ms=Milliseconds(GRACE_MS + 1))
     assert planned(lake, Milliseconds(expired + GRACE_MS), longer)[IDS[0]].action == "mark"
 
 
+def test_the_grace_time_counts_from_the_mark(lake: Lake) -> None:
+    """A run removes nothing that it marks itself, nor does another one within the grace time."""
+    add_table(lake, 3600)
+    done = removal.expire(lake, at(FAR_MS), SETTINGS)
+    assert (done.marked, done.removed) == (3, ())
+    assert {each.removable_ms for each in done.plan[:3]} == {FAR_MS + GRACE_MS}
+    for later in (0, GRACE_MS - 1):
+        done = removal.expire(lake, at(Milliseconds(FAR_MS + later)), SETTINGS)
+        assert (done.marked, done.removed) == (0, ())
+    assert len(removal.expire(lake, at(Milliseconds(FAR_MS + GRACE_MS)), SETTINGS).removed) == 3
+
+
+def test_without_a_grace_time_marking_and_removing_are_two_runs(lake: Lake) -> None:
+    """The first run of a home with `expiry_grace_ms = 0` marks, the second removes."""
+    add_table(lake, 3600)
+    none = Settings(expiry_grace_ms=Milliseconds(0))
+    assert [len(removal.expire(lake, at(FAR_MS), none).removed) for _ in range(2)] == [0, 3]
+
+
+def test_a_mark_of_the_machines_clock_waits_for_the_machines_clock(lake: Lake) -> None:
+    """A clock that is handed in shortens no real grace time, and a rehearsal's mark starts a real one."""
+    add_table(lake, 3600)
+    real, ahead = Clock(), Clock(Microseconds(machine_us() + us_of(GRACE_MS) - 1_000_000))
+    assert removal.expire(lake, real, SETTINGS).marked == 3
+    assert [removal.expire(lake, clock, SETTINGS).removed for clock in (real, ahead)] == [(), ()]
+    for time_ms, each in expiry_marks.marks(lake).items():
+        assert each.marked_us == each.machine_marked_us
+        hour_ago = to_datetime(Microseconds(each.marked_us - us_of(GRACE_MS)))
+        row = {"time": time_ms, "expired": each.expired_ms, "marked_at": hour_ago, "machine_marked_at": hour_ago}
+        write(lake, EXPIRY_MARKS, row)
+    assert len(removal.expire(lake, real, SETTINGS).removed) == 3
+
+
+def test_the_mark_of_a_rehearsal_starts_a_real_grace_time(lake: Lake) -> None:
+    """What was marked under a clock that was handed in is not removed at once by a run without one."""
+    add_table(lake, 3600)
+    mark(lake, FAR_MS)
+    assert removal.expire(lake, Clock(), SETTINGS).removed == ()
+    assert len(removal.expire(lake, at(Milliseconds(FAR_MS + GRACE_MS)), SETTINGS).removed) == 3
+
+
+@pytest.mark.parametrize("grace_ms", [0, GRACE_MS])
+def test_a_clock_that_is_ahead_of_the_machines_removes_nothing(lake: Lake, grace_ms: int) -> None:
+    """By more than the grace time; both times are named, and no table gets a new version."""
+    add_table(lake, 3600)
+    settings = Settings(expiry_grace_ms=Milliseconds(grace_ms))
+    mark(lake, Milliseconds(FAR_MS - grace_ms), settings)
+    versions = {name: lake.version(table) for name, table in TABLES.items()}
+    clock = Clock(Microseconds(machine_us() + us_of(Milliseconds(grace_ms)) + 60_000_000))
+    with pytest.raises(ClockRefused, match=f"clock says {format_us(clock.now_us())} and this machine's 20..-"):
+        removal.expire(lake, clock, settings)
+    assert {name: lake.version(table) for name, table in TABLES.items()} == versions
+    assert [each.action for each in purge_plan.plan(lake, clock, settings)][:3] == ["remove"] * 3
+
+
 def test_without_tables_nothing_is_known_and_nothing_goes(lake: Lake) -> None:
     """Never told of a table is not the same as a cluster that has none; one that has lost its last may let go."""
-    done = removal.expire(lake, at(FAR_MS), SETTINGS)
+    done = expire(lake, FAR_MS)
     assert (done.marked, done.removed) == (0, ())
     assert {each.expired_ms for each in done.plan} == {None}
     assert blocked(lake)[0] == (purge_plan.UNKNOWN_TABLES,)
@@ -160,7 +225,7 @@ def test_consumers_hold_what_they_have_not_read(lake: Lake) -> None:
     consumers.register(lake, at(START_MS), "late", "ks", "t", position_us=Microseconds(0))
     assert blocked(lake)[:3] == [("late",), ("audit", "late"), ("audit", "late")]
     assert "audit of ks.t has read up to 2026-01-02T23:59:59.999999Z" in planned(lake)[IDS[1]].reasons[0]
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     assert noted(lake) == dict.fromkeys(TIMES_MS)
     write(lake, TABLET_TIMESTAMPS, {"keyspace_name": "ks", "table_name": "t", "timestamp": START_MS})
     assert blocked(lake)[0] == ()
@@ -181,7 +246,7 @@ def test_a_lowered_ttl_shortens_nothing_and_a_raised_one_counts_from_then_on(lak
         cdc_tables.alter(lived, at(Milliseconds(when)), "ks", "t", ttl_seconds=ttl)
     found = [each.expired_ms for each in purge_plan.plan(lived, at(FAR_MS), SETTINGS)]
     assert found == [GONE_MS[0] + DAY_MS, GONE_MS[1] + 60_000, None, None]
-    removal.expire(lived, at(FAR_MS), SETTINGS)
+    expire(lived, FAR_MS)
     assert sorted(noted(lived)) == [TIMES_MS[2], TIMES_MS[3]]
 
 
@@ -259,6 +324,7 @@ def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
     add_table(lake, 1)
     before = {table.full_name: lake.read(table).num_rows for table in TABLES.values()}
     assert set(rows_of_first(lake).values()) == {1, RANGES} | {rows_of_first(lake)["marks"]}
+    mark(lake, Milliseconds(GONE_MS[0] + 1000))
     size = planned(lake)[IDS[0]]
     assert size.rows == 3 * RANGES + 1 + 2
     done = removal.expire(lake, at(Milliseconds(GONE_MS[0] + 1000 + GRACE_MS)), SETTINGS)
@@ -274,9 +340,9 @@ def test_a_removed_generation_leaves_no_row_but_the_note(lake: Lake) -> None:
 def test_running_again_changes_nothing(lake: Lake) -> None:
     """Not one table gets a new version."""
     add_table(lake, 1)
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     versions = {name: lake.version(table) for name, table in TABLES.items()}
-    done = removal.expire(lake, at(FAR_MS), SETTINGS)
+    done = expire(lake, FAR_MS)
     assert (done.marked, done.removed, done.finished, done.vacuumed) == (0, (), 0, 0)
     assert {name: lake.version(table) for name, table in TABLES.items()} == versions
 
@@ -288,7 +354,7 @@ def test_what_was_removed_is_remembered(lake: Lake) -> None:
     cdc_tables.add(lake, at(Milliseconds(TIMES_MS[0] + 1)), "ks", "short", ttl_seconds=0, created_now=True)
     cdc_tables.alter(lake, at(Milliseconds(TIMES_MS[0] + 2)), "ks", "short", ttl_seconds=1)
     consumers.forget(lake, "late", "ks", "t")
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     assert [each.id for each in Timeline.read(lake).known] == [IDS[0], IDS[3]]
     assert [each.removed_ms for each in Timeline.read(lake).generations] == [None, FAR_MS, FAR_MS, None]
     for name in (IDS[1], TIMES_MS[1]):
@@ -310,10 +376,10 @@ def test_a_node_that_still_names_a_generation_keeps_it(lake: Lake) -> None:
     host = str(uuid.UUID(int=7))
     write(lake, CDC_LOCAL, {"host_id": host, "key": "cdc_local", "streams_timestamp": TIMES_MS[1], "uuid": IDS[1]})
     assert blocked(lake)[:3] == [(), (host,), ()]
-    assert [each.id for each in removal.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[0], IDS[2]]
+    assert [each.id for each in expire(lake, FAR_MS).removed] == [IDS[0], IDS[2]]
     node = {"host_id": host, "address": "a", "datacenter": "d", "rack": "r", "tokens": [1], "features": []}
     write(lake, NODES, node | {"status": "LEFT", "shard_count": 1, "ignore_msb": 0})
-    assert [each.id for each in removal.expire(lake, at(FAR_MS), SETTINGS).removed] == [IDS[1]]
+    assert [each.id for each in expire(lake, FAR_MS).removed] == [IDS[1]]
 
 
 def test_first_format_generations_that_were_never_rewritten_expire_too(lake: Lake) -> None:
@@ -324,10 +390,11 @@ def test_first_format_generations_that_were_never_rewritten_expire_too(lake: Lak
     write(lake, GENERATION_DESCRIPTIONS, cell)
     write(lake, STREAMS_DESCRIPTIONS, {"time": old, "streams": [b"\0" * 16]})
     add_table(lake, 1, created_ms=Milliseconds(old))
+    mark(lake, Milliseconds(old + 19 * DAY_MS))
     (first, *_) = purge_plan.plan(lake, at(Milliseconds(old + 20 * DAY_MS)), SETTINGS)
     assert (first.time_ms, first.id, first.rows, first.action) == (old, None, 2, "remove")
     assert first.expired_ms == TIMES_MS[0] + SKEW_MS + 1000
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     assert lake.read(STREAMS_DESCRIPTIONS).num_rows == lake.read(GENERATION_DESCRIPTIONS).num_rows == 0
     assert removal.unfinished(lake) == []
 
@@ -351,7 +418,7 @@ def watched(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
 
 def test_a_reader_in_between_sees_a_whole_generation_or_none(lake: Lake, watched: list[dict[str, Any]]) -> None:
     """After each commit: where the timestamp is, all streams are; where a description is gone, so are the streams."""
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     assert len(watched) >= 6
     for seen in watched:
         listed, streams = seen["cdc_generation_timestamps"], seen["cdc_streams_descriptions_v2"]
@@ -370,7 +437,7 @@ def test_ten_thousand_generations_are_planned_without_their_streams(tmp_path: Pa
     for number in range(20):
         add_table(lake, 86_400 + number, name=f"t{number}", created_ms=START_MS - DAY_MS)
     plan = purge_plan.plan(lake, at(Milliseconds(times[-1])), SETTINGS)
-    assert sum(each.action == "remove" for each in plan) == 10_000 - 1 - 26
+    assert sum(each.action == "mark" for each in plan) == 10_000 - 1 - 25
 
 
 def test_the_forecast_is_what_joins_then_keep(lake: Lake) -> None:
@@ -423,6 +490,6 @@ def test_writes_to_a_removed_generation_get_no_stream(lake: Lake) -> None:
     keys = pa.array([b"key"] * 3, pa.binary())
     moments = pa.array([us_of(Milliseconds(time)) + 1 for time in TIMES_MS[:3]], pa.int64())
     assert StreamSources(lake).generations.finder()(keys, moments).null_count == 0
-    removal.expire(lake, at(FAR_MS), SETTINGS)
+    expire(lake, FAR_MS)
     found = StreamSources(lake).generations.finder()(keys, moments)
     assert [stream is None for stream in found.to_pylist()] == [True, False, False]

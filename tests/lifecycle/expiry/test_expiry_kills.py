@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import run
 from support.homes.contents import contents
-from support.homes.expiring import DAY_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso
+from support.homes.expiring import DAY_MS, GRACE_MS, IDS, RANGES, TIMES_MS, add_table, import_generations, iso, mark
 from support.processes.nursery import Nursery
 
 from cdc_platform import failpoints
@@ -26,6 +26,8 @@ from cdc_platform.timeline import Timeline
 
 NOW = iso(Milliseconds(TIMES_MS[2] + DAY_MS // 2))
 """When the first generation may go, the second has expired, and the third operates."""
+MARKED_MS = Milliseconds(TIMES_MS[2] + DAY_MS // 2 - GRACE_MS)
+"""When an earlier run marked the first."""
 
 
 def command(home: Path) -> list[str]:
@@ -44,6 +46,7 @@ def due(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which one generation may go and another has expired."""
     home = import_generations(tmp_path_factory.mktemp("due"))
     add_table(Lake(home / "lake"), 23 * 1800)
+    assert mark(Lake(home / "lake"), MARKED_MS) == 1
     return home
 
 

@@ -29,7 +29,7 @@ from cdc_platform.lake.tables import (
     VERDICTS,
     Table,
 )
-from cdc_platform.records import cluster_changes, left_out
+from cdc_platform.records import cluster_changes, descriptions, expiry_marks, left_out
 from cdc_platform.records.cluster_changes import CLUSTER, Change
 from cdc_platform.records.judgements import Judging, keep
 
@@ -58,6 +58,7 @@ def every_table(folder: Path) -> Path:
         lake.merge(COMMITTED_GENERATIONS, lake.read(GENERATIONS, ["time", "generation_id"]), update=False)
         left_out.keep(lake, Clock(), ["prod: half of it is missing"])
         known_streams.keep(lake, at_least=1)
+        expiry_marks.write(lake, Clock(), [(time_ms, time_ms) for time_ms in descriptions.listed_times(lake)])
         cluster_changes.note(lake, Clock(), lambda before: [Change(CLUSTER, "", "there", "came: there")])
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())

@@ -14,7 +14,10 @@ from support.files.export_files import NODES, generation, iso_time, streams_csv,
 from cdc_platform.clock import Clock, Microseconds, Milliseconds, to_datetime, us_of
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.lifecycle.expiry import purge_plan, removal
+from cdc_platform.lifecycle.expiry.removal import Expired
 from cdc_platform.records import cdc_tables
+from cdc_platform.settings import Settings
 
 HOUR_MS = Milliseconds(3_600_000)
 DAY_MS = HOUR_MS * 24
@@ -46,6 +49,18 @@ def import_generations(folder: Path, count: int = 4) -> Path:
 def at(ms: Milliseconds) -> Clock:
     """A clock that stands at this time."""
     return Clock(us_of(ms))
+
+
+def expire(lake: Lake, now_ms: Milliseconds, settings: Settings = Settings()) -> Expired:  # noqa: B008 a constant
+    """Mark what can be marked a grace time before, as an earlier run would, then run at `now_ms`."""
+    mark(lake, Milliseconds(now_ms - settings.expiry_grace_ms), settings)
+    return removal.expire(lake, at(now_ms), settings)
+
+
+def mark(lake: Lake, now_ms: Milliseconds, settings: Settings = Settings()) -> int:  # noqa: B008 a constant
+    """Mark what has expired at a time and remove nothing, as the hourly plan does."""
+    clock = at(now_ms)
+    return removal.mark(lake, clock, purge_plan.plan(lake, clock, settings))
 
 
 def iso(ms: Milliseconds) -> str:

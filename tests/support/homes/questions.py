@@ -87,7 +87,7 @@ def empty_cluster(place: Path) -> None:
 
 
 def old_generations(place: Path) -> None:
-    """Four generations, a day apart, and a table that lowered its TTL in the second one."""
+    """Four generations, a day apart, and a table that lowered its TTL in the second one; the first is marked."""
     imported = expiring.import_generations(place)
     imported.rename(place / HOME)
     lake = _lake(place)
@@ -97,6 +97,7 @@ def old_generations(place: Path) -> None:
     consumers.register(
         lake, expiring.at(expiring.START_MS), "audit", "ks", "orders", position_us=us_of(expiring.TIMES_MS[2])
     )
+    expiring.mark(lake, Milliseconds(expiring.TIMES_MS[3] + expiring.HOUR_MS // 2))
 
 
 def stream_history(place: Path) -> None:

@@ -1,0 +1,79 @@
+"""Changes to the rows of a table as another program makes them: with plain deltalake, past the platform's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from cdc_platform.invariants.findings import ROWS_AS_COMMITTED
+from cdc_platform.invariants.stored import audit_stored
+from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.lake.verification import verify
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows as another reader of Delta has them."""
+    return pa.table(DeltaTable(folder).to_pyarrow_table()).to_pylist()
+
+
+def rewrite(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Put these rows in the place of all."""
+    opened = DeltaTable(folder)
+    if opened.metadata().configuration.get("delta.appendOnly") == "true":
+        opened.alter.set_table_properties({"delta.appendOnly": "false"})
+    write_deltalake(opened, pa.Table.from_pylist(rows, schema=pa.schema(opened.schema())), mode="overwrite")
+
+
+def changed_row(folder: Path) -> None:
+    """Update the last column of the first row whose rules let another value in."""
+    first, *rest = rows_of(folder)
+    for name, value in reversed(first.items()):
+        try:
+            return rewrite(folder, [first | {name: _other(value)}, *rest])
+        except (DeltaError, pa.ArrowException, KeyError):
+            continue
+    raise AssertionError(f"nothing in {folder} could be changed")
+
+
+def doubled_row(folder: Path) -> None:
+    """Insert the first row once more."""
+    schema = pa.schema(DeltaTable(folder).schema())
+    write_deltalake(folder, pa.Table.from_pylist(rows_of(folder)[:1], schema=schema), mode="append")
+
+
+def removed_row(folder: Path) -> None:
+    """Delete the first row."""
+    rewrite(folder, rows_of(folder)[1:])
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "an UPDATE": changed_row,
+    "a doubled row": doubled_row,
+    "a DELETE": removed_row,
+}
+"""Every change by its name."""
+
+
+def complaint_about(lake: Lake, table: Table) -> str:
+    """What `check` says of the rows of a table."""
+    found = [each for each in audit_stored(verify(lake, deep=True)) if each.invariant == ROWS_AS_COMMITTED]
+    (said,) = [each.sample for each in found]
+    assert said.startswith(table.full_name), said
+    return said
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, datetime):
+        return value + timedelta(hours=1)
+    if isinstance(value, list):
+        return value[::-1] if value[::-1] != value else [*value, *value[:1]]
+    return {int: lambda: value + 1, str: lambda: value + "x", bytes: lambda: value + b"x"}[type(value)]()
