@@ -19,7 +19,7 @@ PREFIX_VARIABLE = "CDC_PLATFORM_UI_PREFIX"
 """The path below which a proxy has the UI, where there is one."""
 PICTURES, REPORTS = "pictures", "reports"
 _NAMES = {PICTURES: re.compile(r"[0-9a-f]{32}\.png"), REPORTS: re.compile(r"\w[\w.-]{0,120}\.html", re.ASCII)}
-_TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2})-(\d{2})-(\d{2}\.\d{3}Z)")
+_TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2})-(\d{2})(?:-(\d{2}))?(?=\D|$)")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ def report(home: Path, key: str) -> Shown | None:
 
 
 def key_of(report_name: str) -> str:
-    """The key of the generation that a page is named after."""
-    return _TIME.sub(r"\1:\2:\3", report_name.removesuffix(".html"))
+    """What the generation is called that a page is named after: its key, or another name for it."""
+    name = report_name.removesuffix(".html")
+    time = _TIME.match(name)
+    return name if time is None else f"{':'.join(part for part in time.groups() if part)}{name[time.end() :]}"
 
 
 def found(home: Path, path: str) -> Path | None:

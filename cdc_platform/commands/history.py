@@ -11,7 +11,7 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.commands.output import json_option, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
-from cdc_platform.errors import InputError, NotFound
+from cdc_platform.errors import NotFound
 
 if TYPE_CHECKING:
     from cdc_platform.lake.commits import Commit
@@ -114,10 +114,9 @@ def _of_generation(session: Session, lake: Lake, name: str) -> tuple[str, list[d
 
 def named_once(session: Session, known: Keys, name: str) -> str | Milliseconds:
     """The generation of a partition, which may be withdrawn or removed, or by a name that every command takes."""
-    try:
-        return known.generation(name.lower() if name.count("-") == 4 else name)
-    except InputError:
-        return session.named(name)
+    from cdc_platform.timeline.parts import generation_called
+
+    return generation_called(session.lake(), known, name, session.clock.now_us())
 
 
 def _of_run(lake: Lake, run: str) -> Iterator[dict[str, Any]]:

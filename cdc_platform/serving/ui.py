@@ -69,7 +69,7 @@ def serve(
     ):
         instance.optimize_for_webserver(STATEMENT_MS, POOL_SECONDS, POOL_OVERFLOW)
         page = create_app_from_workspace_process_context(context, names.prefix, POLL_MS)
-        files = ShownFiles(cast("Application", page), open_home(create=False), names.prefix)
+        files = ShownFiles(cast("Application", page), open_home(create=False), names.prefix, keeps=not read_only)
         gate = Gate(files, names, token)
         # What a proxy says of who asks is not asked for: everybody on this machine could say it.
         config = uvicorn.Config(gate, log_level="warning", proxy_headers=False, server_header=False)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.clock import Milliseconds, ms_to_datetime
+from cdc_platform.clock import Microseconds, Milliseconds, ms_to_datetime
+from cdc_platform.errors import InputError
 from cdc_platform.lake import digests, provenance
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.provenance import Where
@@ -32,6 +33,8 @@ from cdc_platform.lake.tables import (
 )
 from cdc_platform.timeline.keys import Keys
 from cdc_platform.timeline.timeline import Timeline
+
+_UUID_LENGTH, _DASHES_OF_UUID = 36, 4
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,24 @@ def all_names(lake: Lake, keys: Keys) -> list[Names]:
     known = {each.id for each in timed}
     waiting = (join for join in keys.joins if join.generation_id not in known | keys.withdrawn)
     return [*timed, *(Names(keys.of(join.generation_id), join.generation_id, None, join.host_id) for join in waiting)]
+
+
+def generation_called(lake: Lake, keys: Keys, name: str, now_us: Microseconds) -> str | Milliseconds:
+    """Return the generation, by UUID (text) or time (ms), that people call so.
+
+    `name` is its key in a list of partitions, whatever became of it, its UUID or time, the begin of either, `latest`,
+    or `operating` (at `now_us`).
+
+    Raises:
+        NotFound: there is none, or several begin so.
+    """
+    try:
+        return keys.generation(name.lower() if name.count("-") == _DASHES_OF_UUID else name)
+    except InputError:
+        if len(name) == _UUID_LENGTH:
+            return name
+        found = Timeline.read(lake).called(name, now_us)
+        return found.id or found.time_ms
 
 
 def names_of(lake: Lake, keys: Keys, generation: str | Milliseconds) -> Names:
