@@ -1,31 +1,49 @@
-"""The door of the command line: `cdc-platform`, or `python -m cdc_platform`. The commands are in `commands`."""
+"""The door of the command line: `cdc-platform`, or `python -m cdc_platform`. The commands are in `commands`.
+
+It imports next to nothing itself: from its first line on Ctrl-C ends the process in one line.
+"""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import signal
 import sys
-from typing import NoReturn
 
-from cdc_platform.commands.program import program
-from cdc_platform.interpreter import be_lean
+TYPE_CHECKING = False  # that of typing would take longer to import than all the rest
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
+_INTERRUPTED = 130
 _UNFLUSHED = 120
 """The exit code of Python where the last words cannot be written."""
 
 
 def main() -> NoReturn:
     """Run the command that the process was started with and leave with its exit code."""
+    hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background does not
+    if hears:
+        signal.signal(signal.SIGINT, _end_in_one_line)
     _open_standard_files()
+    from cdc_platform.interpreter import be_lean
+
     be_lean()
+    from cdc_platform.commands.program import program
+
     leaving = _Leaving()
     atexit.register(leaving)  # before all but logging's own; who registers last is called first
     try:
-        program.main()
+        program.main(interruptible=hears)
     except SystemExit as left:
         leaving.code = left.code
         raise
+
+
+def _end_in_one_line(_number: int, _frame: FrameType | None) -> None:
+    """End the process as an interrupted command ends, while it has done nothing yet."""
+    os.write(2, b"error: interrupted\n")
+    os._exit(_INTERRUPTED)
 
 
 def _open_standard_files() -> None:
@@ -54,6 +72,8 @@ class _Leaving:
         if not isinstance(self.code, int):
             return
         code = self.code
+        import logging
+
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -128,6 +128,11 @@ class NotLetIn(Unavailable):
     code = "credentials"
 
 
+def is_text(given: str) -> bool:
+    """Whether a text from the system, as an argument or a path, was UTF-8: Python has other bytes as surrogates."""
+    return given.isascii() or not any("\ud800" <= each <= "\udfff" for each in given)
+
+
 def no_space(place: object, what: str = "") -> Unavailable:
     """What is said of a full disk, wherever it shows: `place` is on it, `what` was being done."""
     return Unavailable(f"{what}: no space left on {place}; free some and run again".removeprefix(": "))

@@ -18,7 +18,15 @@ from functools import cached_property
 from pathlib import Path
 
 from cdc_platform import drafts
-from cdc_platform.errors import EnvironmentProblem, InputError, NewerLayout, PlatformError, is_full, no_space
+from cdc_platform.errors import (
+    EnvironmentProblem,
+    InputError,
+    NewerLayout,
+    PlatformError,
+    is_full,
+    is_text,
+    no_space,
+)
 from cdc_platform.places import Place, Stored, place_of, root_of
 from cdc_platform.settings import Settings, load_settings
 
@@ -75,9 +83,12 @@ def location(path: str | Path | None = None) -> Place:
     """Where the home at `path`, `$CDC_PLATFORM_HOME` or `./.cdc-platform` is, or would be.
 
     Raises:
-        InputError: it is an address that names no place in a store that is known.
+        InputError: it is an address that names no place in a store that is known, or no UTF-8.
     """
-    return root_of(path or os.environ.get(VARIABLE) or DEFAULT)
+    name = path or os.environ.get(VARIABLE) or DEFAULT
+    if not is_text(str(name)):
+        raise InputError(f"home {str(name)!r} is not UTF-8; choose another with --home or {VARIABLE}")
+    return root_of(name)
 
 
 def is_there(path: str | Path | None = None) -> bool:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -266,6 +266,45 @@ def until_the_end() -> Iterator[Supervisor]:
         supervisor.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C take effect behind a block, which has to come to its end. Other threads are never interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(came[0], None)
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill a process and all that it has started, which is known of on Linux; it cannot start more meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    children = _children()
+    due = [pid]
+    for each in due:
+        due += children.get(each, ())
+    for each in due:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def _children() -> dict[int, list[int]]:
+    """The processes that each process has started, by its ID."""
+    found: dict[int, list[int]] = {}
+    for entry in _PROC.glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            parent = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            found.setdefault(int(parent), []).append(int(entry.parent.name))
+    return found
 
 
 def die_with_parent() -> Callable[[], None] | None:

@@ -29,12 +29,13 @@ _LEAVES = "import sys\nsys.argv[0] = 'cdc-platform'\nfrom cdc_platform.__main__ 
 _SPEAKS_AT_EXIT = """
 import atexit
 import cdc_platform.__main__ as door
+from cdc_platform.commands.program import program
 
-def command():
+def command(**_):
     atexit.register(print, "goes")
     raise SystemExit(1)
 
-door.program.main = command
+program.main = command
 door.main()
 """
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,6 +32,7 @@ from cdc_platform.errors import (
     StoreFailure,
     Unavailable,
     is_full,
+    is_text,
     no_space,
     one_line,
 )
@@ -178,7 +182,7 @@ class Program(click.Group):
             said = str(error) if cause is None or cause.table in str(error) else f"{error}; {cause}"
             raise Failure(with_home(said, ctx.params["home"]), error.exit_code, error.code) from error
         except KeyboardInterrupt:
-            raise Failure("interrupted", INTERRUPTED) from None
+            raise _interrupted() from None
         except OSError as error:
             if error is _failure_of(sys.stdout):
                 raise click.exceptions.Exit(DONE) from None
@@ -201,10 +205,34 @@ class Program(click.Group):
                 "defect",
             ) from error
 
-    def main(self, args: Any = None, prog_name: str | None = None, *pos: Any, **extra: Any) -> NoReturn:
-        """Run the program and leave the process with the exit code."""
+    def make_context(self, info_name: str | None, args: list[str], *pos: Any, **extra: Any) -> click.Context:
+        """Read the options; Ctrl-C here is one line too.
+
+        Raises:
+            UsageError: an argument is not UTF-8: no table, no file of the lake and no output could have it.
+        """
+        try:
+            for number, word in enumerate(args, 1):
+                if not is_text(word):
+                    raise click.UsageError(f"argument {number}, {word!r}, is not UTF-8; write it, or name the file, so")
+            return super().make_context(info_name, args, *pos, **extra)
+        except KeyboardInterrupt:
+            raise _interrupted() from None
+
+    def main(
+        self,
+        args: Any = None,
+        prog_name: str | None = None,
+        *pos: Any,
+        interruptible: bool = False,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run the program and leave the process with the exit code.
+
+        `interruptible`: the process hears Ctrl-C, and is this program's alone: once it leaves, another one ends it.
+        """
         extra["standalone_mode"] = False
-        with standard_streams() as output:
+        with standard_streams() as output, _interruptible(interruptible):
             try:
                 code = super().main(args, NAME, *pos, **extra)
             except click.Abort:
@@ -215,6 +243,29 @@ class Program(click.Group):
                 sys.exit(error.code if isinstance(error, Failure) else WRONG_REQUEST)
             output.flush()
             sys.exit(_told(output, code if isinstance(code, int) else DONE))
+
+
+@contextmanager
+def _interruptible(hears: bool) -> Iterator[None]:
+    """Let Ctrl-C interrupt a block, and end the process at once behind it: what runs at exit would print a stack."""
+    if hears:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"error: {_interrupted().message}", err=True)
+        os._exit(INTERRUPTED)
+    finally:
+        if hears:
+            signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+
+
+def _interrupted() -> Failure:
+    """The failure of a command that Ctrl-C has ended, once the JVM that it started is gone, if it started one."""
+    session = sys.modules.get("cdc_platform.lake.session")
+    if session is not None:
+        session.end_jvm()
+    return Failure("interrupted", INTERRUPTED)
 
 
 def builds(path: str, arguments: Sequence[str]) -> bool:

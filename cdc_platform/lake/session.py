@@ -30,6 +30,7 @@ from cdc_platform.lake.jars import cache_folder, jars, spark_home
 from cdc_platform.lake.java import find_java, java_version
 from cdc_platform.lake.server_file import REMOTE_VARIABLE, SERVER_VARIABLE, TOKEN_VARIABLE, ServerFile, what_to_unset
 from cdc_platform.lake.worker_archive import PYTHON, PYTHON_OF_SERVER
+from cdc_platform.supervisor import interrupted_later, kill_with_children
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -354,6 +355,20 @@ def _quiet_python() -> None:
 
 
 _launched: list[JavaGateway] = []
+_jvm: list[subprocess.Popen[bytes]] = []
+"""The process of the JVM that this one has started: from before it is forked on, so that none is lost sight of."""
+
+
+def end_jvm() -> None:
+    """Kill the JVM that this process has started, and what that has started, as after Ctrl-C; none is no error.
+
+    One that is still starting would not notice that nobody is there any more.
+    """
+    while _jvm:
+        process = _jvm.pop()
+        if getattr(process, "pid", None) is not None and process.returncode is None:
+            kill_with_children(process.pid)
+            process.wait()
 
 
 def _gateway(conf: SparkConf) -> JavaGateway:
@@ -365,7 +380,7 @@ def _gateway(conf: SparkConf) -> JavaGateway:
         log = Path(os.environ.get(LOG_VARIABLE) or work_folder() / "spark.log")
         try:
             # What a JVM prints would break the one JSON document on our standard output.
-            with log.open("ab") as output:
+            with log.open("ab") as output, _jvm_in_sight():
                 _launched.append(launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT}))
         except PySparkRuntimeError:
             told = reason(log.read_text(encoding="utf-8", errors="replace"))
@@ -374,6 +389,29 @@ def _gateway(conf: SparkConf) -> JavaGateway:
                 f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
             ) from None
     return _launched[0]
+
+
+@contextmanager
+def _jvm_in_sight() -> Iterator[None]:
+    """Keep hold of the process that pyspark starts in a block, and end it if the block does not come to its end."""
+    from pyspark import java_gateway
+
+    class InSight(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            _jvm.append(self)
+            with interrupted_later():  # between the fork and the note of its ID
+                super().__init__(*arguments, **options)
+
+    module: Any = java_gateway
+    before = module.Popen
+    module.Popen = InSight
+    try:
+        yield
+    except BaseException:
+        end_jvm()
+        raise
+    finally:
+        module.Popen = before
 
 
 def reason(output: str) -> str:
