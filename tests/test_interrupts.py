@@ -19,6 +19,8 @@ from support.drawing import KILLS, SEED
 from support.nodes import node_text
 from support.processes.below import below
 
+UNHEARD = {"dateutil", "dateutil._version", "dateutil.relativedelta", "calendar", "six", "dateutil._common"}
+"""Imports that pyarrow tries in C, where it drops whatever they raise: the command goes on to its end."""
 QUERY = ("sql", "--spark", "SELECT count(*) FROM cdc_streams_descriptions_v2")
 ASKS = """
 import importlib.abc, os, signal, sys
@@ -101,13 +103,15 @@ def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_
     whole = started(home, *command, IMPORTS=str(tmp_path / "imports"), **environment)
     whole.communicate(timeout=120)
     assert whole.returncode == 0
-    count = len((tmp_path / "imports").read_text(encoding="utf-8").splitlines())
+    names = (tmp_path / "imports").read_text(encoding="utf-8").splitlines()
+    count = len(names)
     assert count > 100
     numbers = list(range(count)) if KILLS == "all" else random.Random(SEED).sample(range(count), int(KILLS or 5))
     for number in sorted(numbers):
         process = started(home, *command, INTERRUPT_AT=str(number), **environment)
         said, wrong = process.communicate(timeout=120)
-        assert (process.returncode, wrong) == (130, "error: interrupted\n"), (number, said)
+        unheard = names[number] in UNHEARD and (process.returncode, wrong) == (0, "")
+        assert unheard or (process.returncode, wrong) == (130, "error: interrupted\n"), (number, names[number], said)
 
 
 def has_child(pid: int) -> bool:
