@@ -18,9 +18,10 @@ from cdc_platform.cql.schema import LogColumn, TableSchema
 from cdc_platform.cql.types import CqlType, ListType, MapType, Scalar, SetType, TupleType, UserType, Value, timeuuid_us
 from cdc_platform.errors import InputError
 from cdc_platform.lake.tables import TIMESTAMP
+from cdc_platform.log.evolution import as_declared
 from cdc_platform.log.exact import OF_TEXT, decoded, encoded, is_far, may_be_far, nearest, to_text
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, candidates, marked, stored_columns, stored_type
+from cdc_platform.log.stored_names import EXACT, WRITTEN_AT, marked, place_of, stored_columns, stored_type
 
 _EPOCH = date(1970, 1, 1).toordinal()
 Row = Mapping[str, Value | None]
@@ -67,8 +68,9 @@ def _uuid(row: Row) -> UUID:
 
 def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Value | None]]:
     """The log rows of a log's Delta table, with values in canonical form; columns that it lacks are null."""
-    columns = stored_columns(schema)
-    places = [place_of(each, name, table) for each, name in columns]
+    table = as_declared(schema, table)
+    columns, present = stored_columns(schema), set(table.schema.names)
+    places = [place_of(each, name, present) for each, name in columns]
     lists = [
         [None] * table.num_rows if place is None else canonical_values(stored_type(each.type), table.column(place))
         for (each, _), place in zip(columns, places, strict=True)
@@ -82,16 +84,6 @@ def table_rows(schema: TableSchema, table: pa.Table | pa.RecordBatch) -> Iterato
     names = [each.name for each, _ in columns]
     for values in zip(*lists, strict=True):
         yield dict(zip(names, values, strict=True))
-
-
-def place_of(each: LogColumn, name: str, table: pa.Table | pa.RecordBatch) -> str | None:
-    """The name that a column has in a table, which may be of a time when other columns were beside it."""
-    present = set(table.schema.names)
-    if each.base is None or name in present:
-        return name if name in present else None
-    prefix = each.name.removesuffix(each.base.name)
-    known = (prefix + other for other in candidates(each.base.name))
-    return next((other for other in known if other in present), None)
 
 
 def exact_values(table: pa.Table | pa.RecordBatch) -> dict[str, dict[int, str]]:
@@ -169,16 +161,12 @@ def canonical_value(kind: CqlType, value: Any) -> Value | None:
         case ListType() | SetType():
             return kind.canonical([canonical_value(kind.element, part) for part in value])
         case UserType():
-            return tuple(canonical_value(of, _field(value, name)) for name, of in kind.fields)
+            # By their places: a field may have been written under another name, or when it was not there yet.
+            parts = (*value.values(), *[None] * (len(kind.fields) - len(value)))
+            return tuple(canonical_value(of, part) for (_, of), part in zip(kind.fields, parts, strict=True))
         case TupleType():
             return tuple(canonical_value(of, value[f"_{place}"]) for place, of in enumerate(kind.components, 1))
     raise AssertionError(f"unreachable: {kind}")
-
-
-def _field(value: Mapping[str, Any], name: str) -> Any:
-    """A field of a user type, which may have been written when the type had no other field of that name."""
-    found = field_name(value, name)
-    return None if found is None else value[found]
 
 
 def field_name(names: Collection[str], name: str) -> str | None:

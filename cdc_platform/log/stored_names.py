@@ -7,7 +7,7 @@ Then those with capitals have a `$` behind them and, in hexadecimal, which lette
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -72,6 +72,15 @@ def stored_columns(schema: TableSchema) -> list[tuple[LogColumn, str]]:
         (by_role[names[each.base.name].name if each.base else each.name, each.role], each.name)
         for each in log_columns(stored(schema))
     ]
+
+
+def place_of(each: LogColumn, name: str, present: Collection[str]) -> str | None:
+    """The name that a column has among those of a table, which may be of a time when other columns were beside it."""
+    if each.base is None or name in present:
+        return name if name in present else None
+    prefix = each.name.removesuffix(each.base.name)
+    known = (prefix + other for other in candidates(each.base.name))
+    return next((other for other in known if other in present), None)
 
 
 def _apart(names: Iterable[str], taken: Iterable[str] = ()) -> Mapping[str, str]:

@@ -1,7 +1,8 @@
 """Gives the Delta table of a log the columns that its base table has now, and loses none that it had.
 
 A column that came is added, one that went stays. A key column that was renamed is renamed in all rows; one that came
-back with another type stands beside the old one, which keeps its values under a name that says until when it was.
+back with another type stands beside the old one, which keeps its values under a name that says until when it was. One
+whose user type grew is the same column: older rows have null in the fields that were added.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import pyarrow as pa
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cql.schema import Column, TableSchema
 from cdc_platform.errors import StateError
+from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.arrow import compute
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
 from cdc_platform.log.log_table import log_table
-from cdc_platform.log.reading.aside import clashing, rename, until_now
+from cdc_platform.log.reading.aside import changed, rename, until_now
 from cdc_platform.log.stored_names import WRITTEN_AT, stored
 from cdc_platform.records import cdc_tables
 
@@ -38,11 +40,12 @@ def fitted(lake: Lake, clock: Clock, schema: TableSchema, *, exact: bool) -> Tab
     try:
         return lake.widen(wanted)
     except StateError:
-        clash = clashing(lake, wanted)
-        if not clash:
+        grown, clash = changed(schema, stored_schema(lake, wanted))
+        if not grown and not clash:
             raise
         names = {name: until_now(name, clock.now_us()) for name in clash}
-        rename(lake, wanted, names, {ASIDE: _newest_us(lake, wanted)})
+        beside = {ASIDE: _newest_us(lake, wanted)} if names else None
+        rename(lake, wanted, names, beside, grown)
         return lake.widen(wanted)
 
 

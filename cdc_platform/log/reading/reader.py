@@ -26,6 +26,7 @@ from cdc_platform.lake.mirrors import mend
 from cdc_platform.lake.rows import conform
 from cdc_platform.lake.shape import quoted
 from cdc_platform.lake.tables import TIMESTAMP, Table, column
+from cdc_platform.log.evolution import as_declared, readable
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading import left_out
 from cdc_platform.log.reading.aside import aside, put_aside
@@ -147,9 +148,9 @@ def read_between(
     log = log_table(schema, exact=EXACT in stored.names)
     if with_aside:
         log = _with_aside(log, stored)
-    names = [name for name in log.schema.names if name in stored.names]
-    rows = conform(log, lake.read(log, names, [(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)]))
-    return in_order(rows)
+    as_stored = replace(log, schema=readable(schema, log.schema, stored))
+    rows = lake.read(as_stored, filters=[(WRITTEN_AT, ">", low), (WRITTEN_AT, "<=", high)])
+    return in_order(conform(log, as_declared(schema, rows)))
 
 
 def in_order(rows: pa.Table) -> pa.Table:
@@ -189,7 +190,7 @@ def sink_now(lake: Lake, schema: TableSchema, name: str) -> Table:
     log = stored_schema(lake, log_of(lake, schema))
     sink = sink_table(schema, name, exact=EXACT in log.names)
     if lake.exists(sink):
-        put_aside(lake, sink, log)
+        put_aside(lake, sink, log, schema)
     return lake.widen(_with_aside(sink, log))
 
 

@@ -246,9 +246,13 @@ def _write(lake: Lake, settings: Settings, noted: _Noted, script: Script) -> Non
     failpoints.reached(failpoints.AFTER_SCRIPT_TABLES)
     for schema in (*script.dropped, *script.emptied):
         _empty(lake, noted, schema, after)
+    before = {schema.full_name: schema for schema in _catalog(noted.definitions).tables()}
     for schema in after.tables():
         _rename(lake, noted, schema, script.renamed.get(schema.full_name, {}))
         rows = script.written.get(schema.full_name)
+        if schema.full_name in before and before[schema.full_name].columns != schema.columns:
+            # A column that is dropped takes its values with it, also where it comes back later.
+            _reshape(lake, noted, schema)
         if rows:
             _append(lake, noted, schema, rows)
             failpoints.reached(failpoints.AFTER_SCRIPT_ROWS)

@@ -16,10 +16,11 @@ from cdc_platform.cql.schema import Column, TableSchema, element_key_type
 from cdc_platform.cql.types import SMALLINT, CqlType, ListType, MapType, SetType, UserType, Value
 from cdc_platform.errors import InputError
 from cdc_platform.lake.arrow import composite_column, compute
+from cdc_platform.log.evolution import as_declared
 from cdc_platform.log.exact import decoded
-from cdc_platform.log.log_values import canonical_values, exact_values, field_name, place_of
+from cdc_platform.log.log_values import canonical_values, exact_values, field_name
 from cdc_platform.log.state.wire import to_wire
-from cdc_platform.log.stored_names import stored_columns, stored_type
+from cdc_platform.log.stored_names import place_of, stored_columns, stored_type
 
 
 def lacking(name: str) -> InputError:
@@ -39,9 +40,10 @@ class LogColumns:
 
     def __init__(self, schema: TableSchema, log: pa.Table) -> None:
         self.schema = schema
-        self._log = log.combine_chunks()
+        self._log = as_declared(schema, log).combine_chunks()
         self.size = log.num_rows
         self._columns = {each.name: (each, name) for each, name in stored_columns(schema)}
+        self._present = set(self._log.schema.names)
         self._exact = exact_values(self._log)
 
     def partition_keys(self) -> pa.Array:
@@ -56,7 +58,7 @@ class LogColumns:
 
     def _place(self, name: str) -> str | None:
         each, stored = self._columns[name]
-        return place_of(each, stored, self._log)
+        return place_of(each, stored, self._present)
 
     def values(self, name: str) -> Any:
         """A column of the log; None where it lacks it."""
