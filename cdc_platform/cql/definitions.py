@@ -151,7 +151,7 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
         base = catalog.base_of_log(body.name)
         if base is not None and not base.cdc.enabled and is_log(name, body.columns):
             return _attach_log(catalog, base, body)
-        if base is not None:
+        if base is not None and base.cdc.enabled:  # cdc/log.cc, is_log_for_some_table
             raise InputError(f"{keyspace}.{name} is the name of the log of {base.full_name}; choose another one")
     refuse_name(name, "table")
     if catalog.has_table(body.name):

@@ -183,3 +183,74 @@ def test_a_copy_that_is_written_to_meanwhile_keeps_every_row(
     found = rows_of(lake, sink)
     assert sorted((row["cdc$batch_seq_no"], row["v$until_20260921T161320000Z"]) for row in found) == [(0, 7), (1, 7)]
     assert once == []
+
+
+GROWING = """CREATE TYPE shop.growing ({fields});
+    CREATE TABLE shop.t (p int, k int, v frozen<growing>, l frozen<list<frozen<growing>>>, PRIMARY KEY (p, k))
+    WITH cdc = {{'enabled': 'true', 'ttl': '0'}};"""
+
+
+def test_a_user_type_that_grew_is_the_same_column(
+    standin: StandIn, cluster: KnownCluster, log: LiveLog, workers: Workers, tmp_path: Path
+) -> None:
+    """With null in the field that came, also where another one got a new name: no older value is dropped anywhere."""
+    world, later = standin.world, {"z": 3, "b": "y", "c": 4}
+    for table in ("shop.t", LOG):
+        world.run(f"DROP TABLE {table}")
+    world.run("DROP TYPE IF EXISTS shop.growing")
+    world.run("CREATE TYPE shop.growing (a int, b text)")
+    log.schema = defined(GROWING.format(fields="a int, b text"))
+    log.make()
+    for place in range(3):
+        write(log, FIRST_US + 1 + place, {"k": place, "v": (place, "x"), "l": [(place, None)]})
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    consume(cluster, "before")
+    world.run("ALTER TYPE shop.growing ADD c int")
+    world.run("ALTER TYPE shop.growing RENAME a TO z")
+    world.schema_changed()
+    log.schema = defined(GROWING.format(fields="z int, b text, c int"))
+    write(log, SWITCH_US + 1, {"k": 3, "v": tuple(later.values()), "l": [tuple(later.values())]})
+    bring(cluster, workers)
+    lake = lake_of(cluster)
+    for name in ("before", "later"):
+        consume(cluster, name)
+    expected = [*({"z": place, "b": "x", "c": None} for place in range(3)), later]
+    table = log_table(log.schema)
+    for copy in (table, *(sink_table(log.schema, name) for name in ("before", "later"))):
+        found = rows_of(lake, copy)
+        assert [row["v"] for row in found] == expected, copy.full_name
+        assert [row["l"][0]["z"] for row in found] == [0, 1, 2, 3]
+        assert not [name for name in lake.columns(copy) if "$until_" in name]
+    at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
+    exported = run(*at, "export", tmp_path / "exported")
+    assert exported.exit_code == 0, exported.stderr
+    lines = (tmp_path / "exported" / "logs" / f"{LOG}.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.count("{z: ") for line in lines] == [0, 2, 2, 2, 2]
+    checked = run(*at, "check", "--deep", "--json")
+    assert checked.exit_code == 0, checked.stdout
+
+
+def test_deletions_of_a_dropped_column_are_not_those_of_the_new_one(
+    cluster: KnownCluster, log: LiveLog, workers: Workers, tmp_path: Path
+) -> None:
+    """They stand aside with its values: in the log, in its copies, and not in an export."""
+    write(log, FIRST_US + 1, {"k": 0, "v": 7})
+    write(log, FIRST_US + 2, {"k": 0, "cdc$deleted_v": True})
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US)
+    consume(cluster, "before")
+    another_type(log, "blob")
+    write(log, SWITCH_US + 1, {"k": 1, "cdc$deleted_v": True})
+    bring(cluster, workers)
+    for name in ("before", "later"):
+        consume(cluster, name)
+    lake = lake_of(cluster)
+    for copy in (log_table(log.schema), *(sink_table(log.schema, name) for name in ("before", "later"))):
+        found = rows_of(lake, copy)
+        assert [row["cdc$deleted_v"] for row in found] == [None, None, True], copy.full_name
+        (old,) = [name for name in lake.columns(copy) if name.startswith("cdc$deleted_v$until_")]
+        assert [row[old] for row in found] == [None, True, None]
+    at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
+    assert run(*at, "export", tmp_path / "exported").exit_code == 0
+    head, *lines = (tmp_path / "exported" / "logs" / f"{LOG}.csv").read_text(encoding="utf-8").splitlines()
+    place = head.split(",").index("cdc$deleted_v")
+    assert [line.split(",")[place] for line in lines] == ["<null>", "<null>", "True"]
