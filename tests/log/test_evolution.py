@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pyarrow as pa
 import pytest
 from support.command_line import Answer, run
 
+from cdc_platform import failpoints
 from cdc_platform.cql.types import (
     BLOB,
     INT,
@@ -166,6 +171,39 @@ def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path
         4: ("ten", None),
         5: (None, None),
     }
+
+
+@pytest.mark.parametrize("point", failpoints.SCRIPT)
+def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, tmp_path: Path, point: str) -> None:
+    """Whatever of a log was rewritten by then: the next script finishes it, and no row is lost or there twice."""
+    text = f"{SCRIPTS[1]} {SCRIPTS[2]} ALTER TABLE ks.t DROP w; UPDATE ks.t SET v.b = 5 WHERE p = 1;"
+    found = []
+    for name in ("whole", "killed"):
+        home = Home(Path(shutil.copytree(streams_home, tmp_path / name)))
+        for number, script in enumerate([SCRIPTS[0], text]):
+            (tmp_path / f"{number}.cql").write_text(script, encoding="utf-8")
+        home.run("log", tmp_path / "0.cql", "--keep")
+        command = [
+            "--home",
+            str(home.home),
+            "--clock",
+            "2026-01-02T00:02:00Z",
+            "log",
+            str(tmp_path / "1.cql"),
+            "--keep",
+        ]
+        environment = os.environ | ({failpoints.VARIABLE: point} if name == "killed" else {})
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc_platform", *command], env=environment, capture_output=True, check=False
+        )
+        assert done.returncode == (-signal.SIGKILL if name == "killed" else 0)
+        (tmp_path / "2.cql").write_text("SELECT 1", encoding="utf-8")
+        run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "log", tmp_path / "2.cql", "--keep")
+        order = 'SELECT * FROM ks.t_scylla_cdc_log ORDER BY "cdc$timestamp", "cdc$batch_seq_no"'
+        found.append(run("--home", home.home, "sql", order, "--json").json)
+    assert found[0] == found[1]
+    assert [row["v"]["b"] for row in found[0]] == [1, 1, 5]
+    assert "w" not in found[0][0]
 
 
 def test_a_home_with_an_altered_log_is_sound(altered: Home) -> None:
