@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from cdc_platform.errors import InputError
 
 if TYPE_CHECKING:
     from cdc_platform.cluster.exporting import Written
+    from cdc_platform.log.exporting import StoredLog
 
 
 @click.command()
@@ -68,9 +70,11 @@ def export(
         return
     from cdc_platform.cluster import known
     from cdc_platform.cluster.exporting import export_into
+    from cdc_platform.log.exporting import stored_logs
 
     home = session.open_home()
     cluster = known.find(home, name or "")
+    _warn_of_columns(stored_logs(session.view()))
     done = export_into(home, cluster, prefix=prefix, rate=rate, replicas=replicas, run=not dry_run)
 
     def show() -> None:
@@ -97,6 +101,7 @@ def _into_folder(session: Session, folder: Path, as_json: bool) -> None:
     logs = stored_logs(lake)
     made = dict.fromkeys(line for log in logs for line in log.made)
     written = write_files(lake, folder, csv_files(logs), list(made), home=session.open_home().path)
+    _warn_of_columns(logs)
     for each in written:
         if each.read_otherwise:
             warn(
@@ -112,6 +117,17 @@ def _into_folder(session: Session, folder: Path, as_json: bool) -> None:
     columns = ("file", "of", ">rows")
     rows = [(each.name, each.of, each.rows) for each in written]
     write_json(told) if as_json else write_table(f"Written to {folder}", columns, rows)
+
+
+def _warn_of_columns(logs: Sequence[StoredLog]) -> None:
+    """Name the columns whose values are in no export."""
+    for log in logs:
+        if log.left_out:
+            warn(
+                f"{log.full_name}: {', '.join(log.left_out)} are not exported: they are of columns that were dropped, "
+                "and made again with another type; sql shows them",
+                code="left-out",
+            )
 
 
 def _document(done: Written, dry_run: bool) -> dict[str, Any]:

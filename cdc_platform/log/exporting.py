@@ -16,11 +16,13 @@ from cdc_platform.cql.names import quoted
 from cdc_platform.cql.schema import LOG_KEY, LogColumn, TableSchema, log_columns
 from cdc_platform.cql.types import Value
 from cdc_platform.cql.written import plain_ddl
+from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.lake import Lake
 from cdc_platform.log.ddl import known_tables
 from cdc_platform.log.exact import FIRST_MS, LAST_MS
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.log_values import table_rows
+from cdc_platform.log.reading.aside import aside
 from cdc_platform.log.reading.reader import read_between
 from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records.cdc_tables import cdc_tables
@@ -50,6 +52,11 @@ class StoredLog:
         """The columns as a server lists them: the key's, then the others by name."""
         named = {each.name: each for each in log_columns(self.schema)}
         return tuple(named[name] for name in (*LOG_KEY, *sorted(set(named) - set(LOG_KEY))))
+
+    @property
+    def left_out(self) -> list[str]:
+        """The columns that stand aside, which no server has: they were dropped, and made with another type."""
+        return [field.name for _, field in aside(stored_schema(self.lake, log_table(self.schema)))]
 
     def values(self) -> Iterator[list[Value | None]]:
         """The values of each row in the order of `columns`, oldest first."""

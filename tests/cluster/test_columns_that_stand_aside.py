@@ -250,7 +250,9 @@ def test_deletions_of_a_dropped_column_are_not_those_of_the_new_one(
         (old,) = [name for name in lake.columns(copy) if name.startswith("cdc$deleted_v$until_")]
         assert [row[old] for row in found] == [None, True, None]
     at = ("--home", cluster.home, "--clock", "2026-09-22T12:00:00Z")
-    assert run(*at, "export", tmp_path / "exported").exit_code == 0
+    exported = run(*at, "export", tmp_path / "exported")
+    assert exported.exit_code == 0
+    assert exported.stderr.count("[left-out]") == 1
     head, *lines = (tmp_path / "exported" / "logs" / f"{LOG}.csv").read_text(encoding="utf-8").splitlines()
     place = head.split(",").index("cdc$deleted_v")
     assert [line.split(",")[place] for line in lines] == ["<null>", "<null>", "True"]
