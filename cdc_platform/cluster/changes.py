@@ -12,13 +12,13 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import CLUSTER_CHANGES
 from cdc_platform.records import cdc_tables, cluster_changes, ring, tablet_rows
 from cdc_platform.records.alterations import altered
-from cdc_platform.records.cluster_changes import CLUSTER, TOPOLOGY, Change, Key, Noted, State
+from cdc_platform.records.cluster_changes import CLUSTER, LEFT_OUT, TOPOLOGY, Change, Key, Noted, State
 from cdc_platform.records.table_history import CdcTable
 from cdc_platform.ring import Node
 from cdc_platform.timeline.timeline import Timeline
 
-LEFT_OUT, REACH, LOOK, UP, STREAM_SET = "left out", "reach", "look", "up", "stream set "
-"""Aspects: what is left out, whether the cluster can be reached and looked at, whether a node is up, and one of a
+REACH, LOOK, UP, STREAM_SET = "reach", "look", "up", "stream set "
+"""Aspects: whether the cluster can be reached and looked at, whether a node is up, and one of a
 table's stream sets.
 """
 WAS_THERE = "was there before changes were noted"

@@ -17,6 +17,8 @@ from cdc_platform.lake.tables import CLUSTER_CHANGES
 
 CLUSTER, TOPOLOGY = "cluster", "topology"
 """Who and what it is of which a changing topology is told."""
+LEFT_OUT = "left out"
+"""The aspect of what the last observation listed and did not take in."""
 Key = tuple[str, str]
 """Who, and what of it; empty: itself."""
 State = Mapping[Key, str]
@@ -72,6 +74,11 @@ def noted(lake: Lake, after: int = -1) -> list[Noted]:
     if not lake.exists(CLUSTER_CHANGES):
         return []
     return _of_rows(lake.read(CLUSTER_CHANGES, filters=[("number", ">", after)]))
+
+
+def standing(lake: Lake) -> State:
+    """Return what the cluster was like at the last observation. A home of no cluster has nothing."""
+    return _state(noted(lake))
 
 
 def changing(lake: Lake) -> Changing | None:

@@ -109,6 +109,29 @@ def test_a_set_that_appears_behind_the_position_is_read_from_its_start(
     assert (again.rows, [window.catch_up for window in again.windows]) == (0, [False])
 
 
+def test_a_generation_that_is_half_published_behind_the_position_leaves_nothing_proved(
+    standin: StandIn, cluster: KnownCluster, workers: Workers
+) -> None:
+    """From its start on; what was read before stays proved, and all of it is once the rest of its streams is there."""
+    late = Late(standin, "nobody")
+    log = live_log(late)
+    log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 60 * SECOND_US])
+    bring(cluster, workers, pace=NEVER_AGAIN)
+    made = GENERATIONS[SWITCH_MS]
+    last, streams = made.entry(len(made) - 1), "scylla_distributed.cdc_streams_descriptions_v2"
+    late.world.published(SWITCH_MS, made)
+    late.world.delete(streams, "time = %s AND range_end = %s", SWITCH_MS, last.range_end)
+    for _ in range(2):
+        assert bring(cluster, workers, LATER_US, pace=NEVER_AGAIN).rows == 0
+        assert claims(cluster, log, FIRST_US, SWITCH_US, LATER_US)
+        assert not claims(cluster, log, FIRST_US, SWITCH_US + 1, LATER_US)
+    rest = {stream.tobytes() for stream in last.streams}
+    late.world.put(streams, time=SWITCH_MS, range_end=last.range_end, streams=rest)
+    bring(cluster, workers, LATER_US, pace=NEVER_AGAIN)
+    assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
+    assert claims(cluster, log, FIRST_US, NOW_US, LATER_US)
+
+
 def test_readers_of_the_lake_get_the_rows_of_a_set_that_appears_behind_them(
     standin: StandIn, cluster: KnownCluster, workers: Workers
 ) -> None:

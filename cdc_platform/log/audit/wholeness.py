@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, from_datetime
+from cdc_platform.clock import ONE_US, Clock, Microseconds, format_us, from_datetime, parse_time_us
 from cdc_platform.cql.schema import TableSchema
 from cdc_platform.errors import InputError, NotFound
 from cdc_platform.lake.lake import Lake
@@ -22,7 +22,7 @@ from cdc_platform.log.reading.hourly import within
 from cdc_platform.log.reading.reader import FROM_CLUSTER, newest_us, sink_table
 from cdc_platform.log.reading.stream_progress import StreamProgress
 from cdc_platform.log.stored_names import WRITTEN_AT
-from cdc_platform.records import cdc_tables, consumers
+from cdc_platform.records import cdc_tables, cluster_changes, consumers
 from cdc_platform.records.consumers import Consumer
 from cdc_platform.timeline import StreamSource, StreamSources
 from cdc_platform.timeline.periods import Period
@@ -117,8 +117,28 @@ def _brought_in(
         read = progress.read_us.get(each.begin_us)
         if progress.origin_us is None or read is None or progress.origin_us >= first or read < needed:
             wrong.append(f"{each.name} was read {_extent(progress.origin_us, read, each.begin_us)}")
+    wrong += _left_out(lake, schema, until_us)
     told = "; ".join(wrong) or f"{count} of {count} read from their starts on"
     yield Held("its streams were read from their starts", not wrong, told)
+
+
+def _left_out(lake: Lake, schema: TableSchema, until_us: Microseconds) -> Iterator[str]:
+    """Yield each set that the cluster lists, that may begin before a time (µs), and that could not be read whole."""
+    for (who, aspect), line in cluster_changes.standing(lake).items():
+        if aspect != cluster_changes.LEFT_OUT:
+            continue
+        kind, _, name = who.partition(" ")
+        begins = _start_us(name) if kind == "generation" else None
+        if who == f"table {schema.full_name}" or (begins is not None and begins < until_us):
+            yield f"the cluster lists what is left out here: {line}"
+
+
+def _start_us(name: str) -> Microseconds | None:
+    """Return the start (µs) of a generation that is called by its time; None for one that is called by its UUID."""
+    try:
+        return parse_time_us(name)
+    except InputError:
+        return None
 
 
 def _extent(origin_us: Microseconds | None, read_us: Microseconds | None, begin_us: Microseconds) -> str:
