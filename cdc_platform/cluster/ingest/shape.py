@@ -7,10 +7,13 @@ whose user type grew is the same column: older rows have null in the fields that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.cql.schema import Column, TableSchema
+from cdc_platform.cql.written import without_notes
 from cdc_platform.errors import StateError
 from cdc_platform.lake.appended import stored_schema
 from cdc_platform.lake.arrow import compute
@@ -19,7 +22,7 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.aside import changed, rename, until_now
-from cdc_platform.log.stored_names import WRITTEN_AT, stored
+from cdc_platform.log.stored_names import WRITTEN_AT, stored, stored_columns
 from cdc_platform.records import cdc_tables
 
 ASIDE = "ingest:aside"
@@ -37,6 +40,9 @@ def fitted(lake: Lake, clock: Clock, schema: TableSchema, *, exact: bool) -> Tab
         names = _renamed(lake, schema, there)
         if names:
             rename(lake, wanted, names)
+        retyped = _retyped(lake, schema, there)
+        if retyped:
+            rename(lake, wanted, retyped, {ASIDE: _newest_us(lake, wanted)})
     try:
         return lake.widen(wanted)
     except StateError:
@@ -59,6 +65,37 @@ def _renamed(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str
         if set(old) <= set(there) and len(old) == len(keys):
             return {a: b for a, b in zip(old, keys, strict=True) if a != b and b not in there}
     return {}
+
+
+def _retyped(lake: Lake, schema: TableSchema, there: list[str]) -> dict[str, str]:
+    """The columns that were dropped and made with another type which Delta stores alike, as texts, old name to new.
+
+    The new name has the time at which the type was noted. A log with rows from after that has its new values already.
+    """
+    known: list[tuple[Microseconds, TableSchema]] = []
+    ddl = ""
+    for each in cdc_tables.changes(lake):
+        if each.full_name == schema.full_name and each.ddl is not None and without_notes(each.ddl) != ddl:
+            ddl, found = without_notes(each.ddl), schema_as_told(each)
+            known += [] if found is None else [(each.changed_at_us, found)]
+    names: dict[str, tuple[str, Microseconds]] = {}
+    for each, name in stored_columns(schema) if len(known) > 1 else ():
+        if each.base is None or each.base.is_key or name not in there:
+            continue
+        since = _type_since(known, each.base)
+        if since is not None and not any(
+            old.startswith(f"{name}$until_") for old in there if old >= until_now(name, since)
+        ):
+            names[name] = until_now(name, since), since
+    newest = _newest_us(lake, log_table(schema)) if names else Microseconds(0)
+    return {name: aside for name, (aside, since) in names.items() if newest <= since}
+
+
+def _type_since(known: Sequence[tuple[Microseconds, TableSchema]], column: Column) -> Microseconds | None:
+    """From when on (µs) a column was noted with the type that it has; None where it never had another one."""
+    kinds = [(at_us, each.column(column.name).type.cql) for at_us, each in known if each.has(column.name)]
+    other = max((place for place, (_, kind) in enumerate(kinds) if kind != column.type.cql), default=None)
+    return None if other is None or other + 1 == len(kinds) else kinds[other + 1][0]
 
 
 def _keys(schema: TableSchema) -> tuple[Column, ...]:
