@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 from support.command_line import Answer, paths_of, run
-from support.files.export_files import SNAPSHOT
-from support.homes.damaged import BESIDE_LOGS, DAMAGES, OF_ROWS, TABLE_NAMES, folder_of, healthy_home
+from support.files.export_files import SNAPSHOT, TIME_MS, tablet_streams_csv, tablet_timestamps_csv
+from support.homes.damaged import (
+    BESIDE_LOGS,
+    DAMAGES,
+    FOREIGN,
+    OF_ROWS,
+    TABLE_NAMES,
+    entries,
+    folder_of,
+    healthy_home,
+)
 from support.nodes import node_text
 
 from cdc_platform.commands.program import program
@@ -144,6 +153,56 @@ def test_check_names_the_damaged_table_and_judges_the_others(
         assert others.keys() >= verdicts.keys() - OF_STORED_TABLES
         changed = [line for name, line in others.items() if line != verdicts.get(name)]
         assert [line for line in changed if unexplained(line)] == []
+
+
+@pytest.mark.grid("damages taken back", 15)
+@pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
+def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
+    """Whatever it did to the table, and whether or not that can be opened: `check --undo`, then `check` is 0."""
+    damaged(home, table, damage)
+    newest = entries(folder_of(home, table))[-1]
+    words = ("--undo", f"{table}@{int(newest.stem)}", "--because", "it is none of ours")
+    taken = run("--home", home, "--clock", NOW, "check", *words)
+    assert taken.exit_code == 0, taken
+    answer = check(home)
+    assert (answer.exit_code, answer.stderr) == (0, ""), answer
+    again = run("--home", home, "--clock", NOW, "check", *words)
+    assert again.exit_code == 2, "it is taken back once"
+
+
+def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path) -> None:
+    """A stranger empties the streams of tablets: accepted, imported again, and sound; the streams are as before."""
+    home, exports = tmp_path / "home", tmp_path / "exports"
+    exports.mkdir()
+    one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
+    rows = [(TIME_MS, state, stream) for state in (0, 2) for stream in (one, other)]
+    (exports / "streams.csv").write_text(tablet_streams_csv(rows), encoding="utf-8")
+    (exports / "timestamps.csv").write_text(tablet_timestamps_csv([TIME_MS]), encoding="utf-8")
+    folder = home / "lake" / "system" / "cdc_streams"
+    for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("check",)):
+        assert run("--home", home, *words).exit_code == 0, words
+    before = run("--home", home, "tablets", "show", "ks.t", "--json").json
+    assert DAMAGES["emptied"](folder)
+    assert run("--home", home, "check").exit_code == 1
+    accepted = f"system.cdc_streams@{int(entries(folder)[-1].stem)}"
+    for words in (("check", "--accept", accepted, "--because", "gone"), ("import", str(exports)), ("check",)):
+        answer = run("--home", home, *words)
+        assert answer.exit_code == 0, answer
+    assert run("--home", home, "tablets", "show", "ks.t", "--json").json == before
+
+
+def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> None:
+    """Neither its own commits nor those behind which it has written; each refusal changes nothing."""
+    folder = folder_of(home, "platform.cdc_table_changes")
+    own = int(entries(folder)[-1].stem)
+    assert DAMAGES["foreign-row"](folder)
+    assert run("--home", home, "--clock", NOW, "tables", "add", "shop.new", "--ttl", "60").exit_code == 0
+    before = committed(home)
+    for version, said in ((own, "is the platform's own"), (own + 1, "has written"), (own + 99, "has no commit")):
+        words = ("check", "--undo", f"platform.cdc_table_changes@{version}", "--because", "it is none of ours")
+        answer = run("--home", home, *words)
+        assert (answer.exit_code, said in answer.stderr) == (2, True), answer
+    assert committed(home) == before
 
 
 @pytest.mark.grid("commands in damaged homes", 12)

@@ -33,7 +33,8 @@ _LONGEST_VERSION = 18
 @click.argument("generation", type=GENERATION, required=False)
 @click.option("--deep", is_flag=True, help="Read every row of every table, however large it is.")
 @click.option("--accept", metavar="TABLE@VERSION", help="Take what a foreign commit has left as it is; judge nothing.")
-@click.option("--because", metavar="TEXT", help="Why it is accepted: is kept, and shown from then on.")
+@click.option("--undo", metavar="TABLE@VERSION", help="Take a foreign commit back, and all behind it; judge nothing.")
+@click.option("--because", metavar="TEXT", help="Why it is accepted or taken back: recorded, and shown from then on.")
 @json_option
 @pass_session
 @click.pass_context
@@ -43,6 +44,7 @@ def check(
     generation: str | Milliseconds | None,
     deep: bool,
     accept: str | None,
+    undo: str | None,
     because: str | None,
     as_json: bool,
 ) -> None:
@@ -52,7 +54,8 @@ def check(
     exported from a cluster is not judged, which is neither. What was judged is kept, for status.
 
     A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
-    table's log, with who and when, and shown by check from then on. Its rows are taken as they are now.
+    table's log, with who and when, and shown by check from then on. Its rows are taken as they are now. One that is
+    not meant to stay is taken back with --undo, unless the platform has written to the table since.
 
     \b
     Example:
@@ -60,10 +63,15 @@ def check(
       cdc-platform check 2026-01-31T12:00:00.000Z --json
       cdc-platform check --accept platform.nodes@7 --because "rack was renamed by hand, ticket 4711"
     """
-    if accept is not None or because is not None:
-        if generation is not None or deep or accept is None:
-            raise InputError("--accept TABLE@VERSION and --because TEXT stand together, and without anything to judge")
-        _accept(session, accept, because or "", as_json)
+    if accept is not None or undo is not None or because is not None:
+        if generation is not None or deep or (accept is None) == (undo is None):
+            raise InputError(
+                "--because TEXT goes with --accept TABLE@VERSION or --undo TABLE@VERSION, and without anything to judge"
+            )
+        if accept is not None:
+            _accept(session, accept, because or "", as_json)
+        else:
+            _undo(session, undo or "", because or "", as_json)
         return
     from cdc_platform.lake.small_files import reading_once
     from cdc_platform.records.judgements import EVERYTHING, Judging
@@ -119,10 +127,7 @@ def _keep(judging: Judging, judgements: list[Judgement]) -> None:
 def _accept(session: Session, accepted: str, because: str, as_json: bool) -> None:
     from cdc_platform.lake.acceptance import accept
 
-    table, _, version = accepted.rpartition("@")
-    if not table or not (version.isascii() and version.isdigit() and len(version) <= _LONGEST_VERSION):
-        raise InputError(f"--accept {accepted!r}: it is written TABLE@VERSION, as in platform.nodes@7")
-    done = accept(session.lake(), table, int(version), because)
+    done = accept(session.lake(), *_named_commit("--accept", accepted), because)
     facts = {
         "table": done.table,
         "version": done.version,
@@ -132,6 +137,29 @@ def _accept(session: Session, accepted: str, because: str, as_json: bool) -> Non
     }
     left = [following("check", why="judged by what is accepted now")]
     write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _undo(session: Session, undone: str, because: str, as_json: bool) -> None:
+    from cdc_platform.lake.acceptance import undo
+
+    done = undo(session.lake(), *_named_commit("--undo", undone), because)
+    facts = {
+        "table": done.table,
+        "version": done.version,
+        "restored_version": done.restored,
+        "said_in_version": done.said_in,
+        "moved": list(done.moved),
+    }
+    left = [following("check", why="judged by what the table holds again")]
+    write_result(facts, lambda: write_facts(facts.items()), left, as_json=as_json)
+
+
+def _named_commit(option: str, named: str) -> tuple[str, int]:
+    """The table and the version that TABLE@VERSION names."""
+    table, _, version = named.rpartition("@")
+    if not table or not (version.isascii() and version.isdigit() and len(version) <= _LONGEST_VERSION):
+        raise InputError(f"{option} {named!r}: it is written TABLE@VERSION, as in platform.nodes@7")
+    return table, int(version)
 
 
 def _read(read: Callable[[], _Read], nothing: _Read, *, good: bool) -> _Read:

@@ -27,6 +27,7 @@ from cdc_platform.commands.output import StandardStream, escaped, standard_strea
 from cdc_platform.commands.session import Session
 from cdc_platform.errors import (
     InputError,
+    NotAsCommitted,
     PlatformError,
     StateError,
     StoreFailure,
@@ -38,7 +39,7 @@ from cdc_platform.errors import (
 )
 from cdc_platform.lake.envelope import Speaker, speaking_for
 from cdc_platform.lake.looking import OPTION, looking_on
-from cdc_platform.lake.reads import recording_reads
+from cdc_platform.lake.reads import recording_commits, recording_reads
 
 if TYPE_CHECKING:
     from cdc_platform.lake.verification import Cause
@@ -112,6 +113,8 @@ _ONLY_WRITE = frozenset({"sql", "status", "streams", "watch"})
 """The commands that do nothing but write, much or for ever: they end where nobody takes what they write."""
 _OF_NOW = frozenset({"--ttl", "--enabled", "--disabled"})
 """The options of `tables alter` that tell how a table stands now, which a look at the cluster shows."""
+_OF_DAMAGE = frozenset({StoreFailure.code, NotAsCommitted.code})
+"""Failures over damaged tables, which a command of several commits can meet behind some of them."""
 _ONLY_SHOW = frozenset({"--dry-run", "--forecast", "--cql", "--clients", "--list", "--help", "-h"})
 
 
@@ -168,8 +171,13 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; a failure leaves as one line with its exit code."""
-        with recording_reads() as read:
-            return self._invoke(ctx, read)
+        with recording_reads() as read, recording_commits() as commits:
+            try:
+                return self._invoke(ctx, read)
+            except Failure as failure:
+                if commits and failure.kind in _OF_DAMAGE:  # some of it is done: 2 says that nothing is
+                    failure.code = NO
+                raise
 
     def _invoke(self, ctx: click.Context, read: Set[str]) -> Any:
         try:

@@ -6,12 +6,13 @@ not change, so its own check is asked first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from cdc_platform.commands.next_steps import Next, following, looking_again
 from cdc_platform.invariants.findings import (
+    COMMITS_KNOWN,
     FAMILIES,
     FILES_WHOLE,
     FIT,
@@ -49,9 +50,17 @@ def remedies(lake: Lake, failed: Iterable[Judgement]) -> tuple[list[Next], list[
         else:
             people.setdefault(page_of(line.invariant) or "docs/generations.md", []).append(line.invariant)
     sentences = [
-        f"{', '.join(names)}: no command resolves this by itself, see {page}" for page, names in people.items()
+        f"{', '.join(names)}: no command resolves this by itself, see {page}{_choice(names)}"
+        for page, names in people.items()
     ]
     return list(commands.values()), sentences
+
+
+def _choice(invariants: Collection[str]) -> str:
+    """Return the choice that a person has about a foreign commit."""
+    if COMMITS_KNOWN not in invariants:
+        return ""
+    return ": check --undo TABLE@VERSION takes a foreign commit back, check --accept TABLE@VERSION lets it stay"
 
 
 def page_of(invariant: str) -> str | None:

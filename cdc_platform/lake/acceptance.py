@@ -1,23 +1,30 @@
-"""Accepting what a stranger has committed to a table: said in a commit of its own, with who, when and why.
+"""What can be done about a foreign commit of a table: accept it as it is, or take it back. Either has a reason.
 
-The commit changes no row. It says what the slices hold that the foreign commit has changed, so that they are again what
-their commits say; whoever looks at the table finds both.
+Accepting is a commit that changes no row. Its envelope has the digests of the slices that the foreign commit has
+changed, so that they are again what their commits say. Taking back is a commit that restores the version before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from cdc_platform.errors import InputError, NotFound, StateError, UnknownTable
 from cdc_platform.lake import commits, digests, files, verification
 from cdc_platform.lake.commits import Commit
 from cdc_platform.lake.conflicts import until_first
+from cdc_platform.lake.copying import put
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.lake.translate import translated
+from cdc_platform.lake.verification import POINTER
 from cdc_platform.lake.versions import stored_names
+from cdc_platform.places import Place, place_of
 
 MOST_SAID = 500
 """Characters of a reason."""
@@ -46,15 +53,143 @@ def accept(lake: Lake, name: str, version: int, because: str) -> Accepted:
         StateError: a file of the table is damaged.
         ConflictError: other writers kept winning.
     """
+    table = _table(lake, name, because)
+    return until_first(f"accepting version {version} of {name}", lambda: _accept(lake, table, version, because))
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A foreign commit, and all behind it, that was taken back: to which version, and in which one that is recorded.
+
+    `moved`: the entries of the log that could not be read and were moved out of it, by where they lie now.
+    """
+
+    table: str
+    version: int
+    restored: int
+    said_in: int
+    moved: tuple[str, ...]
+
+
+def undo(lake: Lake, name: str, version: int, because: str) -> Undone:
+    """Take a foreign commit of a table back, with everything behind it: the table is as in the version before.
+
+    Entries of the log that no reader understands, so that the table cannot be opened, are moved into the folder
+    `damaged` of the home; what they wrote is gone with them.
+
+    Raises:
+        NotFound: there is no such table or commit.
+        InputError: the commit is the platform's own, or the table's first; or there is no reason, or it is too long.
+        StateError: the platform has written since, or files of the version before are gone.
+        ConflictError: other writers kept winning.
+    """
+    table = _table(lake, name, because)
+    return until_first(f"taking back version {version} of {name}", lambda: _undo(lake, table, version, because))
+
+
+def _table(lake: Lake, name: str, because: str) -> Table:
+    """The table of this name, of which something is to be recorded for a reason."""
     if not because.strip() or len(because) > MOST_SAID or not because.isprintable():
         raise InputError(
             f"a reason is one line of 1 to {MOST_SAID} characters; say with --because why {name} is as it is"
         )
     keyspace, _, short = name.partition(".")
-    table = Table(keyspace, short, pa.schema([]), (), "")
     if (keyspace, short) not in stored_names(lake):
         raise UnknownTable(f"there is no table {name} in this home; check shows the tables that have foreign commits")
-    return until_first(f"accepting version {version} of {name}", lambda: _accept(lake, table, version, because))
+    return Table(keyspace, short, pa.schema([]), (), "")
+
+
+def _undo(lake: Lake, table: Table, version: int, because: str) -> Undone:
+    folder, name = lake.path(table), table.full_name
+    log = commits.log_of(folder)
+    newest = max((each for each in map(commits.version_of, log.names()) if each is not None), default=-1)
+    if not 0 < version <= newest:
+        raise NotFound(f"{name} has no commit {version} that could be taken back; its newest is {newest}")
+    entries: dict[int, Commit | None] = {}
+    for each in range(version, newest + 1):
+        try:
+            entries[each] = commits.read(commits.entry(folder, each), each)
+        except ValueError:
+            entries[each] = None
+        except OSError as error:
+            raise StateError(f"version {each} of {name} cannot be read: {error}; bring it back first") from None
+    _refuse_own(name, version, entries)
+    before = version - 1
+    _assert_whole(folder, name, before)
+    changing = [each for each, commit in entries.items() if commit is None or commit.changes]
+    with translated(f"taking back version {version} of {name}"):
+        if None not in entries.values() and _is_restored(folder, before, dict.fromkeys(changing, because)):
+            return Undone(name, version, before, newest + 1, ())
+    moved = _moved(lake, name, log, version)
+    with translated(f"opening version {before} of {name}"):
+        opened = files.opened(folder)
+        commits.make(opened, lambda properties: _nothing(opened, properties), digests={}, accepts={version: because})
+    return Undone(name, version, before, opened.version(), moved)
+
+
+def _is_restored(folder: str, version: int, accepts: Mapping[int, str]) -> bool:
+    """Restore a version of a table in a commit of its own; False where Delta cannot: then nothing was written.
+
+    Raises:
+        CommitFailedError: another writer was first.
+    """
+    try:
+        opened = files.opened(folder)
+        files.paths(opened)  # what is not in the table's folder cannot be taken out of the log by its name
+        if files.foreign_features(opened):  # no version that is restored turns a feature off
+            return False
+        commits.make(
+            opened,
+            lambda properties: opened.restore(version, commit_properties=properties),
+            digests={},
+            accepts=accepts,
+        )
+    except CommitFailedError:
+        raise
+    except (DeltaError, ValueError):
+        return False
+    return True
+
+
+def _assert_whole(folder: str, name: str, version: int) -> None:
+    """Refuse to go back to a version that cannot be read, or of which a file is gone."""
+    with translated(f"opening version {version} of {name}"):
+        paths = files.paths(files.opened(folder, version))
+    gone = next((path for path in paths if place_of(path).seen() is None), None)
+    if gone is not None:
+        raise StateError(f"version {version} of {name} cannot be restored: {gone} is gone; bring it back first")
+
+
+def _refuse_own(name: str, version: int, entries: Mapping[int, Commit | None]) -> None:
+    first = entries[version]
+    if first is not None and first.envelope is not None:
+        raise InputError(f"version {version} of {name} is the platform's own; only foreign commits are taken back")
+    own = [each for each, commit in entries.items() if commit is not None and commit.envelope and commit.changes]
+    if own:
+        raise StateError(
+            f"the platform has written version {own[0]} of {name} since, which would go as well; accept version "
+            f"{version} with --accept, and put its rows right"
+        )
+
+
+def _moved(lake: Lake, name: str, log: Place, version: int) -> tuple[str, ...]:
+    """Move a log's entries and checkpoints of a version and later ones out of it, the newest first."""
+    moved = []
+    for file in sorted(log.names(), reverse=True):
+        if file == POINTER or (file[:20].isdigit() and int(file[:20]) >= version):
+            content = (log / file).read()
+            target = lake.place.folder / f"damaged/{name}/{file}.{hashlib.sha256(content).hexdigest()[:16]}"
+            put(target, content)
+            (log / file).remove()
+            moved.append(str(target))
+    return tuple(moved)
+
+
+def _nothing(opened: DeltaTable, properties: commits.Properties) -> None:
+    """Make a commit that changes nothing."""
+    opened.create_write_transaction(
+        [], "append", opened.schema(), opened.metadata().partition_columns, commit_properties=properties
+    )
 
 
 def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:
@@ -71,14 +206,7 @@ def _accept(lake: Lake, table: Table, version: int, because: str) -> Accepted:
     taken -= _changed(folder, left)
     now = verification.content(name, folder, opened.version(), taken)
     said_in = opened.version() + 1
-    commits.make(
-        opened,
-        lambda properties: opened.create_write_transaction(
-            [], "append", opened.schema(), opened.metadata().partition_columns, commit_properties=properties
-        ),
-        digests=now,
-        accepts={version: because},
-    )
+    commits.make(opened, lambda properties: _nothing(opened, properties), digests=now, accepts={version: because})
     return Accepted(name, version, said_in, tuple(sorted(now)), is_new=True)
 
 

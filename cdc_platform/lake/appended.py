@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc_platform.lake import files
 from cdc_platform.lake.commits import entry
-from cdc_platform.lake.files import plain_path
+from cdc_platform.lake.files import ForeignPath, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.translate import translated
@@ -45,7 +45,10 @@ def added_files(lake: Lake, table: Table, after: int, upto: int) -> list[str] | 
                     return None
                 added = action.get("add")
                 if added is not None and added.get("dataChange", True):
-                    paths.append(str(place_of(folder) / plain_path(added["path"])))
+                    try:
+                        paths.append(str(place_of(folder) / plain_path(added["path"])))
+                    except ForeignPath:  # whether its rows are in the table is told by the table as a whole
+                        return None
     return paths
 
 

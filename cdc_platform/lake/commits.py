@@ -22,6 +22,7 @@ from cdc_platform.lake.digests import Rule, rule_of
 from cdc_platform.lake.envelope import Envelope
 from cdc_platform.lake.files import LOG_FOLDER, ForeignPath, folder_of, plain_path
 from cdc_platform.lake.panics import unprinted
+from cdc_platform.lake.reads import record_commit
 from cdc_platform.places import Place, Seen, is_address, place_of
 
 Properties = CommitProperties
@@ -70,6 +71,7 @@ def make(
     except Exception:
         if not _stands(folder, read_version, seal.id):
             raise
+    record_commit(folder)
     if opened.version() == read_version:
         opened.update_incremental()
     _said_by(opened)[read_version + 1] = seal

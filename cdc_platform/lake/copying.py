@@ -21,7 +21,7 @@ from cdc_platform.lake import contract, files
 from cdc_platform.lake.files import LOG_FOLDER, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.threads import side_by_side
-from cdc_platform.lake.translate import translated
+from cdc_platform.lake.translate import reading, translated
 from cdc_platform.lake.verification import verify
 from cdc_platform.lake.versions import versions
 from cdc_platform.places import Place, Stored, place_of
@@ -88,7 +88,8 @@ def copy(source: Lake, target: Lake, at: Mapping[str, int], told: Callable[[str]
             here, there = (lake.place / f"{keyspace}/{short}" for lake in (source, target))
             done += Copied(tables=1)
             # The log comes last, and in its order: a table is there at once, or grows version by version.
-            data, log = _paths(here, version)
+            with reading(f"the log of {name}"):
+                data, log = _paths(here, version)
             done += _brought(here, there, data, folder, at_once=_AT_ONCE)
             done += _brought(here, there, log, folder, at_once=1)
     wrong = [line for each in verify(target, deep=True, names=at) for line in (*each.damage, *each.strange)]

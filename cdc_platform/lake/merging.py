@@ -26,6 +26,7 @@ from cdc_platform.lake.parted import Parted
 from cdc_platform.lake.row_digests import keys_of, row_digests
 from cdc_platform.lake.rows import conform, refuse_repeated_keys
 from cdc_platform.lake.tables import Table
+from cdc_platform.lake.translate import reading
 
 # More keys than this are looked for by their bounds: a statement takes no list of any length.
 _MOST_LISTED = 256
@@ -58,7 +59,7 @@ def transact(opened: DeltaTable, table: Table, rule: Making, *, whole: bool, num
     """
     if any((opened.transaction_version(name) or 0) >= number for name, number in numbers.items()):
         return
-    there = rows_of(opened, table.schema)
+    there = _rows(opened, table)
     made = rule(there)
     if made is None:
         return
@@ -94,7 +95,7 @@ def merge(
     """
     if not rows.num_rows and not whole:
         return Merged(0, 0, opened.version())
-    held = rows_of(opened, table.schema, _of_keys(table, rows)) if there is None else there
+    held = _rows(opened, table, _of_keys(table, rows)) if there is None else there
     if rows.num_rows and not held.num_rows and only is None:
         done = Merged(rows.num_rows, 0, opened.version() + 1)
         append(opened, table, rows, numbers)
@@ -153,7 +154,7 @@ def delete(opened: DeltaTable, table: Table, filters: Sequence[Filter]) -> int:
                 digests=left,
             )
         return sum(file.rows for file in gone)
-    removed = rows_of(opened, table.schema, filters)
+    removed = _rows(opened, table, filters)
     none = removed.slice(0, 0)
 
     def commit(properties: commits.Properties) -> None:
@@ -191,7 +192,7 @@ def replace(
     """
     predicate = filters_sql(filters)
     if parted is None:
-        removed = rows_of(opened, table.schema, filters)
+        removed = _rows(opened, table, filters)
         due = after(opened, table, rows, removed)
     else:
         due = _after_parts(opened, table, rows, filters, parted)
@@ -256,15 +257,27 @@ def before(opened: DeltaTable, table: Table, slices: Collection[str]) -> dict[st
         held = {"": ()}
     if not slices:
         return {}
-    said = commits.digests_at(opened, slices)
+    with reading(f"the log of {table.full_name}"):
+        said = commits.digests_at(opened, slices)
     if said is not None:
         return said
     found: dict[str, int] = {}
     for name in slices:
         own = normal_filters(table, [(c, "=", v) for c, v in zip(table.partition_by, held[name], strict=True)])
-        rows = rows_of(opened, pa.schema(opened.schema()), own)
+        with reading(table.full_name):
+            rows = rows_of(opened, pa.schema(opened.schema()), own)
         found |= digests.of_rows(rows, table.partition_by, commits.digest_rule(opened))
     return found
+
+
+def _rows(opened: DeltaTable, table: Table, filters: Sequence[Filter] = ()) -> pa.Table:
+    """The rows of an opened table that pass all (normal) filters, in the declared schema.
+
+    Raises:
+        StoreFailure: they cannot be read, or are not as declared.
+    """
+    with reading(table.full_name):
+        return rows_of(opened, table.schema, filters)
 
 
 def _merge(
@@ -311,7 +324,7 @@ def _exchange(
     partitions = compute.unique(removed[name]).to_pylist()
     if partitions:
         own = normal_filters(table, [(name, "in", partitions)])
-        added = _exchanged(rows_of(opened, table.schema, own), table, added, removed)
+        added = _exchanged(_rows(opened, table, own), table, added, removed)
     placing.rewrite(opened, table, added, partitions, (properties, file_properties.of_rows(table, added)))
 
 

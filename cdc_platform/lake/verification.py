@@ -34,7 +34,7 @@ from cdc_platform.places.answers import in_one_line
 
 # A check reads so much by itself, the smallest slices first: what a home of some thousand small generations has.
 BYTES_READ, FILES_READ = 64 << 20, 2_000
-_POINTER = "_last_checkpoint"
+POINTER = "_last_checkpoint"
 """The file in a log that names its newest checkpoint, from which readers start."""
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint.*\.parquet")
 _NAMED = 3
@@ -156,7 +156,7 @@ def foreign_commits(history: Sequence[Commit]) -> list[Commit]:
 def stray_pointers(lake: Lake) -> list[Place]:
     """The files that send readers of a table to a checkpoint which is not there: without them the log is read."""
     logs = [place_of(folder) / LOG_FOLDER for _, folder in folders(lake.place)]
-    return [log / _POINTER for log in logs if _stray_pointer(log, log.names()) is not None]
+    return [log / POINTER for log in logs if _stray_pointer(log, log.names()) is not None]
 
 
 def content(name: str, folder: str, version: int, slices: Collection[str]) -> dict[str, int]:
@@ -177,19 +177,19 @@ def content(name: str, folder: str, version: int, slices: Collection[str]) -> di
 
 def _stray_pointer(log: Place, names: Collection[str]) -> str | None:
     """What is wrong with the file that names a log's newest checkpoint, in words; None where it names one."""
-    if _POINTER not in names:
+    if POINTER not in names:
         return None
     way = "repair --from-description removes it, the log needs none"
     try:
-        version = json.loads((log / _POINTER).read())["version"]
+        version = json.loads((log / POINTER).read())["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         version = None
     if not isinstance(version, int):
-        return f"{LOG_FOLDER}/{_POINTER} is damaged; {way}"
+        return f"{LOG_FOLDER}/{POINTER} is damaged; {way}"
     # It was written behind its checkpoint, and may be newer than the names.
     if any(fnmatch(name, f"{version:020d}.checkpoint*.parquet") for name in (*names, *log.names())):
         return None
-    return f"{LOG_FOLDER}/{_POINTER} names the checkpoint of version {version}, which is missing; {way}"
+    return f"{LOG_FOLDER}/{POINTER} names the checkpoint of version {version}, which is missing; {way}"
 
 
 def _known(history: Sequence[Commit]) -> Sequence[Commit]:
@@ -285,7 +285,10 @@ class _Look:
                 found.append(commits.read(file, version))
             except (ValueError, OSError) as error:
                 said = _line(error).removeprefix(f"{file.name} is damaged (").removesuffix(")")
-                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({said})")
+                way = f"; check --undo {self.found.name}@{version} takes it out of the log" * (
+                    version == versions[-1] > 0
+                )
+                self._note_damage(f"{LOG_FOLDER}/{file.name} is damaged ({said}){way}")
         self.found.files += len(versions)
         return found
 

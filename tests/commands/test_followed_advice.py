@@ -23,7 +23,7 @@ STATES_A_FACT = frozenset(
     {"tables add", "tables alter", "tables drop", "tables none", "consumers forget", "cluster remove", "cluster renew"}
 )
 """Commands that state a fact or discard something: a sentence may name them, and no advice is such a command alone."""
-HAS_OPTIONS_THAT_DO = frozenset({"--accept", "--withdraw"})
+HAS_OPTIONS_THAT_DO = frozenset({"--accept", "--undo", "--withdraw"})
 
 MAKERS: dict[str, tuple[Callable[[Path], Path], str]] = {
     **{

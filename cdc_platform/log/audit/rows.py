@@ -118,7 +118,9 @@ def _in_streams(rows: LogRows, mine: Int64s, period: Period) -> Iterator[Tally]:
     except PlatformError as error:
         foreign[mine] = True
         why = f"its stream cannot be looked up: {error}"
-        yield _tally(LOG_STREAM_OPERATES, rows, len(mine), foreign, lambda _: why)
+        # Where a row belongs is as unknown as whether its stream operates.
+        for invariant in (LOG_STREAM_OPERATES, LOG_ROW_COLOCATED):
+            yield _tally(invariant, rows, len(mine), foreign, lambda _: why)
         return
     others = mine[~usual]
     among, colocated = _looked_for(rows, others, known)

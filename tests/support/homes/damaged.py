@@ -399,3 +399,6 @@ OF_ROWS = frozenset(
     {"doubled-row", "foreign-row", "null-in-key", "emptied", "other-schema", "other-types", "deep-envelope"}
 )
 """The kinds after which a table can be read and has other rows."""
+FOREIGN = OF_ROWS | {"deep-entry", "odd-actions", "newer-protocol", "unknown-feature"}
+FOREIGN |= {name for name in DAMAGES if name.startswith("path-")}
+"""The kinds that are a commit of a stranger, behind all of the platform's own."""
