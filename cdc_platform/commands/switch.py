@@ -107,14 +107,16 @@ def commit(session: Session, generation: str | Milliseconds, as_json: bool) -> N
       cdc-platform switch commit 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
     from cdc_platform.lake.session import workers
+    from cdc_platform.lake.verified import verified
     from cdc_platform.lifecycle.join.joining import introduce
     from cdc_platform.lifecycle.join.step import Joining
     from cdc_platform.lifecycle.switch import register
     from cdc_platform.records import switches
 
     home, lake = session.open_home(), session.lake()
-    generation_id = switches.find(lake, session.named(generation)).generation_id
-    done = register.commit(lake, session.clock, home.settings, generation_id, BY)
+    deciding = verified(lake, register.COMMIT)
+    generation_id = switches.find(deciding, session.named(generation)).generation_id
+    done = register.commit(deciding, session.clock, home.settings, generation_id, BY)
     introduce(Joining(lake, session.clock, home.settings, generation_id, workers(), "switch commit"))
     _write(lake, done, as_json)
 
@@ -130,12 +132,14 @@ def abort(session: Session, generation: str | Milliseconds, as_json: bool) -> No
     Example:
       cdc-platform switch abort 8bfcb1e8-4c5b-4a21-9d2f-3f6ad3f5c1de
     """
+    from cdc_platform.lake.verified import verified
     from cdc_platform.lifecycle.switch import register
     from cdc_platform.records import switches
 
     lake = session.lake()
-    generation_id = switches.find(lake, session.named(generation)).generation_id
-    _write(lake, register.abort(lake, session.clock, generation_id, BY), as_json)
+    deciding = verified(lake, register.ABORT)
+    generation_id = switches.find(deciding, session.named(generation)).generation_id
+    _write(lake, register.abort(deciding, session.clock, generation_id, BY), as_json)
 
 
 def _facts(switch: Switch) -> dict[str, object]:

@@ -172,10 +172,11 @@ def gc(session: Session, table: _Name | None, dry_run: bool, ttl: int | None, as
     """
     if ttl is not None and not dry_run:
         raise click.UsageError("--ttl goes with --dry-run: to change it say so with `tables alter KS.T --ttl`")
+    from cdc_platform.lake.verified import verified
     from cdc_platform.lifecycle.tablets import changes as lifecycle
     from cdc_platform.lifecycle.tablets import garbage
 
-    lake, grace_ms = session.lake(), session.open_home().settings.expiry_grace_ms
+    lake, grace_ms = verified(session.lake(), garbage.STEP), session.open_home().settings.expiry_grace_ms
     if table is not None:
         garbage.plan(lake, session.clock, *table)  # so that a wrong name is refused before anything is written
     if not dry_run:

@@ -206,6 +206,18 @@ class _Look:
     """One table under examination: its log is read when it is made, its slices one by one."""
 
     def __init__(self, name: str, folder: str) -> None:
+        self._begin(name, folder)
+        try:
+            history = self._history()
+            if not self.found.damage:
+                self._judge_commits(history)
+                self._open(history)
+        except Exception as error:  # noqa: BLE001 whatever a log holds, the other tables are examined
+            self._note_damage(f"its log cannot be read ({_described(error)})")
+        self.found.is_unreadable = bool(self.found.damage)
+
+    def _begin(self, name: str, folder: str) -> None:
+        """Set what nothing is known of yet."""
         self.found = Verified(name)
         self.slices: dict[str, list[DataFile]] = {}
         self.version: int | None = None
@@ -217,14 +229,6 @@ class _Look:
         self._rule = digests.NEWEST
         self._said: dict[str, pa.Table] = {}
         self._unbound: list[str] = []
-        try:
-            history = self._history()
-            if not self.found.damage:
-                self._judge_commits(history)
-                self._open(history)
-        except Exception as error:  # noqa: BLE001 whatever a log holds, the other tables are examined
-            self._note_damage(f"its log cannot be read ({_described(error)})")
-        self.found.is_unreadable = bool(self.found.damage)
 
     def read(self, name: str) -> None:
         """Read a slice whole and compare it with its digest, and each of its files with what the log says of it."""
@@ -420,12 +424,10 @@ class _Partitions(_Look):
     """Some partitions of a version that is open already; the rest of the table and of its log is left alone."""
 
     def __init__(self, name: str, folder: str, opened: DeltaTable, partitions: Collection[str]) -> None:
-        self.found = Verified(name)
+        self._begin(name, folder)
         self.version = opened.version()
-        self._folder, self._unbound = folder, []
         self._rule = commits.digest_rule(opened)
         self._digests = commits.digests_known(opened, partitions)
-        self._born_known = False
         self.slices = {partition: [] for partition in partitions}
         partition_by = tuple(opened.metadata().partition_columns)
         for file in files.files_of_partitions(opened, partition_by, folder):

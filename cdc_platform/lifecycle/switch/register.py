@@ -16,11 +16,21 @@ from cdc_platform.errors import StateError
 from cdc_platform.generations import switch as rules
 from cdc_platform.generations.switch import Phase, Switch, SwitchTimes
 from cdc_platform.lake.lake import Lake
-from cdc_platform.lake.tables import GENERATION_DESCRIPTIONS_V2, GENERATION_SWITCHES, SWITCH_PROMISES
+from cdc_platform.lake.tables import (
+    BOOTSTRAP_EVENTS,
+    GENERATION_DESCRIPTIONS_V2,
+    GENERATION_SWITCHES,
+    NODES,
+    SWITCH_PROMISES,
+    VERDICTS,
+)
 from cdc_platform.lake.verified import verified
 from cdc_platform.records import descriptions, switches
 from cdc_platform.settings import Settings
 from cdc_platform.timeline import Timeline
+
+COMMIT, ABORT = "switch commit", "switch abort"
+"""How refusals name the decisions by hand."""
 
 
 def times_of(settings: Settings) -> SwitchTimes:
@@ -114,7 +124,7 @@ def commit(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by:
         StateError: it is aborted, or answers are missing.
         NotAsCommitted: a table that decides is not as committed.
     """
-    lake = _verified(lake, generation_id, "switch commit")
+    lake = _verified(lake, generation_id, COMMIT)
     times = times_of(settings)
     return _decided(
         lake,
@@ -131,7 +141,7 @@ def abort(lake: Lake, clock: Clock, generation_id: str, by: str) -> Switch:
         StateError: it is committed, its deadline has not passed, or all have acknowledged.
         NotAsCommitted: a table that decides is not as committed.
     """
-    lake = _verified(lake, generation_id, "switch abort")
+    lake = _verified(lake, generation_id, ABORT)
     return _decided(lake, generation_id, lambda row: rules.abort(row, now_ms=clock.now_ms(), by=by))
 
 
@@ -156,9 +166,9 @@ def drive(lake: Lake, clock: Clock, settings: Settings, generation_id: str, by: 
 
 
 def _verified(lake: Lake, generation_id: str, step: str) -> Lake:
-    """The lake for a decision, with the promises and the generation verified that it is about."""
+    """The lake for a decision, with everything verified that it is about: promises, the join, and the generation."""
     lake = verified(lake, step)
-    lake.verify(GENERATION_SWITCHES, SWITCH_PROMISES)
+    lake.verify(GENERATION_SWITCHES, SWITCH_PROMISES, BOOTSTRAP_EVENTS, NODES, VERDICTS)
     lake.read(GENERATION_DESCRIPTIONS_V2, ["range_end"], [("id", "=", generation_id)])
     return lake
 
