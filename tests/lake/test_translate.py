@@ -19,6 +19,7 @@ from cdc_platform.errors import (
     StoreFailure,
     Unavailable,
 )
+from cdc_platform.lake.files import ForeignPath, plain_path
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import GENERATION_TIMESTAMPS
 from cdc_platform.lake.translate import translate, translated
@@ -71,3 +72,35 @@ def test_a_file_that_is_gone_is_a_failure_of_the_store(tmp_path: Path) -> None:
     Path(lake.files(GENERATION_TIMESTAMPS, [])[0]).unlink()
     with pytest.raises(StoreFailure, match=r"reading system_distributed\.cdc_generation_timestamps"):
         lake.read(GENERATION_TIMESTAMPS)
+
+
+def test_no_message_has_a_librarys_backtrace() -> None:
+    """Frames with and without a file, behind any kind of text; numbered text that is no frame stays."""
+    frames = "\n   0: <unknown>\n   1: <unknown>\n  12: start_thread\n             at ./nptl/pthread_create.c:442:8\n"
+    said = f"Kernel error: Json error: Encountered non-UTF-8 data{frames}"
+    for error in (
+        DeltaError(said),
+        Exception(f"External error: {said}"),
+        DeltaError(f"{said}\nstack backtrace:{frames}"),
+    ):
+        told = translate(error, "opening ks.t")
+        assert told is not None
+        assert "non-UTF-8 data" in str(told)
+        assert not any(word in str(told) for word in ("unknown", "start_thread", "nptl", "backtrace"))
+    assert str(StateError(f"it failed{frames}")) == "it failed"
+    assert str(StateError("steps:\n 1: one\n 2: two")) == "steps: 1: one 2: two"
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "file:///etc/passwd", "s3://b/x", "../x", "a/%2e%2e/%2e%2e/x", "", "a\0b"]
+)
+def test_a_path_that_leads_out_of_the_table_is_refused(path: str) -> None:
+    """Whoever asks for a file that Delta's log names gets one in the table's folder, or none."""
+    with pytest.raises(ForeignPath):
+        plain_path(path)
+
+
+@pytest.mark.parametrize(("path", "plain"), [("part-0.parquet", "part-0.parquet"), ("t=1%3A2/..x", "t=1:2/..x")])
+def test_a_path_in_the_table_is_as_the_file_system_has_it(path: str, plain: str) -> None:
+    """Quoted characters are resolved once; two dots in a name are a name."""
+    assert plain_path(path) == plain
