@@ -84,6 +84,12 @@ ELSEWHERE = {
 CASES = [(table, damage) for table in TABLE_NAMES for damage in DAMAGES]
 
 
+_SCHEMA = """
+CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': '1'};
+CREATE TABLE ks.u (id int PRIMARY KEY, v text) WITH cdc = {'enabled': true, 'ttl': 3600};
+"""
+
+
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which every check holds, with rows in all tables and states beside its logs."""
@@ -172,12 +178,7 @@ def test_a_foreign_commit_that_is_taken_back_leaves_a_sound_home(home: Path, tab
 
 def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path) -> None:
     """A stranger empties the streams of tablets: accepted, imported again, and sound; the streams are as before."""
-    home, exports = tmp_path / "home", tmp_path / "exports"
-    exports.mkdir()
-    one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
-    rows = [(TIME_MS, state, stream) for state in (0, 2) for stream in (one, other)]
-    (exports / "streams.csv").write_text(tablet_streams_csv(rows), encoding="utf-8")
-    (exports / "timestamps.csv").write_text(tablet_timestamps_csv([TIME_MS]), encoding="utf-8")
+    home, exports = tmp_path / "home", exports_of_tablets(tmp_path)
     folder = home / "lake" / "system" / "cdc_streams"
     for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("check",)):
         assert run("--home", home, *words).exit_code == 0, words
@@ -189,6 +190,32 @@ def test_rows_whose_removal_was_accepted_come_back_with_an_import(tmp_path: Path
         answer = run("--home", home, *words)
         assert answer.exit_code == 0, answer
     assert run("--home", home, "tablets", "show", "ks.t", "--json").json == before
+
+
+@pytest.mark.parametrize("damage", ["garbage-entry", "bytes-entry", "cut-entry", "empty-entry"])
+def test_an_unreadable_entry_is_moved_aside_and_imported_again(tmp_path: Path, damage: str) -> None:
+    """The newest entry of the list of tables, which was the platform's; the same import makes the home sound."""
+    home, schema, exports = tmp_path / "home", tmp_path / "schema.cql", exports_of_tablets(tmp_path)
+    schema.write_text(_SCHEMA, encoding="utf-8")
+    for words in (("tables", "add", "ks.t", "--ttl", "60"), ("import", str(exports)), ("import", str(schema))):
+        answer = run("--home", home, "--clock", "2026-01-02T06:00:00Z", *words)
+        assert answer.exit_code == 0, answer
+    before = run("--home", home, "tables", "--json").json
+    folder = folder_of(home, "platform.cdc_tables")
+    newest = int(entries(folder)[-1].stem)
+    assert DAMAGES[damage](folder)
+    found = run("--home", home, "check", "--json")
+    assert found.exit_code == 1
+    assert any(f"check --undo platform.cdc_tables@{newest}" in line["sample"] for line in found.json)
+    for words in (
+        ("check", "--undo", f"platform.cdc_tables@{newest}", "--because", "garbage"),
+        ("import", str(schema)),
+    ):
+        answer = run("--home", home, "--clock", "2026-01-02T06:00:00Z", *words)
+        assert answer.exit_code == 0, answer
+    assert run("--home", home, "tables", "--json").json == before
+    assert [line for line in run("--home", home, "check", "--json").json if not line["passed"]] == []
+    assert len(list((home / "damaged" / "platform.cdc_tables").iterdir())) == 1
 
 
 def test_what_the_platform_has_written_since_is_not_taken_back(home: Path) -> None:
@@ -224,6 +251,17 @@ def test_no_command_crashes_over_a_damaged_table(
             assert committed(where) == committed(broken), said
             assert [path for path in (tmp_path / "out").iterdir() if path.is_file()] == [], said
         shutil.rmtree(where)
+
+
+def exports_of_tablets(folder: Path) -> Path:
+    """The folder of an export of one stream set of a table with tablets."""
+    exports = folder / "exports"
+    exports.mkdir()
+    one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
+    rows = [(TIME_MS, state, stream) for state in (0, 2) for stream in (one, other)]
+    (exports / "streams.csv").write_text(tablet_streams_csv(rows), encoding="utf-8")
+    (exports / "timestamps.csv").write_text(tablet_timestamps_csv([TIME_MS]), encoding="utf-8")
+    return exports
 
 
 def called(home: Path, folder: Path, command: str, line: str, table: str) -> Answer:

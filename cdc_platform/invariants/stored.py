@@ -60,7 +60,7 @@ def findings_of(family: Family, audit: Audit, tables: Sequence[Verified]) -> lis
         try:
             findings = audit()
         except Exception as error:  # whatever the rows are, the other families are judged
-            causes = (unreadable & read) or unreadable or _changed(tables, error) & read
+            causes = ((unreadable | _changed(tables, error)) & read) or unreadable
             if not causes and (not isinstance(error, PlatformError) or isinstance(error, _NOT_OF_ROWS)):
                 raise
             return not_judged(family, causes, _described(error))
