@@ -71,6 +71,7 @@ LONG = {
         "test_looking_ahead.py",
         "test_datacenters.py",
         "test_faults_of_ingest.py",
+        "test_gaps_of_ingest.py",
         "test_bad_servers.py",
         "test_ingested_values.py",
         "test_made_up.py",

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "complete": ("2026-11-01T12:30:00Z 2026-11-01T13:00:00Z --consumer audit",),
     "consume": ("shop.carts --name audit", "tabs.sessions --name feed"),
     "consumers": ("",),
+    "consumers gaps": ("",),
     "consumers forget": ("audit shop.carts",),
     "consumers lag": ("",),
     "consumers plan": ("shop.carts",),

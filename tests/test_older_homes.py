@@ -39,6 +39,7 @@ NEWER: Mapping[str, frozenset[str]] = {
             "platform.stream_fingerprints",
             "platform.cluster_changes",
             "platform.expiry_marks",
+            "platform.log_gaps",
         }
     )
 }

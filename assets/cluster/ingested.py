@@ -1,7 +1,11 @@
 """The CDC logs of live clusters in Dagster, a partition a table: brought in once by hand, and kept up by a schedule."""
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
     AssetExecutionContext,
     AssetKey,
     AssetSelection,
@@ -15,9 +19,11 @@ from dagster import (
     SkipReason,
     define_asset_job,
     in_process_executor,
+    multi_asset_check,
     schedule,
 )
 
+from assets.checks import Found, check_specs, judged
 from assets.declared import table_asset
 from assets.events import held
 from assets.failures import in_one_line
@@ -29,8 +35,11 @@ from cdc_platform.cluster.ingest.ingesting import ingest
 from cdc_platform.cql.schema import CdcOptions, TableSchema
 from cdc_platform.errors import NotFound
 from cdc_platform.home import Home
+from cdc_platform.invariants.findings import INGESTED
+from cdc_platform.invariants.observed import together
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
+from cdc_platform.log.audit.ingested import audit_ingested
 from cdc_platform.log.ddl import schema_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.reader import FROM_CLUSTER
@@ -95,6 +104,13 @@ def ingested_log(
         "read_again_up_to": "" if done.again_us is None else format_us(done.again_us),
         "lag_seconds": MetadataValue.float((clock.clock().now_us() - done.position_us) / SECOND_US),
         "windows": few_rows(columns, windows),
+        "gaps": few_rows(
+            ("what", "from", "until", "why", "accepted"),
+            (
+                (gap.what, format_us(gap.since_us), format_us(gap.until_us), gap.why, gap.because or "")
+                for gap in done.gaps
+            ),
+        ),
     }
     if done.current is not None:
         now = done.current
@@ -107,6 +123,25 @@ def ingested_log(
         }
     content = held(lake, Part(log_table(schema_of(lake, keyspace, table)), {}))
     return materialized(lake, content, rows=done.rows, watch=watch, told=told)
+
+
+@multi_asset_check(
+    name="audit_ingested_log", specs=check_specs(INGESTED_LOG, INGESTED.invariants, INGESTED_LOGS), can_subset=True
+)
+def audit_ingested_log(
+    context: AssetCheckExecutionContext, home: HomeResource, clock: ClockResource
+) -> Iterator[AssetCheckResult]:
+    """Judge whether rows of one log, or of all logs of live clusters, were lost before they were read."""
+    here = home.home()
+
+    def audit(partition: str | None) -> Found:
+        if partition is not None:
+            name, keyspace, table = log_name(partition)
+            return [(INGESTED, audit_ingested(Lake(known.find(here, name).open_home().lake), f"{keyspace}.{table}"))]
+        found = [line for each in known.clusters(here) for line in audit_ingested(Lake(each.open_home().lake))]
+        return [(INGESTED, together(found))]
+
+    yield from judged(context, INGESTED_LOG, home.lake(), clock.clock(), audit)
 
 
 ingest_log = define_asset_job(

@@ -258,6 +258,7 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     from cdc_platform.lifecycle.repair.audit import audit_fit
     from cdc_platform.lifecycle.upgrade.audit import audit_live_generations
     from cdc_platform.log.audit.hours import audit_hours
+    from cdc_platform.log.audit.ingested import audit_ingested
     from cdc_platform.log.audit.logs import audit_logs
     from cdc_platform.log.audit.passed import audit_passed
     from cdc_platform.log.audit.states import audit_states
@@ -290,4 +291,5 @@ def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Aud
     yield families.STATES, lambda: audit_states(lake)
     yield families.HOURS, lambda: audit_hours(lake)
     yield families.PASSED, lambda: audit_passed(lake)
+    yield families.INGESTED, lambda: audit_ingested(lake)
     yield families.FOLLOWING, lambda: audit_following(lake)

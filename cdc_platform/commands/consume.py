@@ -30,7 +30,7 @@ def consume(session: Session, table: tuple[str, str], name: str, until_us: Micro
       cdc-platform consume shop.orders --name audit --until 2026-01-31T12:00:00Z
     """
     from cdc_platform.log.ddl import schema_of
-    from cdc_platform.log.gaps import told
+    from cdc_platform.log.gaps import log_gaps_of, told
     from cdc_platform.log.reading import reader
 
     reader.check_name(name)
@@ -50,6 +50,6 @@ def consume(session: Session, table: tuple[str, str], name: str, until_us: Micro
         "position": format_us(consumer.position_us),
     }
     if as_json:
-        write_json(facts)
+        write_json({**facts, "gaps": [gap.facts() for gap in log_gaps_of(lake, [schema.full_name])]})
     else:
         write_facts(facts.items())

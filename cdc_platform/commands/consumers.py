@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,10 @@ from cdc_platform.commands.arguments import TABLE_NAME
 from cdc_platform.commands.next_steps import following, write_result
 from cdc_platform.commands.output import json_option, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
+from cdc_platform.errors import InputError
+
+if TYPE_CHECKING:
+    from cdc_platform.records.log_gaps import LogGap
 
 
 @click.group(invoke_without_command=True)
@@ -22,7 +28,8 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     """List the registered readers of CDC logs: the position of each, up to which every row is read.
 
     A generation, or a stream set of tablets, that a consumer has not read to its end is not removed. One that will
-    never come back holds it for ever: take it out with `consumers forget`.
+    never come back holds it for ever: take it out with `consumers forget`. Gaps are those of the log that nobody has
+    accepted, see `consumers gaps`.
 
     \b
     Example:
@@ -31,6 +38,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
+    from cdc_platform.log.gaps import log_gaps_of
     from cdc_platform.log.reading.checkpoints import standing_of
     from cdc_platform.records import consumers as registered
     from cdc_platform.records.passed_over import passed_over
@@ -38,6 +46,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
 
     lake = session.lake()
     passed, sources = passed_over(lake), StreamSources(lake)
+    gaps = Counter(gap.full_name for gap in log_gaps_of(lake) if gap.is_open)
     rows = [
         {
             "name": consumer.name,
@@ -48,6 +57,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
             "window_number": consumer.window_number,
             "updated_at": format_us(consumer.updated_at_us),
             "passed_over": [format_us(each) for each in passed.get(consumer.key, ())],
+            "gaps": gaps[f"{consumer.keyspace_name}.{consumer.table_name}"],
             "goes_on_in": standing_of(consumer, sources.of(consumer.keyspace_name, consumer.table_name).periods()),
         }
         for consumer in registered.consumers(lake)
@@ -63,6 +73,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
             ">windows",
             "updated_at",
             "passed over",
+            ">gaps",
             "goes on in",
         )
         write_table(
@@ -77,6 +88,7 @@ def consumers(ctx: click.Context, session: Session, as_json: bool) -> None:
                     row["window_number"],
                     row["updated_at"],
                     ", ".join(row["passed_over"]) or None,
+                    row["gaps"],
                     _SAID[row["goes_on_in"]],
                 )
                 for row in rows
@@ -136,6 +148,64 @@ def checkpoints(ctx: click.Context, session: Session, file: Path, table: tuple[s
     if dead and not as_json:
         click.echo(f"{sum(each.streams for each in dead)} checkpoints lead to {len(dead)} generations that are gone")
     ctx.exit(int(bool(dead)))
+
+
+@consumers.command()
+@click.argument("table", type=TABLE_NAME, required=False)
+@click.option("--accept", is_flag=True, help="Accept the open gaps of TABLE: no command fails for them any more.")
+@click.option("--because", metavar="TEXT", help="Why they are accepted: is kept, and shown from then on.")
+@json_option
+@pass_session
+@click.pass_context
+def gaps(
+    ctx: click.Context,
+    session: Session,
+    table: tuple[str, str] | None,
+    accept: bool,
+    because: str | None,
+    as_json: bool,
+) -> None:
+    """List the intervals of live clusters' logs of which rows may be missing for ever, of TABLE or of all tables.
+
+    The exit code is 1 where there are open ones, which nobody has accepted. What is accepted stays recorded: `complete`
+    never proves an interval that overlaps a gap.
+
+    \b
+    Example:
+      cdc-platform --home .cdc-platform/clusters/prod consumers gaps
+      cdc-platform --home .cdc-platform/clusters/prod consumers gaps shop.orders --accept --because "ticket 4711"
+    """
+    from cdc_platform.log.gaps import log_gaps_of
+    from cdc_platform.records import log_gaps
+
+    lake = session.lake()
+    if accept != (because is not None) or (accept and table is None):
+        raise InputError("--accept and --because TEXT go together, with the TABLE whose gaps are accepted")
+    if because is not None and table is not None:
+        text = " ".join(because.split())
+        if not text:
+            raise InputError("--because is empty; say why the gaps are accepted")
+        # What follows from the tables of an earlier release alone is recorded first: only that can be accepted.
+        unrecorded = [gap for gap in log_gaps_of(lake, [".".join(table)]) if gap.found_at_us is None]
+        log_gaps.record(lake, session.clock, unrecorded)
+        log_gaps.accept(lake, session.clock, *table, text)
+    found = log_gaps_of(lake, None if table is None else [".".join(table)])
+    rows = [gap.facts() for gap in found]
+    open_ = [gap for gap in found if gap.is_open]
+    if as_json:
+        write_json(rows)
+    else:
+        columns = ("table", "reader", "what", "from", "until", "why", "found_at", "accepted")
+        shown = [(*(row[name] for name in columns[:-1]), _accepted(gap)) for row, gap in zip(rows, found, strict=True)]
+        write_table("Gaps", columns, shown)
+        click.echo(f"{len(open_)} open")
+    ctx.exit(int(bool(open_)))
+
+
+def _accepted(gap: LogGap) -> str | None:
+    if gap.accepted_at_us is not None:
+        return f"{format_us(gap.accepted_at_us)}: {gap.because}"
+    return "open" if gap.is_open else None
 
 
 @consumers.command()

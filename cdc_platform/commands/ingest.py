@@ -38,7 +38,9 @@ _SECONDS = Seconds(0, MAX_CDC_TTL)
 @click.option("--copy-again", is_flag=True, help="Copy a table that is kept anew, for example after a TRUNCATE.")
 @json_option
 @pass_session
+@click.pass_context
 def ingest(
+    ctx: click.Context,
     session: Session,
     name: str,
     table: tuple[str, str],
@@ -56,6 +58,9 @@ def ingest(
     tablets are followed as they come. At a generation that nodes use and clients cannot read yet the log is held, and
     the answer says so. Late rows are looked for by reading windows a second time. Spark is started where there is
     more to ask for than one process does soon.
+
+    Rows that nobody can read any more are a gap, which is recorded. The exit code is 1 while the log has one that
+    nobody has accepted: `consumers gaps` lists them.
 
     With --current the table KS.T itself is kept as well: copied once, then brought up by its log each time. What CQL
     does not tell exactly is marked in its column cdc$inexact, and counted.
@@ -91,11 +96,12 @@ def ingest(
         warn(line, code="log-gap")
     if as_json:
         write_json(_document(done))
-        return
+        ctx.exit(int(done.lacks_rows))
     columns = (">window", "generation", "from", "to", "by", ">estimated", ">requests", ">rows", ">late", ">seconds")
     if done.windows:
         write_table("Windows", columns, [_row(window) for window in done.windows])
     write_facts(_facts(done).items())
+    ctx.exit(int(done.lacks_rows))
 
 
 def _us(seconds: float) -> Microseconds:
@@ -178,6 +184,7 @@ def _document(done: Ingested) -> dict[str, Any]:
         "again": None if done.again_us is None else format_us(done.again_us),
         "held": done.held,
         "current": None if done.current is None else _current_document(done.current),
+        "gaps": [gap.facts() for gap in done.gaps],
         "windows": [_window(window) for window in done.windows],
     }
 

@@ -17,6 +17,7 @@ from cdc_platform.invariants.findings import (
     FILES_WHOLE,
     FIT,
     GENERATIONS,
+    LOG_GAPS_ACCEPTED,
     OBSERVED_WHOLE,
     PUBLISHED_EQUALS_DESCRIPTION,
     ROWS_AS_COMMITTED,
@@ -70,6 +71,8 @@ def page_of(invariant: str) -> str | None:
 
 def _command(lake: Lake, line: Judgement, checkup: Callable[[], Checkup | None]) -> Next | None:
     why = f"{line.invariant}: {page_of(line.invariant)}"
+    if line.invariant == LOG_GAPS_ACCEPTED:
+        return following("consumers", "gaps", why=why)
     if line.invariant == OBSERVED_WHOLE:
         return looking_again(lake, why)
     if line.invariant in OF_FILES or (line.invariant in OF_PUBLISHED and _can_restore(lake)):

@@ -153,8 +153,18 @@ def _kept(told: dict[str, Any] | None) -> str:
 
 def _consumers(told: list[dict[str, Any]]) -> list[str]:
     return _few(
-        [f"{each['name']} of {each['table']}  {each['behind_seconds']:,.0f} s behind the clock" for each in told]
+        [
+            f"{each['name']} of {each['table']}  {each['behind_seconds']:,.0f} s behind the clock{_lag(each)}"
+            for each in told
+        ]
     )
+
+
+def _lag(told: dict[str, Any]) -> str:
+    gaps = f", {told['open_gaps']} gaps" if told["open_gaps"] else ""
+    if told["ttl_share"] is None:
+        return f", its lag against the TTL is unknown{gaps}" if told["lag"] == "unknown" else gaps
+    return f", {told['ttl_share']:.0%} of the TTL of {told['ttl_seconds']:,.0f} s{gaps}"
 
 
 def _expiry(told: dict[str, Any]) -> list[str]:

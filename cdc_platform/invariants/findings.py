@@ -226,6 +226,17 @@ PASSED_OVER_STAYS_EMPTY = PASSED.asks(
     "passed_over_stays_empty", "No generation that a reader passed over for want of streams has any now."
 )
 
+INGESTED = Family(
+    of="logs that are brought in from live clusters",
+    judged="by the gaps that readers recorded, without Spark",
+    page="docs/cluster.md",
+    blocking=False,
+    nothing="no log was brought in from a live cluster",
+)
+LOG_GAPS_ACCEPTED = INGESTED.asks(
+    "log_gaps_accepted", "No rows of the log were lost before they were read, but for gaps that somebody accepted."
+)
+
 FOLLOWING = Family(
     of="tables whose rows follow from other tables",
     judged="row by row against what they follow from, without Spark",
@@ -271,7 +282,7 @@ COMMITS_KNOWN = STORED.asks(
 
 FAMILIES = (
     *(GENERATIONS, FIRST_FORMAT, TABLETS, SWITCHES, EXPIRY, FIT, OBSERVED),
-    *(LOGS, STATES, HOURS, PASSED, FOLLOWING, STORED),
+    *(LOGS, STATES, HOURS, PASSED, INGESTED, FOLLOWING, STORED),
 )
 """Every family."""
 DECLARED = {str(each): each for family in FAMILIES for each in family.invariants}

@@ -21,9 +21,9 @@ def audit_observed(lake: Lake) -> list[Finding]:
 
 
 def together(found: Sequence[Finding]) -> list[Finding]:
-    """What was found of several clusters, as one."""
+    """Return what was found of several clusters by one invariant, as one finding."""
     if not found:
         return []
     sample = next((each.sample for each in found if each.sample), "")
     counts = (sum(each.population for each in found), sum(each.violations for each in found))
-    return [Finding(OBSERVED_WHOLE, *counts, sample)]
+    return [Finding(found[0].invariant, *counts, sample)]

@@ -1,22 +1,31 @@
-"""What a log does not tell of its table, and of which time: images, values, or anything at all.
+"""What a log lacks of its table, and of which time: images, values, or anything at all.
 
-It follows from the options that CDC has had, and from truncations, of which no log tells.
+Some of it follows from the options that CDC has had and from truncations, which no log records. Of the log of a live
+cluster it is also what readers found to be missing (`records.log_gaps`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc_platform.clock import Microseconds, format_us
+import pyarrow as pa
+
+from cdc_platform.clock import ONE_US, Microseconds, format_us, from_datetime
+from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.lake.lake import Lake
+from cdc_platform.lake.tables import Table
+from cdc_platform.log.stored_names import GAP, WRITTEN_AT
+from cdc_platform.records.consumers import FROM_CLUSTER
 
 if TYPE_CHECKING:
     from cdc_platform.cql.schema import CdcOptions, TableSchema
+    from cdc_platform.records.log_gaps import LogGap
     from cdc_platform.records.table_history import TableChange
 
+_FIRST = Microseconds(0)
 MAYBE = "perhaps all writes, if CDC was off while nobody looked,"
 _PREIMAGES = ("false", "true", "full")
 
@@ -34,6 +43,11 @@ class Gap(NamedTuple):
     what: str
     since_us: Microseconds | None
     until_us: Microseconds | None
+
+    @property
+    def loses_writes(self) -> bool:
+        """Whether whole writes may be missing, and not only images or values."""
+        return self.what.startswith("all writes") or self.what == MAYBE
 
     def __str__(self) -> str:
         """As people read it."""
@@ -87,10 +101,77 @@ def history_of(changes: Iterable[TableChange], schema: TableSchema) -> list[Stan
     return found
 
 
-def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
-    """What the logs of the kept tables lack (of those of `names`, `keyspace.table`; None: of all), a line a gap."""
-    from cdc_platform.records import cdc_tables
+def log_gaps_of(lake: Lake, names: Collection[str] | None = None) -> list[LogGap]:
+    """Return the intervals of logs of which a reader of the cluster may lack rows, by table and time.
 
+    Those are what was recorded, and in homes of earlier releases what their other tables say of it. `names`
+    (`keyspace.table`) are the tables to look at; None for all.
+    """
+    from cdc_platform.records import log_gaps
+
+    recorded = log_gaps.recorded(lake)
+    found = [*recorded, *_unrecorded(lake, recorded)]
+    return [gap for gap in found if names is None or gap.full_name in names]
+
+
+def recreated_at(created_us: Microseconds) -> str:
+    """Return why rows are missing of a log that was dropped before they were read, and created again at a time (µs)."""
+    return f"the log was dropped and recreated at {format_us(created_us)}, and what it held was not read"
+
+
+def _unrecorded(lake: Lake, recorded: Sequence[LogGap]) -> Iterator[LogGap]:
+    """Yield the gaps that follow from other tables alone, since an earlier release read the log.
+
+    Where that does not tell when a gap began, it counts from the first write on.
+    """
+    from cdc_platform.records import cdc_tables, consumers
+    from cdc_platform.records.log_gaps import LogGap, Loss
+    from cdc_platform.records.table_history import recreations
+
+    readers = [each for each in consumers.consumers(lake) if each.name == FROM_CLUSTER and each.window_number]
+    if not readers:
+        return
+    changes = cdc_tables.changes(lake)
+    for reader in readers:
+        name = reader.keyspace_name, reader.table_name
+        mine = [gap for gap in recorded if (gap.keyspace_name, gap.table_name, gap.reader) == (*name, FROM_CLUSTER)]
+        log = Table(name[0], name[1] + LOG_SUFFIX, pa.schema([]), (), "")
+        died_us = lake.transaction(log, GAP)
+        if died_us is not None and not any(gap.what == Loss.DIED and gap.until_us > died_us for gap in mine):
+            why = "they reached their TTL before they were read"
+            yield LogGap(*name, Loss.DIED, _FIRST, Microseconds(died_us + ONE_US), why)
+        said = [each for each in changes if (each.keyspace_name, each.table_name) == name]
+        for created_us in recreations(said):
+            if created_us <= reader.position_us and not any(
+                gap.what in (Loss.RECREATED, Loss.BEFORE_READING) and gap.since_us <= created_us <= gap.until_us
+                for gap in mine
+            ):
+                yield LogGap(*name, Loss.RECREATED, _FIRST, created_us, recreated_at(created_us))
+        if said and not any(gap.what == Loss.BEFORE_READING for gap in mine):
+            rows = [from_datetime(low) for low, _, _ in lake.file_bounds(log, WRITTEN_AT)]
+            first = min(rows, default=reader.position_us + ONE_US)
+            until = Microseconds(max(said[0].created_at_us or _FIRST, first))
+            yield LogGap(*name, Loss.BEFORE_READING, _FIRST, until, "what is here begins then")
+
+
+def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
+    """What the logs of the kept tables lack (of those of `names`, `keyspace.table`; None: of all), a line a gap.
+
+    Gaps that readers of a live cluster recorded come first; those in force before reading began are left out.
+    """
+    from cdc_platform.records.log_gaps import Loss
+
+    recorded = log_gaps_of(lake, names)
+    shown = [str(gap) for gap in recorded if gap.what != Loss.BEFORE_READING]
+    return [*shown, *lacking_lines(lake, names, recorded)]
+
+
+def lacking_lines(lake: Lake, names: Sequence[str] | None, recorded: Sequence[LogGap]) -> list[str]:
+    """Return a line for each gap that follows from CDC options, but for those that are recorded as well."""
+    from cdc_platform.records import cdc_tables
+    from cdc_platform.records.log_gaps import Loss
+
+    covered = {(gap.full_name, gap.until_us) for gap in recorded if gap.what != Loss.BEFORE_READING}
     changes = cdc_tables.changes(lake)
     changed = _changed(changes)
     known = [
@@ -108,6 +189,7 @@ def told(lake: Lake, names: Sequence[str] | None = None) -> list[str]:
         f"the log of {schema.full_name} lacks {gap}"
         for schema in known_tables(Catalog(), known)
         for gap in lacking(schema, changes)
+        if (schema.full_name, gap.until_us) not in covered or not gap.loses_writes
     ]
 
 

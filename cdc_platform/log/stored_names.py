@@ -28,6 +28,10 @@ AS_OF, MARKED = "current:as-of", "current:inexact"
 """The applications under which such a table notes as of when (µs) it is, and how many of its rows are inexact."""
 
 
+GAP = "ingest:gap"
+"""The application under which a log notes up to when (µs) rows of it may have died unread; see `records.log_gaps`."""
+
+
 @lru_cache(maxsize=512)
 def stored(schema: TableSchema) -> TableSchema:
     """The schema with the names that its log has in Delta; itself where no names differ by case alone."""

@@ -77,8 +77,7 @@ def unseen(changes: Iterable[TableChange]) -> list[Unseen]:
     for before, after in pairwise(changes):
         until_us, was = unseen_us(before, after), altered(before.ddl)
         if until_us is not None and was is not None:
-            up_to = [parse_time_us(time) for time in _AS_BEFORE.findall(after.ddl or "")]
-            since = max([before.changed_at_us, was.at_us, *up_to])
+            since = max([before.changed_at_us, was.at_us, *as_before_up_to_us(after.ddl)])
             found.append(Unseen(before, Microseconds(min(since, until_us)), until_us))
     return found
 
@@ -86,6 +85,11 @@ def unseen(changes: Iterable[TableChange]) -> list[Unseen]:
 def as_before(ddl: str, up_to_us: Microseconds) -> str:
     """A definition that is noted with up to when (µs) the one before is known to have stood."""
     return f"{ddl}\n-- as before up to: {format_us(up_to_us)}"
+
+
+def as_before_up_to_us(ddl: str | None) -> list[Microseconds]:
+    """Return the time (µs) up to which a definition notes that the one before stood; empty where it notes none."""
+    return [parse_time_us(time) for time in _AS_BEFORE.findall(ddl or "")]
 
 
 def as_looked_at(ddl: str | None) -> str | None:

@@ -17,6 +17,9 @@ from cdc_platform.lake.tables import CONSUMERS, PASSED_OVER
 from cdc_platform.lake.verified import verified
 from cdc_platform.records import passed_over
 
+FROM_CLUSTER = "ingest"
+"""The name of the consumer that brings the log of a live cluster into the lake."""
+
 
 @dataclass(frozen=True)
 class Consumer:

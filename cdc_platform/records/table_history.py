@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -67,6 +69,19 @@ class TableChange(_Named):
     def stands_since_creation(self) -> bool:
         """Whether the table is known to have stood so from the creation of its log on."""
         return self.created_at_us is not None and self.changed_at_us <= self.created_at_us
+
+
+def recreations(changes: Iterable[TableChange]) -> list[Microseconds]:
+    """Return when (µs) a table's log was created again after it was dropped, from the changes of that table alone.
+
+    A log that comes back with the creation time that it had is the same one. Of a log of unknown age it is when it was
+    seen first.
+    """
+    return [
+        after.changed_at_us if after.created_at_us is None else after.created_at_us
+        for before, after in pairwise(changes)
+        if before.what == DROPPED and (after.created_at_us is None or after.created_at_us != before.created_at_us)
+    ]
 
 
 def changes_of(rows: pa.Table) -> list[TableChange]:

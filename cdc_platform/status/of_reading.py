@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,10 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.lifecycle.expiry import purge_plan
 from cdc_platform.lifecycle.expiry.purge_plan import Action, PlannedGeneration
 from cdc_platform.log import gaps
+from cdc_platform.log.reading.lag import Lag, Standing, standing
 from cdc_platform.records import cdc_tables, consumers, no_tables
+from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.log_gaps import LogGap, Loss
 from cdc_platform.settings import Settings
 from cdc_platform.status.matters import Matter
 from cdc_platform.timeline import StreamSources, Timeline
@@ -39,7 +44,18 @@ def tables(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str,
                 "kept": _kept(lake, each.keyspace_name, each.table_name, clock.now_us()),
             }
         )
-    return told, [Matter("log-gap", line) for line in gaps.told(lake)]
+    recorded = gaps.log_gaps_of(lake)
+    return told, [*_lost(recorded), *(Matter("log-gap", line) for line in gaps.lacking_lines(lake, None, recorded))]
+
+
+def _lost(recorded: list[LogGap]) -> Iterator[Matter]:
+    """Yield what readers of a live cluster missed: wrong until somebody accepts it, to be known from then on."""
+    for gap in recorded:
+        if gap.is_open:
+            look = f"cdc-platform consumers gaps {gap.full_name}"
+            yield Matter("rows-lost", str(gap), f"decide whether those rows are needed, and accept it if not: {look}")
+        elif gap.what != Loss.BEFORE_READING:
+            yield Matter("log-gap", str(gap))
 
 
 def _kept(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -> dict[str, Any] | None:
@@ -61,21 +77,32 @@ def _kept(lake: Lake, keyspace: str, name: str, now_us: Microseconds) -> dict[st
 def readers(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str, Any]], list[Matter]]:
     """The readers of logs: how far behind the clock each is, and whether it has to read what was removed."""
     timeline, sources = Timeline.read(lake), StreamSources(lake, settings)
-    now_us = clock.now_us()
+    now_us, changes = clock.now_us(), cdc_tables.changes(lake)
+    lost = Counter(gap.full_name for gap in gaps.log_gaps_of(lake) if gap.is_open)
     told, matters = [], []
     for each in consumers.consumers(lake):
         reads = None
         if sources.of(each.keyspace_name, each.table_name).in_generations:
             reads = timeline.operating(each.position_us + ONE_US)
         gone = reads is not None and reads.is_removed
+        name = f"{each.keyspace_name}.{each.table_name}"
+        # Rows of the lake's own log never die: the TTL counts for who reads the cluster.
+        of_cluster = each.name == consumers.FROM_CLUSTER
+        behind = standing((one for one in changes if one.full_name == name), each, now_us) if of_cluster else None
+        if behind is not None:
+            matters += _behind(lake, each, behind, now_us)
         told.append(
             {
                 "name": each.name,
-                "table": f"{each.keyspace_name}.{each.table_name}",
+                "table": name,
                 "position": format_us(each.position_us),
                 "behind_seconds": round(seconds_of_us(max(now_us - each.position_us, Microseconds(0))), 3),
                 "moved_at": format_us(each.updated_at_us),
                 "removed": gone,
+                "lag": None if behind is None else str(behind.lag),
+                "ttl_seconds": None if behind is None or behind.ttl_us is None else seconds_of_us(behind.ttl_us),
+                "ttl_share": None if behind is None or behind.share is None else round(behind.share, 3),
+                "open_gaps": lost[name],
             }
         )
         if gone and reads is not None:
@@ -84,6 +111,27 @@ def readers(lake: Lake, clock: Clock, settings: Settings) -> tuple[list[dict[str
             do = f"decide whether the consumer starts again after the lost rows, with: {forget}"
             matters.append(Matter("reads-removed", said, do))
     return told, matters
+
+
+def _behind(lake: Lake, reader: Consumer, behind: Standing, now_us: Microseconds) -> list[Matter]:
+    """Return what is to be said of a reader of a live cluster's log that falls behind the TTL of its rows."""
+    name = f"{reader.keyspace_name}.{reader.table_name}"
+    seconds = seconds_of_us(Microseconds(now_us - reader.position_us))
+    code = _LAGS.get(behind.lag)
+    if code is None or behind.ttl_us is None or behind.share is None:
+        return []
+    said = (
+        f"the log of {name} was read up to {format_us(reader.position_us)}, {seconds:,.0f} s ago, and its rows live "
+        f"for {seconds_of_us(behind.ttl_us):,.0f} s"
+    )
+    if behind.died_us is not None:
+        said += f": rows that were written up to {format_us(behind.died_us)} may have died unread"
+    cluster = cluster_of(lake) or "NAME"
+    return [Matter(code, said, f"cdc-platform ingest {cluster} {name}")]
+
+
+_LAGS = {Lag.HALF: "lag-half-ttl", Lag.MOST: "lag-near-ttl", Lag.DYING: "rows-dying"}
+"""What is to be said of each lag; nothing of others."""
 
 
 def expiry(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[Matter]]:

@@ -202,7 +202,7 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
     (line,) = [each for each in told if "looks as before" in each]
     assert line.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     (gap,) = gaps.told(Lake(cluster.open_home().lake))
-    assert f"lacks perhaps all writes, if CDC was off while nobody looked, from {format_us(before.position_us)}" in gap
+    assert gap.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     read = [format_us(each) for each in (us_of(FIRST_MS), before.position_us, done.position_us)]
     for times, whole in ((read[:2], True), (read[1:], False)):
         answer = run("--home", cluster.home, "complete", *times, "--consumer", "ingest")

@@ -210,7 +210,7 @@ def test_what_was_written_without_cdc_is_told_of(
         standin.world.schema_changed()
         bring(cluster, workers, FIRST_US + minutes * 60 * SECOND_US, told)
     assert told == [
-        "CDC of shop.t was off from 2026-09-21T14:18:20.000Z to 2026-09-21T14:33:20.000Z: no log tells what was written"
+        "CDC of shop.t was off from 2026-09-21T14:18:20.000Z to 2026-09-21T14:33:20.000Z: no log has what was written"
         " meanwhile"
     ]
 
@@ -314,7 +314,7 @@ def test_a_table_that_is_gone_and_comes_back(
     told: list[str] = []
     bring(cluster, workers, told=told)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [line for line in told if "made anew at 2026-09-21T15:13:20" in line]
+    assert [line for line in told if "recreated at 2026-09-21T15:13:20" in line]
 
 
 def test_another_cluster_under_the_same_name_is_not_read(
@@ -355,7 +355,7 @@ def test_requests_and_rows_are_what_was_estimated(
         (
             ["prod", "shop.none"],
             "no table shop.none with a CDC log whose definition is understood; look at what there is"
-            " with: cdc-platform cluster test prod",
+            " with: cdc-platform --home ",
         ),
         (["prod", "shop.t", "--until", "yesterday"], "yesterday"),
         (["prod", "shop.t", "--by", "magic"], "magic"),

@@ -193,9 +193,7 @@ def test_rows_that_died_before_their_set_could_be_read_are_told_of(
     told: list[str] = []
     bring(cluster, workers, SWITCH_US + 65 * MINUTE_US, told)
     (line,) = (each for each in told if "could not be read before" in each)
-    assert (
-        f"from {format_us(Microseconds(SWITCH_US - 1))} to {format_us(Microseconds(SWITCH_US + 5 * MINUTE_US))}" in line
-    )
+    assert f"from {format_us(SWITCH_US)} to {format_us(Microseconds(SWITCH_US + 5 * MINUTE_US + 1))}" in line
     told.clear()
     bring(cluster, workers, SWITCH_US + 66 * MINUTE_US, told)
     assert told == []

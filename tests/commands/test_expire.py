@@ -121,6 +121,7 @@ def test_consumers_are_listed_and_forgotten(home: Path) -> None:
             "window_number": 0,
             "updated_at": iso(START_MS),
             "passed_over": [],
+            "gaps": 0,
             "goes_on_in": "there",
         }
     ]

@@ -97,6 +97,7 @@ LETS = {
     "consumers plan": ("ks.t",),
     "consumers lag": (),
     "consumers checkpoints": ("{place}/progress.csv",),
+    "consumers gaps": (),
     "complete": ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "--consumer", "audit"),
     "consumers forget": ("audit", "ks.t"),
     "sql": ("SELECT count(*) FROM platform.nodes",),

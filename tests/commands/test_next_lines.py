@@ -192,6 +192,7 @@ NOTHING = {
         "consumers plan",
         "consumers lag",
         "consumers checkpoints",
+        "consumers gaps",
     ),
     *("generations", "streams", "ring", "history", "diff", "explain", "rehearse", "sql", "completion", "doctor"),
     *("tables", "tables add", "tables alter", "tables drop", "tables none", "cluster"),

@@ -59,7 +59,16 @@ LOOKING = {
         "diff",
     ),
     *("explain", "check", "rehearse", "sql", "bundle", "completion", "consumers", "switch show", "tablets show"),
-    *("complete", "consumers plan", "consumers lag", "consumers checkpoints", "report", "home copy", "home upkeep"),
+    *(
+        "complete",
+        "consumers plan",
+        "consumers lag",
+        "consumers checkpoints",
+        "consumers gaps",
+        "report",
+        "home copy",
+        "home upkeep",
+    ),
     *("tables", "tables add", "tables none", "tables alter", "tables drop"),
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster renew"),
 }

@@ -30,6 +30,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
         "platform.judgements",
         "platform.kept_scripts",
         "platform.left_out",
+        "platform.log_gaps",
         "platform.nodes",
         "platform.only_observed",
         "platform.passed_over",

@@ -35,6 +35,7 @@ from cdc_platform.lake.looking import mirroring
 from cdc_platform.lake.tables import Table
 from cdc_platform.lake.turns import turn
 from cdc_platform.lake.volume import Workers
+from cdc_platform.log.gaps import log_gaps_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.following import follow
 from cdc_platform.log.reading.left_out import Tell, tell_in_log
@@ -42,9 +43,10 @@ from cdc_platform.log.reading.reader import FROM_CLUSTER, registered, without_kn
 from cdc_platform.log.reading.sets import stream_sets
 from cdc_platform.log.reading.stream_progress import origin_mark
 from cdc_platform.log.reading.windows import Sets, Window
-from cdc_platform.log.stored_names import EXACT
-from cdc_platform.records import cluster_changes, consumers
+from cdc_platform.log.stored_names import EXACT, GAP
+from cdc_platform.records import cluster_changes, consumers, log_gaps
 from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.log_gaps import LogGap, Loss
 from cdc_platform.timeline import StreamSource
 
 _ORIGIN = origin_mark(FROM_CLUSTER)
@@ -80,7 +82,8 @@ class Ingested:
     """What an ingest did. `position_us`: all rows at or before it were read; `again_us`: and a second time.
 
     `late` are the rows that second readings found now, `late_ever` all that they ever did. `current` is the table
-    itself, where it is kept. `held` says which generation the position waits for, None if it waits for none.
+    itself, where it is kept. `held` says which generation the position waits for, None if it waits for none. `gaps` are
+    all that the log has.
     """
 
     table: str
@@ -93,6 +96,12 @@ class Ingested:
     windows: list[ReadWindow] = field(default_factory=list)
     current: Brought | None = None
     held: str | None = None
+    gaps: list[LogGap] = field(default_factory=list)
+
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether rows of the log are lost that nobody has accepted, found by this run or an earlier one."""
+        return any(gap.is_open for gap in self.gaps)
 
 
 class NothingReadable(StateError):
@@ -177,7 +186,8 @@ def ingest(
         if held is not None:
             tell(held)
         found = Ingested(schema.full_name, rows, late, consumer.position_us, again, ever, horizon, copier.windows)
-        return replace(found, current=table_now, held=held)
+        gaps = [gap for gap in log_gaps_of(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
+        return replace(found, current=table_now, held=held, gaps=gaps)
 
 
 def assert_readable(cluster: str, lake: Lake, schema: TableSchema, sets: Sets) -> None:
@@ -264,25 +274,28 @@ class FromCluster:
     def copy(self, source: StreamSource, window: Window, marks: Mapping[str, int], expected: int | None) -> int | None:
         """As `Copier`; where the table was altered meanwhile, the window is read anew."""
         begun, horizon, made = time.monotonic(), self._horizon_us, None
-        gone, died = self._what_is_gone(window)
-        if died is not None:
-            marks = {**marks, paces.GAP: died}
+        new: list[LogGap] = []
         if window.passed:
+            marks = self._with_gaps(window, marks, new)
             came, count = None, self.append(empty_rows(self.schema), marks, expected)
         elif self._asked.are_here(window) or self._work_here(made := self._asked.plan(source, window, horizon)):
             came = self._asked.come(source, window, horizon, made)
+            # Rows may have died while they were being read.
+            marks = self._with_gaps(window, marks, new)
             count = self.append(came.rows, marks, expected)
         else:
             assert made is not None
             if made.chosen.windows > 1:
                 made = self._asked.plan(source, window)  # what tasks read goes straight into the window's files
+            marks = self._with_gaps(window, marks, new)
             count = self._append_in_tasks(made, marks, expected)
+            self._with_gaps(window, marks, new)
             came = Came(empty_rows(self.schema), made.chosen, made.other, len(made.places))
         if count is not None:
             self._asked.begins_anew = False
             self.note(window, came, count, begun)
-            for line in gone:
-                self.tell(line)
+            for gap in new:
+                self.tell(str(gap))
         return count
 
     def origin_us(self, consumer: Consumer) -> Microseconds:
@@ -296,16 +309,18 @@ class FromCluster:
     ) -> int | None:
         """As `Copier`; tells of rows that may have died before their set could be read."""
         begun, schema = time.monotonic(), self.schema
+        came = self._asked.come(source, window, window.until_us)
         when = window.after_us, window.until_us, self.clock.now_us()
         died = None if self.reads_once_more else Lifetimes.of(self.lake, schema).died_us(*when)
+        new = []
         if died is not None:
-            marks = {**marks, paces.GAP: max(died, self.lake.transaction(self.sink, paces.GAP) or 0)}
-        came = self._asked.come(source, window, window.until_us)
+            new = log_gaps.record(self.lake, self.clock, [paces.died_before(schema, window, died)])
+            marks = {**marks, GAP: max(died, self.lake.transaction(self.sink, GAP) or 0)}
         count = self.append(without_known(self.lake, self.sink, came.rows, window), marks, expected)
         if count is not None:
             self.note(window, came, count, begun, catch_up=True)
-            if died is not None:
-                self.tell(paces.died_before(schema, window, died))
+            for gap in new:
+                self.tell(str(gap))
         return count
 
     def read_again(self, source: StreamSource, window: Window, until_us: Microseconds) -> Came:
@@ -365,12 +380,19 @@ class FromCluster:
         failpoints.reached(failpoints.BEFORE_SINK)
         return rows.num_rows if self.lake.append_once(sink, rows, marks, expected) else None
 
-    def _what_is_gone(self, window: Window) -> tuple[list[str], Microseconds | None]:
-        """What is told of rows that nobody can read any more, and up to when (µs) some may have died unread."""
+    def _with_gaps(self, window: Window, marks: Mapping[str, int], new: list[LogGap]) -> Mapping[str, int]:
+        """Record the gaps that a window reveals by now, before it is committed; return the marks with what has died.
+
+        What was not recorded before goes into `new`.
+        """
+        lake, schema, now = self.lake, self.schema, self.clock.now_us()
         if self._asked.begins_anew:
-            return [], None
-        lake, schema, when = self.lake, self.schema, (window.after_us, window.until_us, self.clock.now_us())
-        return paces.what_is_gone(lake, schema, *when), Lifetimes.of(lake, schema).died_us(*when)
+            log_gaps.record(lake, self.clock, [paces.before_reading(lake, schema, now)])
+            return marks
+        gaps = paces.gaps_between(lake, schema, window.after_us, window.until_us, now)
+        new += log_gaps.record(lake, self.clock, gaps)
+        died = [gap.until_us - ONE_US for gap in gaps if gap.what == Loss.DIED]
+        return {**marks, GAP: max(*died, self.lake.transaction(self.sink, GAP) or 0)} if died else marks
 
 
 def position(lake: Lake, schema: TableSchema) -> Microseconds | None:

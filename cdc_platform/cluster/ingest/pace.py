@@ -5,7 +5,7 @@ Times in µs. What is read of a log at a time is left to `planning`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,16 +27,17 @@ from cdc_platform.cql.types import timeuuid_us
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import Table
 from cdc_platform.log.ddl import schema_as_told
+from cdc_platform.log.gaps import recreated_at
 from cdc_platform.log.log_table import log_table
+from cdc_platform.log.reading.lag import Lifetime, died_us, lifetimes, of_last_log
 from cdc_platform.log.reading.sets import SAFETY_US
 from cdc_platform.log.reading.windows import Sets, Window
-from cdc_platform.log.stored_names import WRITTEN_AT
+from cdc_platform.log.stored_names import GAP, WRITTEN_AT
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.alterations import altered, unseen
-from cdc_platform.records.table_history import DROPPED, TableChange
+from cdc_platform.records.log_gaps import LogGap, Loss
+from cdc_platform.records.table_history import TableChange, recreations
 
-GAP = "ingest:gap"
-"""The application under which a log's table notes up to when (µs) rows of it may have died unread."""
 _AGAIN_SHARE = 0.75
 """Of a row's time to live: when a window is read a second time, by default."""
 _AGAIN_ROUNDS = 24
@@ -92,31 +93,27 @@ class Lifetimes:
     least_us: Microseconds
     most_us: Microseconds
     created_us: Microseconds
+    by_time: Sequence[Lifetime] = ()
 
     @classmethod
     def of(cls, lake: Lake, schema: TableSchema) -> Lifetimes:
         """Those of a table that the lake knows, since its log was made."""
         said = [change for change in cdc_tables.changes(lake) if change.full_name == schema.full_name]
-        drops = [place for place, change in enumerate(said) if change.what == DROPPED and change is not said[-1]]
-        found = [change for change in said[drops[-1] + 1 if drops else 0 :] if change.what != DROPPED]
+        found = of_last_log(said)
         ttls = [us_of_seconds(change.ttl_seconds) for change in found]
         lived = [ttl for ttl in ttls if ttl]
         # A log of unknown age is older than everything.
         created = found[-1].created_at_us or Microseconds(0)
-        return cls(min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls), created)
+        least, most = min(lived, default=Microseconds(0)), Microseconds(0) if 0 in ttls else max(ttls)
+        return cls(least, most, created, lifetimes(found))
 
     def since_us(self, now_us: Microseconds) -> Microseconds:
         """From when on (µs) rows may be there now."""
         return Microseconds(max(self.created_us, now_us - self.most_us) if self.most_us else self.created_us)
 
-    def gone_us(self, now_us: Microseconds) -> Microseconds | None:
-        """Rows written at or before this time (µs) may be gone; None where they live for ever."""
-        return Microseconds(now_us - self.least_us) if self.least_us else None
-
     def died_us(self, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds) -> Microseconds | None:
         """Up to when (µs) rows written later than `after_us` up to `until_us` may have died unread; None: none have."""
-        gone = self.gone_us(now_us)
-        return Microseconds(min(gone, until_us)) if gone is not None and after_us < gone else None
+        return died_us(self.by_time, after_us, until_us, now_us)
 
     def first_us(self, sets: Sets, now_us: Microseconds) -> Microseconds:
         """Before which time (µs) there is nothing to read: the generation begins there whose rows may still be there.
@@ -165,48 +162,50 @@ def _altered_us(change: TableChange) -> Microseconds:
     return change.changed_at_us if noted is None else min(change.changed_at_us, noted.at_us)
 
 
-def what_is_gone(
+def gaps_between(
     lake: Lake, schema: TableSchema, after_us: Microseconds, until_us: Microseconds, now_us: Microseconds
-) -> list[str]:
-    """What is told of rows written later than `after_us` up to `until_us` (µs) that nobody can read any more.
+) -> list[LogGap]:
+    """Return the gaps that reading rows later than `after_us` up to `until_us` (µs) at `now_us` reveals.
 
-    Some may have lived and died unread, went with a log that was made anew, or were written while CDC was off.
+    Rows may have died unread, went with a log that was dropped and recreated, or were written while CDC was off.
     """
-    lives, name, told = Lifetimes.of(lake, schema), schema.full_name, list[str]()
-    said = [each for each in cdc_tables.changes(lake) if each.full_name == name]
-    made_anew = any(each.what == DROPPED for each in said)
-    if made_anew and after_us < lives.created_us <= until_us:
-        told.append(
-            f"the log of {name} was made anew at {format_us(lives.created_us)}: what was written to the one before"
-            f" after {format_us(after_us)} went with it unread"
-        )
+    lives, name, found = Lifetimes.of(lake, schema), (schema.keyspace, schema.name), list[LogGap]()
+    said = [each for each in cdc_tables.changes(lake) if each.full_name == schema.full_name]
+    since, end = Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US)
+    recreated_us = max(recreations(said), default=since)
+    if since < recreated_us:
+        found.append(LogGap(*name, Loss.RECREATED, since, min(recreated_us, end), recreated_at(recreated_us)))
     for before, each in pairwise(said):
-        if each.enabled and not before.enabled and after_us < each.changed_at_us <= until_us:
-            told.append(
-                f"CDC of {name} was off from {format_us(_off_since(said, before))} to {format_us(each.changed_at_us)}:"
-                " no log tells what was written meanwhile"
-            )
+        if each.enabled and not before.enabled:
+            off_us, why = _off_since(said, before), "no log has what was written meanwhile"
+            found.append(LogGap(*name, Loss.CDC_OFF, off_us, each.changed_at_us, why))
     for each in unseen(said):
-        if each.before.enabled and after_us < each.until_us <= until_us:
-            told.append(
-                f"{name} was altered between {format_us(each.since_us)} and {format_us(each.until_us)}, and looks as"
-                " before: if its CDC was off or logged less, no log tells what was written meanwhile"
-            )
+        if each.before.enabled:
+            why = "if its CDC was off or logged less, no log has what was written meanwhile"
+            ended = Microseconds(max(each.until_us, each.since_us + ONE_US))
+            found.append(LogGap(*name, Loss.ALTERED, each.since_us, ended, why))
     gone = lives.died_us(after_us, until_us, now_us)
     if gone is not None:
-        told.append(
-            f"rows of {name} written from {format_us(after_us)} to {format_us(gone)} may be gone: they live for"
-            f" {lives.least_us // SECOND_US} s, and are read later than that"
-        )
-    return told
+        ttl_us = next(each.ttl_us for each in lives.by_time if each.since_us <= gone < each.until_us)
+        why = f"they live for {ttl_us // SECOND_US} s, and are read later than that"
+        found.append(LogGap(*name, Loss.DIED, since, Microseconds(gone + ONE_US), why))
+    return [gap for gap in found if gap.overlaps(since, end)]
 
 
-def died_before(schema: TableSchema, window: Window, died_us: Microseconds) -> str:
-    """Return a line about rows of a window that may have died before the streams of its set could be read."""
-    return (
-        f"rows of {schema.full_name} written from {format_us(window.after_us)} to {format_us(died_us)} may be gone: the"
-        f" streams of the generation of {format_us(window.set_us)} could not be read before"
-    )
+def before_reading(lake: Lake, schema: TableSchema, now_us: Microseconds) -> LogGap:
+    """Return what no reader can have of a log that is read for the first time at `now_us` (µs)."""
+    lives = Lifetimes.of(lake, schema)
+    gone = lives.died_us(Microseconds(-ONE_US), now_us, now_us)
+    until = Microseconds(max(lives.created_us, ONE_US, 0 if gone is None else gone + ONE_US))
+    why = "the log was read first when it was gone, or was created then"
+    return LogGap(schema.keyspace, schema.name, Loss.BEFORE_READING, Microseconds(0), until, why)
+
+
+def died_before(schema: TableSchema, window: Window, died_us: Microseconds) -> LogGap:
+    """Return the gap of rows of a window that may have died before the streams of its set could be read."""
+    times = Microseconds(window.after_us + ONE_US), Microseconds(died_us + ONE_US)
+    why = f"the streams of the generation of {format_us(window.set_us)} could not be read before"
+    return LogGap(schema.keyspace, schema.name, Loss.DIED, *times, why)
 
 
 def _off_since(said: list[TableChange], last: TableChange) -> Microseconds:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, zip_longest
 from math import nan
@@ -37,7 +37,7 @@ from cdc_platform.cluster.ingest import pace as paces
 from cdc_platform.cluster.ingest.asking import REQUESTS_A_TASK, Asking
 from cdc_platform.cluster.ingest.in_workers import in_one_line
 from cdc_platform.cluster.ingest.ingesting import assert_readable, held_by
-from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, died_before, rows_since, share_of, what_is_gone
+from cdc_platform.cluster.ingest.pace import Lifetimes, Pace, died_before, gaps_between, rows_since, share_of
 from cdc_platform.cluster.ingest.planning import RANGES, STREAMS, Next, Plan, Way, by_token, plan
 from cdc_platform.cluster.known import KnownCluster
 from cdc_platform.cluster.observing import Observation, refresh
@@ -51,11 +51,15 @@ from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.shape import spark_struct
 from cdc_platform.limits import MAX_CDC_TTL
 from cdc_platform.log.ddl import schema_of
+from cdc_platform.log.gaps import log_gaps_of
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.left_out import passing_over
 from cdc_platform.log.reading.reader import whole_windows
 from cdc_platform.log.reading.sets import sets_of, stream_sets
 from cdc_platform.log.reading.windows import Window
+from cdc_platform.records import log_gaps
+from cdc_platform.records.consumers import FROM_CLUSTER
+from cdc_platform.records.log_gaps import SPARK_STREAM, LogGap, Loss
 from cdc_platform.timeline import StreamSources
 
 _log = logging.getLogger(__name__)
@@ -171,12 +175,13 @@ class ScyllaCdc(DataSource):
 class _Planner:
     """A connection to the cluster and the windows that can be read, for who plans a query.
 
-    `refuses`: gaps end it, where its options do not say.
+    A stream (`streams`) ends at a gap where its options do not say otherwise. One that goes on records it.
     """
 
-    def __init__(self, asked: _Asked, refuses: bool) -> None:
+    def __init__(self, asked: _Asked, streams: bool) -> None:
         self.asked, self._opened = asked, ExitStack()
-        self._refuses = refuses if asked.refuses is None else asked.refuses
+        self._streams = streams
+        self._refuses = streams if asked.refuses is None else asked.refuses
         self.cluster = asked.find()
         self.lake = Lake(self.cluster.open_home().lake)
 
@@ -285,7 +290,7 @@ class _Planner:
     def _tell_of_gaps(
         self, schema: TableSchema, windows: Sequence[Window], whole_us: Microseconds, missed: Sequence[Window]
     ) -> None:
-        now, lost = Clock().now_us(), list[str]()
+        now, lost = Clock().now_us(), list[LogGap]()
         lives = Lifetimes.of(self.lake, schema)
         for each in missed:
             died = lives.died_us(each.after_us, each.until_us, now)
@@ -293,15 +298,31 @@ class _Planner:
                 lost.append(died_before(schema, each, died))
         if windows:
             after, until = Microseconds(max(windows[0].after_us, whole_us)), windows[-1].until_us
-            lost += what_is_gone(self.lake, schema, after, until, now) if after < until else []
+            lost += self._gaps(schema, after, until) if after < until else []
         # No gap: ScyllaDB's own clients go on as well.
         for each in windows:
             if each.passed:
                 _log.warning(passing_over(f"scylla_cdc of {schema.full_name}", each, None))
         if lost and self._refuses:
-            raise _refusal(lost)
-        for line in lost:
-            _log.warning(line)
+            raise _refusal(list(map(str, lost)))
+        for gap in lost:
+            _log.warning(str(gap))
+        if self._streams:
+            because = f"option gaps = {_TELL}"
+            accepted = {"reader": SPARK_STREAM, "because": because, "accepted_at_us": Clock().now_us()}
+            log_gaps.record(self.lake, Clock(), [replace(gap, **accepted) for gap in lost])
+
+    def _gaps(self, schema: TableSchema, after_us: Microseconds, until_us: Microseconds) -> list[LogGap]:
+        """Return what the rows of an interval may lack by now, and what `ingest` found missing of them before."""
+        revealed = gaps_between(self.lake, schema, after_us, until_us, Clock().now_us())
+        recorded = [
+            gap
+            for gap in log_gaps_of(self.lake, [schema.full_name])
+            if gap.reader == FROM_CLUSTER and gap.what != Loss.BEFORE_READING
+            if gap.overlaps(Microseconds(after_us + ONE_US), Microseconds(until_us + ONE_US))
+        ]
+        same = [gap for gap in recorded if any(_is_same(gap, each) for each in revealed)]
+        return [*revealed, *(gap for gap in recorded if gap not in same)]
 
     def _plans(self, schema: TableSchema, windows: Sequence[Window], way: Way | None) -> Iterator[Plan]:
         """How windows are read: one by one, or several by one scan, but none that is passed over."""
@@ -344,6 +365,10 @@ class _Task:
                 raise _refusal([f"rows of {name} may be gone: they lived up to {late}, and were read later than that"])
 
 
+def _is_same(one: LogGap, other: LogGap) -> bool:
+    return one.what == other.what and one.overlaps(other.since_us, other.until_us)
+
+
 def _refusal(lost: Sequence[str]) -> StateError:
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
     return StateError(
@@ -359,7 +384,7 @@ class _Reader(DataSourceReader):
     @in_one_line()
     def partitions(self) -> Sequence[InputPartition]:
         """The windows up to now."""
-        planner = _Planner(self._asked, refuses=False)
+        planner = _Planner(self._asked, streams=False)
         try:
             horizon, first = planner.horizon_us(), planner.first_us()
             until = planner.readable_us(first, horizon)
@@ -397,7 +422,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _planner(self) -> _Planner:
-        return _Planner(self._asked, refuses=True)
+        return _Planner(self._asked, streams=True)
 
     @in_one_line()
     def initialOffset(self) -> _Offset:

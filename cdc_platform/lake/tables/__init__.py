@@ -43,6 +43,7 @@ from cdc_platform.lake.tables.logs import (
     CONSUMED_HOURS,
     CONSUMERS,
     KEPT_SCRIPTS,
+    LOG_GAPS,
     PASSED_OVER,
 )
 from cdc_platform.lake.tables.nodes import BOOTSTRAP_EVENTS, CDC_LOCAL, NODES
@@ -60,6 +61,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             CDC_TABLE_CHANGES,
             CONSUMERS,
             PASSED_OVER,
+            LOG_GAPS,
             CONSUMED_HOURS,
             KEPT_SCRIPTS,
             EXPIRY_MARKS,
@@ -109,6 +111,7 @@ __all__ = [
     "JUDGEMENTS",
     "KEPT_SCRIPTS",
     "LEFT_OUT",
+    "LOG_GAPS",
     "NODES",
     "ONLY_OBSERVED",
     "PASSED_OVER",

@@ -104,6 +104,29 @@ PASSED_OVER = Table(
     of_readers=True,
 )
 
+LOG_GAPS = Table(
+    "platform",
+    "log_gaps",
+    pa.schema(
+        [
+            column("keyspace_name", pa.string(), "keyspace of the base table whose log has the gap"),
+            column("table_name", pa.string(), "name of that base table"),
+            column("reader", pa.string(), "who missed the rows: ingest, or a Spark stream of the source scylla_cdc"),
+            column("what", pa.string(), "the kind of gap, for example that rows died unread"),
+            column("since", TIMESTAMP, "the first moment of which rows may be missing"),
+            column("until", TIMESTAMP, "the first moment after it of which none is missing again"),
+            column("why", pa.string(), "the reason in words"),
+            column("found_at", TIMESTAMP, "when it was found first"),
+            column("accepted_at", TIMESTAMP, "when somebody accepted it; null: nobody has", null=True),
+            column("because", pa.string(), "why it was accepted", null=True),
+        ]
+    ),
+    keys=("keyspace_name", "table_name", "reader", "what", "since"),
+    comment="The intervals of live clusters' CDC logs of which rows may be missing here for ever",
+    constraints={"in_order": "since < until"},
+    of_readers=True,
+)
+
 CONSUMED_HOURS = Table(
     "platform",
     "consumed_hours",

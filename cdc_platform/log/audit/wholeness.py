@@ -19,11 +19,13 @@ from cdc_platform.lake.tables import Table
 from cdc_platform.log import gaps
 from cdc_platform.log.log_table import log_table
 from cdc_platform.log.reading.hourly import within
+from cdc_platform.log.reading.left_out import came_later
 from cdc_platform.log.reading.reader import FROM_CLUSTER, newest_us, sink_table
 from cdc_platform.log.reading.stream_progress import StreamProgress
 from cdc_platform.log.stored_names import WRITTEN_AT
 from cdc_platform.records import cdc_tables, cluster_changes, consumers
 from cdc_platform.records.consumers import Consumer
+from cdc_platform.records.passed_over import passed_over
 from cdc_platform.timeline import StreamSource, StreamSources
 from cdc_platform.timeline.periods import Period
 
@@ -68,6 +70,8 @@ def judge(
         *_rows(lake, schema, consumer, since_us, until_us),
         *(_beside(lake, schema, consumer, other, since_us, until_us) for other in others),
         _logged(lake, schema, since_us, until_us),
+        _without_gaps(lake, schema, since_us, until_us),
+        _read_after_all(lake, source, consumer, since_us, until_us),
     ]
 
 
@@ -214,10 +218,30 @@ def _logged(lake: Lake, schema: TableSchema, since_us: Microseconds, until_us: M
         for each in gaps.lacking(schema, cdc_tables.changes(lake))
         if (each.since_us is None or each.since_us < until_us) and (each.until_us is None or each.until_us > since_us)
     ]
-    writes = any(each.what.startswith("all writes") or each.what == gaps.MAYBE for each in lacking)
+    writes = any(each.loses_writes for each in lacking)
     return Held(
         "the log was told of all writes", not writes, "; ".join(map(str, lacking)) or "nothing is missing in it"
     )
+
+
+def _without_gaps(lake: Lake, schema: TableSchema, since_us: Microseconds, until_us: Microseconds) -> Held:
+    """No row of it was lost between a live cluster and the log here, accepted or not."""
+    found = [gap for gap in gaps.log_gaps_of(lake, [schema.full_name]) if gap.reader == FROM_CLUSTER]
+    inside = [gap for gap in found if gap.overlaps(since_us, until_us)]
+    return Held("no gap was recorded in it", not inside, "; ".join(map(str, inside)) or "none")
+
+
+def _read_after_all(
+    lake: Lake, source: StreamSource, consumer: Consumer, since_us: Microseconds, until_us: Microseconds
+) -> Held:
+    """Every generation that was passed over for want of streams has none still, for the reader and for `ingest`."""
+    noted = passed_over(lake)
+    keys = {consumer.key, (FROM_CLUSTER, *consumer.key[1:])}
+    later = came_later(source, sorted({begin for key in keys for begin in noted.get(key, ())}))
+    ends = {each.begin_us: each.end_us for each in source.periods()}
+    inside = [each for each in later if each < until_us and ((end := ends.get(each)) is None or end > since_us)]
+    told = "; ".join(f"the generation of {format_us(each)} had no streams, and has some now" for each in inside)
+    return Held("no generation in it was passed over", not inside, told or "none")
 
 
 def _keys(lake: Lake, table: Table, since_us: Microseconds, until_us: Microseconds) -> pa.Table:

@@ -47,7 +47,7 @@ ROWS_AT_ONCE = 1_000_000
 """About as many rows as a consumer takes into memory at once, in whole files of the log."""
 BY_HOUR = "hourly"
 """The name of the consumer that copies logs hour by hour; see `hourly`."""
-FROM_CLUSTER = "ingest"
+FROM_CLUSTER = consumers.FROM_CLUSTER
 """The name of the consumer that brings the log of a live cluster into the lake."""
 _TAKEN = {BY_HOUR: "copies logs hour by hour", FROM_CLUSTER: "brings in the log of a live cluster"}
 _MOST_NAME = 48

@@ -67,6 +67,7 @@ CASES = [
     Asked("old generations", "consumers", LATER_MS),
     Asked("dead checkpoints", "consumers checkpoints {files}/cdc_progress.csv"),
     Asked("old generations", "consumers forget audit ks.orders"),
+    Asked("old generations", "consumers gaps", LATER_MS),
     Asked("old generations", "consumers lag", LATER_MS),
     Asked("just booted", "consumers plan ks.t --client java"),
     Asked("old generations", "diff 2026-01-01T00:00:00Z latest"),

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from support.homes.packed import unpack
 
-from cdc_platform.clock import Clock
+from cdc_platform.clock import HOUR_US, ONE_US, Clock
 from cdc_platform.invariants import known_streams
 from cdc_platform.invariants.findings import FILES_WHOLE
 from cdc_platform.invariants.judge import Judgement
@@ -29,9 +29,10 @@ from cdc_platform.lake.tables import (
     VERDICTS,
     Table,
 )
-from cdc_platform.records import cluster_changes, descriptions, expiry_marks, left_out
+from cdc_platform.records import cluster_changes, descriptions, expiry_marks, left_out, log_gaps
 from cdc_platform.records.cluster_changes import CLUSTER, Change
 from cdc_platform.records.judgements import Judging, keep
+from cdc_platform.records.log_gaps import LogGap, Loss
 
 RELEASE = "2026-11"
 LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.carts_scylla_cdc_log_hourly")
@@ -60,6 +61,8 @@ def every_table(folder: Path) -> Path:
         known_streams.keep(lake, at_least=1)
         expiry_marks.write(lake, Clock(), [(time_ms, time_ms) for time_ms in descriptions.listed_times(lake)])
         cluster_changes.note(lake, Clock(), lambda before: [Change(CLUSTER, "", "there", "came: there")])
+        log_gaps.record(lake, Clock(), [LogGap("shop", "carts", Loss.DIED, ONE_US, HOUR_US, "a test says so")])
+        log_gaps.accept(lake, Clock(), "shop", "carts", "a test")
         only_observed.mark(lake, Clock(), ["a row is missing"])
         only_observed.lift(lake, Clock())
         keep(Judging.begin(lake, Clock(), "a test"), [Judgement(FILES_WHOLE, 1, 0, passed=True)])
