@@ -7,6 +7,7 @@ never told of, and rows whose log rows have expired, are in the base table alone
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from cdc_platform.log.reading.reader import ROWS_AT_ONCE, log_of
 from cdc_platform.log.state.kept import logged_state
 from cdc_platform.log.state.of_log import assert_full_delta
 from cdc_platform.log.state.of_mutations import mutations_of
+from cdc_platform.sources.printed_rows import without_session
 
 _Row = dict[str, Value | None]
 _Key = tuple[bytes, tuple[Any, ...] | None]
@@ -79,13 +81,32 @@ def _shown(value: object) -> str:
     return f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
+_HEAD = "[json]"
+_COUNT = re.compile(r"\((\d{1,12}) rows?\)", re.ASCII)
+
+
 def _read(schema: TableSchema, source: str, text: str) -> Iterator[_Row]:
-    """The rows of what `cqlsh` prints of SELECT JSON: a line each, between a head and a count."""
+    """The rows of what `cqlsh` prints of SELECT JSON: a line each, between a head and a count.
+
+    Raises:
+        InputError: a line is none of these, or there are not as many rows as were counted: what is left out would pass
+            for rows that are not in the table.
+    """
     types = {column.name: column.type for column in schema.selected}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip().startswith("{"):
+    rows, counted = 0, None
+    for number, line in enumerate(without_session(text).splitlines(), 1):
+        content = line.strip()
+        if count := _COUNT.fullmatch(content):
+            counted = (counted or 0) + int(count[1])
             continue
-        columns = columns_of(line.strip())
+        if not content or content == _HEAD or not content.strip("-"):
+            continue
+        if not content.startswith("{"):
+            raise InputError(
+                f"{source}: line {number} is no row, {content[:40]!r}; export it with SELECT JSON * as cqlsh prints it"
+            )
+        rows += 1
+        columns = columns_of(content)
         if columns.keys() != types.keys():
             raise InputError(
                 f"{source}: line {number} has columns {', '.join(sorted(columns))}; {schema.full_name} has "
@@ -101,6 +122,10 @@ def _read(schema: TableSchema, source: str, text: str) -> Iterator[_Row]:
                     f"{source}, line {number}: {column.name} of the partition key is null; no row has that"
                 )
         yield row
+    if counted != rows and (counted is not None or not rows):
+        raise InputError(
+            f"{source} has {rows} rows and tells of {counted or 'none'}: it is cut, or no export; export it again"
+        )
 
 
 def _by_key(schema: TableSchema, rows: Iterable[_Row]) -> dict[_Key, _Row]:

@@ -147,6 +147,11 @@ def test_a_batch_that_all_have_lost_is_found_by_the_base_table(home: Path, tmp_p
     assert "0 are not in the log, 1 are otherwise there; 5 that" in found["the base table is what the log tells"]
     file.write_text('{"p": 1}', encoding="utf-8")
     assert asked(home, "--base", str(file)).exit_code == 2
+    row = lines[0]
+    for text in ("", "garbage", f"[json]\n{row}\n(2 rows)", f"{row}\nrow", "[json]\n------\n", f"{row}\n(0 rows)"):
+        file.write_text(text, encoding="utf-8")
+        refused = asked(home, "--base", str(file))
+        assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), text
 
 
 def test_torn_and_doubled_batches_are_found(home: Path) -> None:
