@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -261,7 +262,8 @@ def _embedded(app_name: str, heavy: bool, extra_conf: Mapping[str, str]) -> Spar
     os.environ.update(worker_environment(master))
     conf = SparkConf(loadDefaults=False).setMaster(master).setAppName(app_name).setAll(list(settings.items()))
     try:
-        SparkContext(conf=conf, gateway=_gateway(conf))
+        with _own_interrupts():
+            SparkContext(conf=conf, gateway=_gateway(conf))
         session = SparkSession.builder.getOrCreate()
         if not is_local(master):
             send_program(session)
@@ -389,6 +391,19 @@ def _gateway(conf: SparkConf) -> JavaGateway:
                 f"{MEMORY_VARIABLE}, or run cdc-platform doctor"
             ) from None
     return _launched[0]
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Undo that pyspark handles Ctrl-C: it asks the JVM to cancel jobs, perhaps in the middle of another request."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
