@@ -285,16 +285,23 @@ def interrupted_later() -> Iterator[None]:
 
 
 def kill_with_children(pid: int) -> None:
-    """Kill a process and all that it has started, which is known of on Linux; it cannot start more meanwhile."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    children = _children()
-    due = [pid]
-    for each in due:
-        due += children.get(each, ())
-    for each in due:
+    """Kill a process and all that it has started, which is known of on Linux; none of them starts more meanwhile."""
+    stopped: list[int] = []
+    while due := [each for each in _with_children(pid) if each not in stopped]:
+        for each in due:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        stopped += due
+    for each in stopped:
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def _with_children(pid: int) -> list[int]:
+    children, found = _children(), [pid]
+    for each in found:
+        found += children.get(each, ())
+    return found
 
 
 def _children() -> dict[int, list[int]]:

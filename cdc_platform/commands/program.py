@@ -10,11 +10,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -138,6 +140,10 @@ class _Remark(logging.Formatter):
         return escaped(super().formatMessage(record))
 
 
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in Path(record.pathname).parts
+
+
 class Program(click.Group):
     """The group of commands: loads them by name, and is the one edge at which errors become lines and codes."""
 
@@ -253,11 +259,16 @@ class Program(click.Group):
             sys.exit(_told(output, code if isinstance(code, int) else DONE))
 
 
+_may_end_jvm = threading.Event()
+"""Set where the process is this program's alone: a JVM that it has is its own then, and not of who calls it."""
+
+
 @contextmanager
 def _interruptible(hears: bool) -> Iterator[None]:
     """Let Ctrl-C interrupt a block, and end the process at once behind it: what runs at exit would print a stack."""
     if hears:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _may_end_jvm.set()
     try:
         yield
     except KeyboardInterrupt:
@@ -271,7 +282,7 @@ def _interruptible(hears: bool) -> Iterator[None]:
 def _interrupted() -> Failure:
     """The failure of a command that Ctrl-C has ended, once the JVM that it started is gone, if it started one."""
     session = sys.modules.get("cdc_platform.lake.session")
-    if session is not None:
+    if session is not None and _may_end_jvm.is_set():
         session.end_jvm()
     return Failure("interrupted", INTERRUPTED)
 
@@ -396,8 +407,11 @@ def program(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Remark("%(levelname)s %(name)s: %(message)s"))
-    # py4j tells of an interrupt with a page of its stack.
+    # py4j logs an interrupt with its stack, by a logger of its own and by the root.
     logging.getLogger("py4j").setLevel(logging.DEBUG if debug else logging.CRITICAL + 1)
+    if not debug:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_not_of_py4j)
     logging.getLogger("cdc_platform").setLevel(logging.INFO if verbose else logging.WARNING)
     if build:
         ctx.with_resource(looking_on())

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -395,15 +396,16 @@ def _gateway(conf: SparkConf) -> JavaGateway:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Undo that pyspark handles Ctrl-C: it asks the JVM to cancel jobs, perhaps in the middle of another request."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
+    """Keep pyspark from handling Ctrl-C: it asks the JVM to cancel jobs, perhaps in the middle of another request."""
+    from pyspark.core import context
+
+    module: Any = context
+    before = module.signal
+    module.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: None)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        module.signal = before
 
 
 @contextmanager
