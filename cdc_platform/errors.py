@@ -16,7 +16,9 @@ _LONGEST_HEAD, _LONGEST_TAIL = 3000, 900
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Rust libraries append their stack to the text of an error where RUST_BACKTRACE is set: numbered frames, each with or
 # without a line `at FILE`.
-_BACKTRACE = re.compile(r"(?:\n\s*(?:stack )?backtrace:\s*)?\n\s*0: [^\n]*(?:\n\s+(?:\d+: |at )[^\n]*)*", re.IGNORECASE)
+_BACKTRACE = re.compile(
+    r"(?:\n\s*(?:stack )?backtrace:\s*)?\n\s*0: [^\n]*(?:\n\s+(?:\d+: |at )[^\n]*)*+", re.IGNORECASE
+)
 
 
 def one_line(text: str) -> str:
