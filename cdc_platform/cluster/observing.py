@@ -222,6 +222,8 @@ def _news_of(
 ) -> Iterator[tuple[Saying, str]]:
     """What is to be said of a table that has a log in the cluster, each with the line that tells of it."""
     name = f"{table.keyspace}.{table.name}"
+    if table.unknown is not None:
+        seen.warnings.append(f"{name}: {table.unknown}: its CDC counts as on")
     created_ms = table.created_at_ms
     same = there is not None and (
         created_ms is None

@@ -15,6 +15,9 @@ from cdc_platform.cluster.session import LiveCluster, Row
 from cdc_platform.cluster.tables import Layout
 from cdc_platform.cql.names import quoted
 from cdc_platform.cql.scalars import timeuuid_us
+from cdc_platform.cql.schema import SearchIndex, unknown_option
+from cdc_platform.cql.search_indexes import SEARCH_CLASSES, is_known
+from cdc_platform.cql.written import index_notes
 from cdc_platform.records.table_history import CdcTable
 
 _LOG = "_scylla_cdc_log"
@@ -31,17 +34,19 @@ class LoggedTable:
     options: Mapping[str, str]
     created_at_ms: Milliseconds | None
     ddl: str
+    unknown: str | None = None
+    """What of its options or indexes is not known: the log counts as one that is written, and whose rows stay."""
 
     @property
     def enabled(self) -> bool:
-        """Whether CDC is on."""
-        return self.options.get("enabled", "false").lower() in ("true", "1")
+        """Whether CDC is on, or may be."""
+        return _is_on(self.options) or self.unknown is not None
 
     @property
     def ttl_seconds(self) -> int:
         """How long log rows live; 0: for ever."""
-        text = self.options.get("ttl", "")
-        return int(text) if text.isdigit() else _DEFAULT_TTL
+        text = self.options.get("ttl", str(_DEFAULT_TTL))
+        return int(text) if text.isascii() and text.isdigit() else 0
 
     def as_told(self) -> CdcTable:
         """The table as a home is told of it."""
@@ -57,17 +62,43 @@ def read_logged_tables(live: LiveCluster, layout: Layout) -> list[LoggedTable]:
     by_name = {name_of(row): row for row in live.select("system_schema.tables", "*")}
     more = _more(live, layout)
     times = Alterations.read(live, by_name, more)
+    indexes = _indexes(live)
     found = []
     for keyspace, name in sorted(by_name):
         log = by_name.get((keyspace, name + _LOG))
         if log is None:
             continue
-        said = dict(more.get((keyspace, name), {}).get("cdc") or ())
-        said = said or _of_extension(by_name[keyspace, name]["extensions"])
+        given = dict(more.get((keyspace, name), {}).get("cdc") or ()) or _of_extension(
+            by_name[keyspace, name]["extensions"]
+        )
+        said = given or {}
+        unknown = "its CDC options cannot be read" if given is None else unknown_option(said)
+        mine = indexes.get((keyspace, name), [])
+        searches = [each for each in mine if each.class_name in SEARCH_CLASSES]
+        by_index = any(SEARCH_CLASSES[each.class_name] for each in searches) and not _is_on(said)
+        said = said | {"enabled": "true"} if by_index else said
+        strange = next((each.class_name for each in mine if not is_known(each.class_name)), None)
+        if strange is not None and not _is_on(said):
+            unknown = unknown or f"its index class {strange!r} is not known"
         columns = _columns(live, keyspace, name)
         note = times.note((keyspace, name), columns)
         ddl = _ddl(live, keyspace, name, columns, said) + (f"\n{note}" if note else "")
-        found.append(LoggedTable(keyspace, name, said, created_ms(log["id"]), ddl))
+        ddl += "".join(f"\n{line}" for line in index_notes(searches, by_index=by_index))
+        found.append(LoggedTable(keyspace, name, said, created_ms(log["id"]), ddl, unknown))
+    return found
+
+
+def _is_on(options: Mapping[str, str]) -> bool:
+    return options.get("enabled", "false").lower() in ("true", "1")
+
+
+def _indexes(live: LiveCluster) -> dict[Name, list[SearchIndex]]:
+    """The indexes that have a class, by the name of their table."""
+    found: dict[Name, list[SearchIndex]] = {}
+    for row in sorted(live.select("system_schema.indexes", "*"), key=lambda row: row["index_name"]):
+        class_name = (row["options"] or {}).get("class_name")
+        if class_name:
+            found.setdefault(name_of(row), []).append(SearchIndex(row["index_name"], class_name.lower()))
     return found
 
 
@@ -85,13 +116,16 @@ def _more(live: LiveCluster, layout: Layout) -> dict[Name, Row]:
     return {name_of(row): row for row in live.select(tables.SCYLLA_TABLES, "*", at=live.contact)}
 
 
-def _of_extension(extensions: Mapping[str, bytes] | None) -> dict[str, str]:
-    """The options in the blob that clients read: a count, then texts with their lengths, little-endian."""
+def _of_extension(extensions: Mapping[str, bytes] | None) -> dict[str, str] | None:
+    """The options in the blob that clients read: a count, then texts with their lengths, little-endian.
+
+    None where they cannot be read.
+    """
     blob = (extensions or {}).get("cdc", b"")
     try:
         texts = list(_texts(blob)) if blob else []
     except (struct.error, UnicodeDecodeError):
-        return {}
+        return None
     return dict(zip(texts[::2], texts[1::2], strict=False))
 
 

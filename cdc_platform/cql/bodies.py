@@ -76,6 +76,32 @@ class Bodies(Transformer[Token, Any]):
     ) -> s.CreateKeyspace:
         return s.CreateKeyspace(name, bool(exists), properties or ())
 
+    def create_index(
+        self,
+        exists: bool | None,
+        name: str | None,
+        table: s.Name,
+        columns: tuple[str, ...],
+        class_name: Token,
+        _: tuple[s.TableProperty, ...] | None,
+    ) -> s.CreateIndex:
+        return s.CreateIndex(name, table, columns, str(class_name)[1:-1], bool(exists))
+
+    def targets_of_index(self, *columns: str | None) -> tuple[str, ...]:
+        return tuple(column for column in columns if column is not None)
+
+    def target_of_index(self, column: str) -> str:
+        return column
+
+    def part_of_column(self, _: str, column: str) -> str:
+        return column
+
+    def partition_of_index(self, _: tuple[str, ...]) -> None:
+        return None
+
+    def drop_index(self, exists: bool | None, name: s.Name) -> s.DropIndex:
+        return s.DropIndex(name, bool(exists))
+
     def create_type(self, exists: bool | None, name: s.Name, fields: tuple[Any, ...]) -> s.CreateType:
         return s.CreateType(name, bool(exists), fields)
 

@@ -30,10 +30,14 @@ _COLLECTIONS = {"list": 1, "set": 1, "map": 2}
 
 @dataclass
 class Keyspace:
-    """A keyspace: its types and tables by name, and the number of tablets of its tables, None without tablets."""
+    """A keyspace: its types and tables by name, and the number of tablets of its tables, None without tablets.
+
+    `declared`: a statement made it, so that it is known whether it has tablets.
+    """
 
     name: str
     tablets: int | None = None
+    declared: bool = False
     types: dict[str, UserType] = field(default_factory=dict)
     tables: dict[str, TableSchema] = field(default_factory=dict)
 

@@ -16,8 +16,17 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog, Keyspace
 from cdc_platform.cql.names import LOG_SUFFIX, refuse_name
 from cdc_platform.cql.row_ttl import altered, marked, without_lost
-from cdc_platform.cql.schema import CdcOptions, Column, Kind, TableSchema, log_columns
-from cdc_platform.cql.table_options import cdc_options, created_at_ms, default_ttl, is_log, option_map, table_id
+from cdc_platform.cql.schema import CdcOptions, Column, Kind, SearchIndex, TableSchema, log_columns
+from cdc_platform.cql.search_indexes import SEARCH_CLASSES, assert_known, with_index, with_options, without_index
+from cdc_platform.cql.table_options import (
+    cdc_options,
+    created_at_ms,
+    default_ttl,
+    is_log,
+    leaves_out_enabled,
+    option_map,
+    table_id,
+)
 from cdc_platform.cql.types import COUNTER, CqlType, UserType, listed
 from cdc_platform.errors import InputError, NotFound
 
@@ -47,7 +56,7 @@ def _create_keyspace(body: s.CreateKeyspace, catalog: Catalog, now_us: Microseco
         if not body.if_not_exists:
             raise InputError(f"keyspace {body.name} exists already; say IF NOT EXISTS, or DROP it first")
         return
-    catalog.keyspaces[body.name] = Keyspace(body.name, _tablets(body))
+    catalog.keyspaces[body.name] = Keyspace(body.name, _tablets(body), declared=True)
 
 
 def _tablets(body: s.CreateKeyspace) -> int | None:
@@ -55,12 +64,19 @@ def _tablets(body: s.CreateKeyspace) -> int | None:
     options = [
         option_map(part.value) for part in body.properties if isinstance(part, s.Property) and part.name == "tablets"
     ]
-    if not options or options[-1].get("enabled", "true").lower() != "true":
+    if not options or not _with_tablets(body.name, options[-1].get("enabled", "true")):
         return None
     initial = options[-1].get("initial", "0")
     if not initial.isdigit() or int(initial) > 100_000:
         raise InputError(f"keyspace {body.name}: {initial!r} is no number of tablets; 'initial' is from 0 to 100000")
     return int(initial) or DEFAULT_TABLETS
+
+
+def _with_tablets(keyspace: str, enabled: str) -> bool:
+    known = {"true": True, "false": False}
+    if enabled.lower() not in known:
+        raise InputError(f"keyspace {keyspace}: {enabled!r} is no value of the tablets option 'enabled': true or false")
+    return known[enabled.lower()]
 
 
 @_define.register
@@ -159,7 +175,10 @@ def _create_table(body: s.CreateTable, catalog: Catalog, now_us: Microseconds) -
             raise InputError(f"table {keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
         return catalog.table(body.name)
     ttl = default_ttl(body.properties) or 0
-    schema = TableSchema(keyspace, name, _columns(catalog, keyspace, body), options, now_us, default_ttl=ttl)
+    given = cdc_options(body.properties) is not None and not leaves_out_enabled(body.properties)
+    turned_off = given and not options.enabled
+    columns = _columns(catalog, keyspace, body)
+    schema = TableSchema(keyspace, name, columns, options, now_us, default_ttl=ttl, cdc_turned_off=turned_off)
     return _put(catalog, marked(schema, body.columns))
 
 
@@ -338,8 +357,41 @@ def _alter_properties(body: s.AlterProperties, catalog: Catalog, now_us: Microse
         if not isinstance(part, s.Property):
             raise InputError(f"the order and storage of {schema.full_name} are those that it was created with")
     ttl = default_ttl(body.properties)
-    cdc = cdc_options(body.properties) or schema.cdc
-    return _put(catalog, replace(schema, cdc=cdc, default_ttl=schema.default_ttl if ttl is None else ttl))
+    given = cdc_options(body.properties)
+    if given is not None:
+        schema = with_options(schema, given, says_enabled=not leaves_out_enabled(body.properties))
+    return _put(catalog, replace(schema, default_ttl=schema.default_ttl if ttl is None else ttl))
+
+
+@_define.register
+def _create_index(body: s.CreateIndex, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
+    """An index that ScyllaDB builds from the table's log; one of another class changes nothing."""
+    schema, class_name = catalog.table(body.table), body.class_name.lower()
+    assert_known(class_name)
+    for column in body.columns:
+        schema.column(column)
+    if class_name not in SEARCH_CLASSES:
+        return None
+    name = body.name or "_".join((schema.name, *body.columns[:1], "idx"))
+    if _table_of_index(catalog, schema.keyspace, name) is not None:
+        if not body.if_not_exists:
+            raise InputError(f"index {schema.keyspace}.{name} exists already; say IF NOT EXISTS, or DROP it first")
+        return None
+    keyspace = catalog.keyspace(schema.keyspace)
+    tablets = keyspace.tablets is not None or not keyspace.declared
+    return _put(catalog, with_index(schema, SearchIndex(name, class_name), tablets=tablets))
+
+
+@_define.register
+def _drop_index(body: s.DropIndex, catalog: Catalog, now_us: Microseconds) -> TableSchema | None:
+    """Drop a search index; plain indexes change nothing in a table and are not known here."""
+    schema = _table_of_index(catalog, *catalog.qualified(body.name))
+    return None if schema is None else _put(catalog, without_index(schema, body.name.name))
+
+
+def _table_of_index(catalog: Catalog, keyspace: str, name: str) -> TableSchema | None:
+    tables = catalog.keyspaces[keyspace].tables.values() if keyspace in catalog.keyspaces else ()
+    return next((table for table in tables if any(each.name == name for each in table.search_indexes)), None)
 
 
 def _alter_log(base: TableSchema, body: s.AlterProperties) -> None:

@@ -10,9 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from cdc_platform.cql.search_indexes import PLAIN_CLASSES, SEARCH_CLASSES
+
 Handling = Literal["done", "passed over", "refused"]
 
-_INDEX = "an index is made of what a table has and changes nothing in it"
+INDEX = "an index is made of what a table has and changes nothing in it"
 _VIEW = "a materialized view is made of its base table and changes nothing in it"
 _RIGHTS = "rights and roles change no table"
 _FUNCTION = "a function changes no table until a statement calls it, which is then refused"
@@ -20,9 +22,8 @@ _LEVEL = "a service level says how fast statements run, not what they do"
 _SHELL = "it tells cqlsh how to run or show statements, not what they do"
 
 PASSED_OVER: Mapping[str, str] = {
-    "CREATE INDEX": _INDEX,
-    "CREATE CUSTOM INDEX": _INDEX,
-    "DROP INDEX": _INDEX,
+    "CREATE INDEX": INDEX,
+    "CREATE CUSTOM INDEX": INDEX,
     "CREATE MATERIALIZED VIEW": _VIEW,
     "ALTER MATERIALIZED VIEW": _VIEW,
     "DROP MATERIALIZED VIEW": _VIEW,
@@ -77,8 +78,8 @@ REFUSED: Mapping[str, str] = {
     " INSERT statements, one with bind markers and --values for all of them",
     "SOURCE": "it runs the statements of another file, which would be missing here; put them in its place",
     "CREATE TRIGGER": "a trigger writes to tables by itself, and those writes would be missing here; leave it out",
-    "CREATE VECTOR INDEX": "ScyllaDB turns CDC on for the table of a vector index, with options of its own; give the"
-    " table its cdc options by ALTER TABLE and leave the index out",
+    "CREATE INDEX OF UNKNOWN CLASS": "its class {class_name!r} is not known, so whether it turns CDC on cannot be told;"
+    f" the known ones are {', '.join(SEARCH_CLASSES)} and those of Cassandra",
     "ALTER KEYSPACE WITH TABLETS": "the tablets of a keyspace say how many streams its later tables have; give them"
     " when the keyspace is created",
 }
@@ -95,6 +96,8 @@ LINES = frozenset(
 _OBJECTS = ("CREATE", "ALTER", "DROP")
 _NOISE = ("OR", "REPLACE", "CUSTOM")
 _FIRST = re.compile(r"--[^\n\r]*|//[^\n\r]*|/\*.*?\*/|(\w+)|\S", re.DOTALL)
+_COMMENT = re.compile(r"--[^\n\r]*|//[^\n\r]*|/\*.*?\*/", re.DOTALL)
+_CLASS = re.compile(r"\bUSING\s+'([^']*)'", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\$\$.*?\$\$", re.DOTALL)
 _MOST_WORDS = 4
 _LONGEST_NAME = 40
@@ -114,8 +117,8 @@ def kind_of(text: str) -> Kind:
     key = next((key for key in _prefixes(words) if key in PASSED_OVER or key in REFUSED), None)
     if words[:1] == ["COPY"]:
         key = "COPY TO" if re.search(r"\bTO\b", _QUOTED.sub(" ", text), re.IGNORECASE) else "COPY FROM"
-    elif key in ("CREATE INDEX", "CREATE CUSTOM INDEX") and re.search("vector_index", text, re.IGNORECASE):
-        key = "CREATE VECTOR INDEX"
+    elif key in ("CREATE INDEX", "CREATE CUSTOM INDEX"):
+        return _index_kind(key, text)
     elif key == "ALTER KEYSPACE" and re.search(r"\btablets\b", _QUOTED.sub(" ", text), re.IGNORECASE):
         key = "ALTER KEYSPACE WITH TABLETS"
     if key is None:
@@ -124,6 +127,18 @@ def kind_of(text: str) -> Kind:
         return Kind(key, "refused", REFUSED[key])
     name = key if key in ("COPY TO", "SERIAL CONSISTENCY") else _named(words)
     return Kind(name, "passed over", PASSED_OVER[key])
+
+
+def _index_kind(key: str, text: str) -> Kind:
+    """The kind of a CREATE INDEX, which its class tells: a search index is done, a plain one passed over."""
+    found = _CLASS.search(_COMMENT.sub(" ", text))
+    class_name = "" if found is None else found[1]
+    if class_name.lower() in SEARCH_CLASSES:
+        return Kind("CREATE INDEX")
+    if class_name and class_name.lower() not in PLAIN_CLASSES:
+        why = REFUSED["CREATE INDEX OF UNKNOWN CLASS"].format(class_name=class_name[:60])
+        return Kind("CREATE INDEX", "refused", why)
+    return Kind("CREATE INDEX", "passed over", PASSED_OVER[key])
 
 
 def _first_words(text: str) -> list[str]:

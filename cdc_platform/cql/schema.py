@@ -114,6 +114,20 @@ _READERS = {
 }
 
 
+LATER_OPTIONS = frozenset({"enable_requested", "tablet_merge_blocked"})
+"""CDC options that clusters print and no statement sets: they say nothing of logs and their rows."""
+
+
+def unknown_option(options: Mapping[str, str]) -> str | None:
+    """What a map of CDC options that a cluster prints says that is not known here; None where all of it is known."""
+    known = {key: value for key, value in options.items() if key.lower() not in LATER_OPTIONS}
+    try:
+        CdcOptions.parse(known)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a base table. `descending` is for clustering columns."""
@@ -148,6 +162,13 @@ class Descending:
         return hash(self.key)
 
 
+class SearchIndex(NamedTuple):
+    """An index that is built from the table's CDC log: its name, and its class in small letters."""
+
+    name: str
+    class_name: str
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """A base table: its columns with the keys in key order, its CDC options, when it was made (µs since 1970).
@@ -156,6 +177,8 @@ class TableSchema:
     `default_ttl` (s) is that of writes that give none, 0 for none. `truncated_us` is when it was truncated last,
     `log_since_us` when its log was made anew (µs); None: it never was. `row_ttl` is the column by which rows expire.
     `has_old_log`: its log was there before it was defined here, made at `old_log_ms` (ms) where that is known.
+    `cdc_by_index`: CDC is on because a search index needs it, and no statement has turned it on. `cdc_turned_off`: a
+    statement has turned it off.
     """
 
     keyspace: str
@@ -170,6 +193,9 @@ class TableSchema:
     row_ttl: str | None = None
     has_old_log: bool = False
     old_log_ms: Milliseconds | None = None
+    search_indexes: tuple[SearchIndex, ...] = ()
+    cdc_by_index: bool = False
+    cdc_turned_off: bool = False
 
     @property
     def full_name(self) -> str:

@@ -237,6 +237,25 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class CreateIndex:
+    """CREATE INDEX ... USING a class; `name` is None where the statement gives none."""
+
+    name: str | None
+    table: Name
+    columns: tuple[str, ...]
+    class_name: str
+    if_not_exists: bool
+
+
+@dataclass(frozen=True)
+class DropIndex:
+    """DROP INDEX."""
+
+    name: Name
+    if_exists: bool
+
+
+@dataclass(frozen=True)
 class Truncate:
     """TRUNCATE."""
 
@@ -382,6 +401,8 @@ Definition = (
     | RenameColumns
     | AlterRowTtl
     | AlterProperties
+    | CreateIndex
+    | DropIndex
     | Drop
 )
 Body = Definition | Write | Batch | Use | Truncate | Read | PassedOver | Unread

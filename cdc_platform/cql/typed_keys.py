@@ -33,7 +33,10 @@ def typed_key(schema: TableSchema, texts: Sequence[str], moment: Moment) -> byte
             f"{schema.full_name} has the partition key ({named}): give --pk {len(columns)} times, in that order, not "
             f"{len(texts)}"
         )
-    return schema.partition_bytes([_value(*each, moment) for each in zip(columns, texts, strict=True)])
+    key = schema.partition_bytes([_value(*each, moment) for each in zip(columns, texts, strict=True)])
+    if not key:
+        raise InputError(f"--pk {texts[0]!r}: the partition key of {schema.full_name} is empty, which CQL refuses")
+    return key
 
 
 def _value(column: Column, text: str, moment: Moment) -> Value:

@@ -6,12 +6,12 @@ lately, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cdc_platform.clock import format_us
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.names import quoted
-from cdc_platform.cql.schema import LOG_KEY, Column, TableSchema, log_columns
+from cdc_platform.cql.schema import LOG_KEY, Column, SearchIndex, TableSchema, log_columns
 from cdc_platform.cql.types import UserType
 
 
@@ -36,6 +36,11 @@ def plain_ddl(catalog: Catalog, schema: TableSchema) -> list[str]:
     ]
 
 
+def index_lines(ddl: str) -> list[str]:
+    """What stands in comments of the search indexes of a table, see `index_notes`."""
+    return [line for line in ddl.splitlines() if line.startswith(("-- search index: ", "-- CDC: on"))]
+
+
 def without_notes(ddl: str) -> str:
     """What makes the table, without what stands in comments."""
     return "\n".join(line for line in ddl.splitlines() if not line.startswith("-- "))
@@ -46,6 +51,17 @@ def _notes(schema: TableSchema) -> Iterator[str]:
         yield f"-- truncated: {format_us(schema.truncated_us)}"
     if schema.log_since_us is not None:
         yield f"-- log made anew: {format_us(schema.log_since_us)}"
+    yield from index_notes(schema.search_indexes, by_index=schema.cdc_by_index)
+    if schema.cdc_turned_off and not schema.cdc.enabled:
+        yield "-- CDC: turned off"
+
+
+def index_notes(indexes: Iterable[SearchIndex], *, by_index: bool) -> Iterator[str]:
+    """What stands in comments of a table's search indexes, and whether one of them has turned CDC on."""
+    for index in indexes:
+        yield f"-- search index: {index.class_name} {index.name}"
+    if by_index:
+        yield "-- CDC: on by a search index"
 
 
 def _used(types: dict[str, UserType], schema: TableSchema) -> Iterator[str]:

@@ -11,7 +11,7 @@ from cdc_platform.cql import statements as s
 from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.parser import parse
-from cdc_platform.cql.schema import TableSchema
+from cdc_platform.cql.schema import SearchIndex, TableSchema
 from cdc_platform.errors import NotFound, StateError, UnknownTable
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.mirrors import mend
@@ -59,7 +59,15 @@ def known_tables(catalog: Catalog, tables: Iterable[CdcTable]) -> list[TableSche
 def noted(schema: TableSchema, ddl: str) -> TableSchema:
     """The table with what its definition says in comments, for which CQL has no words."""
     found = {name: parse_time_us(time) for name, time in _NOTE.findall(ddl)}
-    return replace(schema, truncated_us=found.get("truncated"), log_since_us=found.get("log made anew"))
+    options = set(_CDC_NOTE.findall(ddl))
+    return replace(
+        schema,
+        truncated_us=found.get("truncated"),
+        log_since_us=found.get("log made anew"),
+        search_indexes=tuple(SearchIndex(name, class_name) for class_name, name in _INDEX_NOTE.findall(ddl)),
+        cdc_by_index="on by a search index" in options,
+        cdc_turned_off="turned off" in options,
+    )
 
 
 def schema_as_told(change: TableChange) -> TableSchema | None:
@@ -67,6 +75,8 @@ def schema_as_told(change: TableChange) -> TableSchema | None:
     return next(iter(known_tables(Catalog(), [as_it_stands(change)])), None)
 
 
+_INDEX_NOTE = re.compile(r"^-- search index: (\S+) (.+)$", re.MULTILINE)
+_CDC_NOTE = re.compile(r"^-- CDC: (.+)$", re.MULTILINE)
 _NOTE = re.compile(r"^-- (truncated|log made anew): (\S+)$", re.MULTILINE)
 
 

@@ -18,7 +18,8 @@ from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.definitions import define
 from cdc_platform.cql.names import LOG_SUFFIX
 from cdc_platform.cql.parser import read_script
-from cdc_platform.cql.schema import CdcOptions
+from cdc_platform.cql.schema import LATER_OPTIONS, CdcOptions, SearchIndex
+from cdc_platform.cql.search_indexes import SEARCH_CLASSES, enables_cdc
 from cdc_platform.cql.table_options import (
     created_at_ms,
     is_log,
@@ -44,7 +45,6 @@ _MOST_SCHEMA = 16 * 1024 * 1024
 _LEVELS = re.compile(r"[<\[{(>\]});]")
 _DEEPEST = 64
 
-_KNOWN = ("enabled", "preimage", "postimage", "delta", "ttl")
 _DEFAULT_TTL = "default_time_to_live"
 
 Name = tuple[str, str]
@@ -126,7 +126,11 @@ class _Reader:
         place = f"{self._source}, line {statement.line}"
         if isinstance(body, s.Unread) and re.search(r"\bcdc\s*=\s*\{", statement.text, re.IGNORECASE):
             raise InputError(f"{place}: {body.error}")
-        if isinstance(body, s.Use):
+        if isinstance(body, s.Unread) and statement.kind == "CREATE INDEX":
+            raise InputError(f"{place}: {body.error}")
+        if isinstance(body, s.CreateIndex):
+            self._index(body)
+        elif isinstance(body, s.Use):
             self._catalog.in_use = body.keyspace
         elif isinstance(body, s.CreateTable):
             self._create(place, body)
@@ -188,6 +192,21 @@ class _Reader:
         kept = [each for each in body.properties if not isinstance(each, s.Property) or each.name == _DEFAULT_TTL]
         self._change(name, replace(body, properties=tuple(kept)))
 
+    def _index(self, body: s.CreateIndex) -> None:
+        """Note a search index. The cluster has it, so that nothing is asked of the table's options."""
+        name, class_name = self._name(body.table), body.class_name.lower()
+        if class_name not in SEARCH_CLASSES:
+            return
+        options = self._options.get(name)
+        by_index = enables_cdc(class_name) and not (options is not None and options.enabled)
+        if by_index:
+            self._set(name, replace(options or CdcOptions(), enabled=True))
+        if self._catalog.has_table(s.Name(*name)):
+            schema = self._catalog.table(s.Name(*name))
+            index = SearchIndex(body.name or "_".join((name[1], *body.columns[:1], "idx")), class_name)
+            indexes = (*schema.search_indexes, index)
+            self._catalog.put(replace(schema, search_indexes=indexes, cdc_by_index=schema.cdc_by_index or by_index))
+
     def _alter(self, place: str, body: s.AlterProperties) -> None:
         name = self._name(body.name)
         found = None if name[1].endswith(LOG_SUFFIX) else _cdc(place, body.properties)
@@ -231,7 +250,7 @@ def _cdc(place: str, properties: Iterable[s.TableProperty]) -> CdcOptions | None
     if not given or isinstance(given[0], s.Constant):
         return None
     try:
-        # What later versions have added says nothing of logs and their rows.
-        return CdcOptions.parse({key: value for key, value in option_map(given[0]).items() if key.lower() in _KNOWN})
+        read = option_map(given[0])
+        return CdcOptions.parse({key: value for key, value in read.items() if key.lower() not in LATER_OPTIONS})
     except InputError as error:
         raise InputError(f"{place}: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdc_platform.clock import Clock
-from cdc_platform.cql.written import without_notes
+from cdc_platform.cql.written import index_lines, without_notes
 from cdc_platform.lake.lake import Lake
 from cdc_platform.records import cdc_tables
 from cdc_platform.records.table_history import CdcTable
@@ -77,4 +77,11 @@ def _is_same(there: CdcTable, table: DescribedTable) -> bool:
 
 def _has_definition(there: CdcTable, table: DescribedTable) -> bool:
     """Whether what is described says nothing new; what was noted here of truncations no schema knows."""
-    return table.ddl is None or (there.ddl is not None and without_notes(there.ddl) == table.ddl)
+    if table.ddl is None:
+        return True
+    return there.ddl is not None and _definition(there.ddl) == _definition(table.ddl)
+
+
+def _definition(ddl: str) -> tuple[str, list[str]]:
+    """What makes a table, and its search indexes; what else stands in comments is of no schema."""
+    return without_notes(ddl), index_lines(ddl)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.command_line import run
 from support.standin.cluster import StandIn, nodes
-from support.states import GONE, NODE_STATES, OWNS, TRANSITIONS, UNKNOWN
+from support.states import GONE, NODE_STATES, OWNS, SEARCH_CLASSES, TRANSITIONS, UNKNOWN
 
 from cdc_platform.clock import Clock
 from cdc_platform.cluster import known
@@ -18,7 +18,8 @@ from cdc_platform.cluster.tables import TOPOLOGY
 from cdc_platform.errors import InputError
 from cdc_platform.home import open_home
 from cdc_platform.lake.lake import Lake
-from cdc_platform.records import cdc_local, ring
+from cdc_platform.log.ddl import schema_of
+from cdc_platform.records import cdc_local, cdc_tables, ring
 from cdc_platform.ring import Node
 
 pytestmark = pytest.mark.cassandra
@@ -111,3 +112,28 @@ def test_a_zero_token_node_is_a_member(standin: StandIn, cluster: KnownCluster) 
     assert run("--home", cluster.home, "check").exit_code == 0
     assert run("--home", cluster.home, "status", "--json").json["ring"]["zero_token_nodes"] == 1
     assert cdc_local.kept_ids(lake)
+
+
+@pytest.mark.parametrize("class_name", [*SEARCH_CLASSES, UNKNOWN])
+def test_each_class_of_index_has_its_meaning(class_name: str, standin: StandIn, cluster: KnownCluster) -> None:
+    """A log that only its index turns on counts as on; an unknown class counts as one that does, and is named."""
+    lake = Lake(cluster.open_home().lake)
+    look(cluster)
+    assert not cdc_tables.find(lake, "Shop", "Carts").enabled
+    where = "keyspace_name = 'Shop' AND table_name = 'Carts' AND index_name = 'i'"
+    try:
+        standin.world.run(
+            "INSERT INTO system_schema.indexes (keyspace_name, table_name, index_name, kind, options) VALUES "
+            f"('Shop', 'Carts', 'i', 'CUSTOM', {{'class_name': '{class_name}', 'target': 'v'}})"
+        )
+        seen = look(cluster)
+        found = cdc_tables.find(lake, "Shop", "Carts")
+        assert found.enabled == SEARCH_CLASSES.get(class_name, True)
+        assert any(UNKNOWN in line for line in seen.warnings) == (class_name == UNKNOWN)
+        if class_name != UNKNOWN:
+            assert [each.class_name for each in schema_of(lake, "Shop", "Carts").search_indexes] == [class_name]
+        assert look(cluster).tables_changed == []
+    finally:
+        standin.world.run(f"DELETE FROM system_schema.indexes WHERE {where}")
+    look(cluster)
+    assert not cdc_tables.find(lake, "Shop", "Carts").enabled

@@ -60,8 +60,11 @@ def test_nothing_is_lost(script: str) -> None:
     [
         ("create index on t (v)", "CREATE INDEX", "passed over"),
         ("CREATE CUSTOM INDEX i ON t (v) USING 'StorageAttachedIndex'", "CREATE INDEX", "passed over"),
-        ("CREATE CUSTOM INDEX i ON t (v) USING 'vector_index'", "CREATE VECTOR INDEX", "refused"),
-        ("create index on ks.t (v) using 'vector_index'", "CREATE VECTOR INDEX", "refused"),
+        ("CREATE CUSTOM INDEX i ON t (v) USING 'vector_index'", "CREATE INDEX", "done"),
+        ("create index on ks.t (v) using 'FullText_Index'", "CREATE INDEX", "done"),
+        ("CREATE CUSTOM INDEX i ON t (v) /* x */ USING -- y\n 'zzz_unknown'", "CREATE INDEX", "refused"),
+        ("CREATE INDEX i ON t (v) -- USING 'zzz_unknown'\n", "CREATE INDEX", "passed over"),
+        ("DROP INDEX i", "DROP INDEX", "done"),
         ("CREATE MATERIALIZED VIEW v AS SELECT * FROM t", "CREATE MATERIALIZED VIEW", "passed over"),
         ("ALTER /* x */ KEYSPACE k WITH replication = {'tablets': 1}", "ALTER KEYSPACE", "passed over"),
         ("ALTER KEYSPACE k WITH tablets = {'initial': 8}", "ALTER KEYSPACE WITH TABLETS", "refused"),

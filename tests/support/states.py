@@ -43,3 +43,6 @@ TRANSITIONS = {
 
 PRINTED_STATES = {"Normal": OWNS, "Leaving": LEAVING, "Moving": LEAVING, "Joining": JOINING}
 """What a node in each state that nodetool prints does with its tokens."""
+
+SEARCH_CLASSES = {"vector_index": True, "fulltext_index": True, "substring_index": False, "pattern_index": False}
+"""The classes of indexes that are built from a log, and whether each turns CDC on by itself."""

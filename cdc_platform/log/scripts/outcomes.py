@@ -202,7 +202,7 @@ def _defined_names(statement: s.Statement, in_use: str | None) -> list[str]:
         return _unread_names(statement.text, in_use)
     if isinstance(body, s.CreateKeyspace):
         return [f"keyspace {body.name}"]
-    if not isinstance(body, s.Definition) or isinstance(body, s.Drop):
+    if not isinstance(body, s.Definition) or isinstance(body, s.Drop | s.CreateIndex | s.DropIndex):
         return []
     name = f"{body.name.keyspace or in_use}.{body.name.name}"
     match body:

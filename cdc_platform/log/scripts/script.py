@@ -20,6 +20,7 @@ from cdc_platform.cql.catalog import Catalog
 from cdc_platform.cql.cells import OutsideOfList
 from cdc_platform.cql.conditions import Answer
 from cdc_platform.cql.definitions import define
+from cdc_platform.cql.kinds import INDEX
 from cdc_platform.cql.literals import Moment
 from cdc_platform.cql.live import Partition
 from cdc_platform.cql.markers import bound
@@ -27,6 +28,7 @@ from cdc_platform.cql.mutation import Mutation
 from cdc_platform.cql.parser import assert_understood, read_script, statements_in
 from cdc_platform.cql.ranges import Key
 from cdc_platform.cql.schema import CdcOptions, Column, TableSchema
+from cdc_platform.cql.search_indexes import enables_cdc
 from cdc_platform.cql.table_options import leaves_out_enabled, turns_off
 from cdc_platform.cql.written import ddl_of
 from cdc_platform.errors import PlatformError
@@ -162,7 +164,10 @@ class Script:
             elif isinstance(body, s.Unread):
                 return Outcome(statement, body.error)
             elif not isinstance(body, s.Read | s.PassedOver):
-                return Outcome(statement, schema=self._define(body, statement.line))
+                schema = self._define(body, statement.line)
+                if isinstance(body, s.DropIndex) and schema is None:
+                    return Outcome(statement._replace(body=s.PassedOver(INDEX)))
+                return Outcome(statement, schema=schema)
             return Outcome(statement)
         except PlatformError as error:
             return Outcome(statement, error)
@@ -185,7 +190,10 @@ class Script:
         if not isinstance(body, s.AlterProperties) or not leaves_out_enabled(body.properties):
             return
         keyspace, name = self._catalog.qualified(body.name)
-        if self._catalog.has_table(body.name) and self._catalog.table(body.name).cdc.enabled:
+        if not self._catalog.has_table(body.name):
+            return
+        table = self._catalog.table(body.name)
+        if table.cdc.enabled and not any(enables_cdc(index.class_name) for index in table.search_indexes):
             self._warnings.append(f"line {line}: {turns_off(f'{keyspace}.{name}')}")
 
     def _alter(self, name: str, table: TableSchema) -> None:
