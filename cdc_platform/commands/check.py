@@ -50,8 +50,9 @@ def check(
 ) -> None:
     """Judge every invariant of GENERATION (its UUID or its time), or of all generations and all tables.
 
-    The exit code is 1 when one does not hold, or when there was nothing to check. What takes tables that were never
-    exported from a cluster is not judged, which is neither. What was judged is kept, for status.
+    The exit code is 1 when one does not hold, when there was nothing to check, or when a part of it could not be judged
+    (`unjudged`). What takes tables that were never exported from a cluster is not judged, which is neither. What was
+    judged is kept, for status.
 
     A foreign commit that is meant to stay is accepted with --accept and --because: that is kept beside it in the
     table's log, with who and when, and shown by check from then on. Its rows are taken as they are now. One that is
@@ -106,6 +107,7 @@ def _told(line: Judgement) -> dict[str, object]:
         "invariant": line.invariant,
         "population": line.population,
         "violations": line.violations,
+        "unjudged": line.unjudged,
         "sample": line.sample,
         "passed": None if line.unknown else line.passed,
         "page": page_of(line.invariant),
@@ -226,6 +228,7 @@ def _one(lake: Lake, generation: str | Milliseconds | None, name: str, damaged: 
     from cdc_platform.invariants import findings as families
     from cdc_platform.invariants.stored import not_judged
     from cdc_platform.lake.session import workers
+    from cdc_platform.lifecycle.repair.audit import audit_fit
     from cdc_platform.timeline import Timeline
 
     assert generation is not None
@@ -241,6 +244,14 @@ def _one(lake: Lake, generation: str | Milliseconds | None, name: str, damaged: 
 
     of_generations = damaged & {table.full_name for table in inventory.READ}
     yield families.GENERATIONS, audit
+
+    def fit() -> list[Finding] | None:
+        newest = Timeline.read(lake).newest
+        if newest is None or name not in (newest.id, format_ms(newest.time_ms)):
+            return None
+        return [line for line in audit_fit(lake) if line.invariant == families.STREAMS_FIT_THE_RING]
+
+    yield families.FIT, fit
 
 
 def _everything(session: Session, lake: Lake, damaged: set[str]) -> Iterator[Audit]:

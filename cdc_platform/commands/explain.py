@@ -54,7 +54,8 @@ def explain(
     """Explain where a write goes: token, generation, range, owner, shard, stream; and whether it is accepted now.
 
     Beside what the generation was made for stands where the ring as it is puts the base row and the stream: the two
-    differ when shards or tokens have changed since. The exit code is 1 when the write is refused.
+    differ when shards or tokens have changed since. The exit code is 1 when the write is refused, and when its stream
+    cannot be told or is not where its range and shard put it: then the verdict is STREAM_UNKNOWN or STREAM_MISPLACED.
 
     \b
     Example:

@@ -9,13 +9,14 @@ import click
 from cdc_platform.clock import Milliseconds
 from cdc_platform.commands.arguments import GENERATION, OPERATING
 from cdc_platform.commands.changing import warn_of_changing
-from cdc_platform.commands.output import json_option, time_of, write_facts, write_json, write_table
+from cdc_platform.commands.output import json_option, time_of, warn, write_facts, write_json, write_table
 from cdc_platform.commands.session import Session, pass_session
 from cdc_platform.errors import StateError
 
 if TYPE_CHECKING:
     from cdc_platform.generations import RingLayout
     from cdc_platform.ring import Ring
+    from cdc_platform.ring.tokens import Int64s
 
 _MOST_SHOWN = 64
 
@@ -31,14 +32,15 @@ _MOST_SHOWN = 64
 )
 @json_option
 @pass_session
-def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool) -> None:
+@click.pass_context
+def ring(ctx: click.Context, session: Session, colocation: str | Milliseconds | None, as_json: bool) -> None:
     """Show the nodes of the ring as it stands.
 
     With --json the tokens are listed too, and the result is a ring snapshot that `cdc-platform import` takes.
 
     With --colocation: the share of the keys of each node and shard whose stream, by a generation, lies in the same
-    vnode and on the same shard. Exact, counted from tokens and shards; for streams that are not where they belong see
-    `check`.
+    vnode and on the same shard. Exact, counted from tokens, shards and the tokens of the streams. The exit code is 1
+    where streams are not where their range and shard put them, or where their order is not known: see `check`.
 
     \b
     Example:
@@ -53,7 +55,9 @@ def ring(session: Session, colocation: str | Milliseconds | None, as_json: bool)
     warn_of_changing(session.lake())
     if told is not None:
         write_json(told) if as_json else _show_colocation(told)
-        return
+        for line in _doubts(told):
+            warn(line, code="colocation-in-doubt")
+        ctx.exit(1 if _doubts(told) else 0)
     nodes = sorted(current.nodes, key=lambda node: str(node.host_id))
     if as_json:
         from cdc_platform.sources.ring_snapshots import snapshot_of
@@ -88,7 +92,10 @@ def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> di
     import numpy as np
 
     from cdc_platform.generations import RingLayout
+    from cdc_platform.generations.damage import misplaced_streams
+    from cdc_platform.generations.stream_ids import decode
     from cdc_platform.records import cluster_changes
+    from cdc_platform.records.descriptions import unordered_ranges
     from cdc_platform.records.generation_data import description_of
     from cdc_platform.timeline import Timeline
 
@@ -109,18 +116,32 @@ def _colocation(session: Session, current: Ring, name: str | Milliseconds) -> di
             "yet; observe the cluster again when it has settled"
         )
     excess = layout.shard_counts[~np.isin(layout.range_ends, current.tokens)]
+    damage = misplaced_streams(made)
     return {
         "generation": {"id": found.id, "time": time_of(found.time_ms)},
-        **_shares(layout, current),
+        **_shares(layout, current, decode(made.streams).tokens),
         "excess_ranges": len(excess),
         "excess_streams": int(excess.sum()),
+        "misplaced_streams": damage[0].detail if damage else None,
+        "unordered_ranges": len(unordered_ranges(lake, found.gossiped)),
     }
 
 
-def _shares(layout: RingLayout, current: Ring) -> dict[str, Any]:
+def _doubts(told: dict[str, Any]) -> list[str]:
+    """Why the shares are not those of a sound generation, a line each."""
+    lines = [] if told["misplaced_streams"] is None else [told["misplaced_streams"]]
+    if told["unordered_ranges"]:
+        lines.append(
+            f"the shard order of {told['unordered_ranges']} ranges is not known, so that the shares of their shards "
+            "cannot be told"
+        )
+    return lines
+
+
+def _shares(layout: RingLayout, current: Ring, streams: Int64s) -> dict[str, Any]:
     from cdc_platform.generations.colocation import colocation_by_shard
 
-    found = colocation_by_shard(layout, current)
+    found = colocation_by_shard(layout, current, streams)
     everything = sum(found.tokens.tolist())
     rows = list(zip(found.shards.tolist(), found.tokens.tolist(), found.on_shard.tolist(), strict=True))
     nodes = []

@@ -91,7 +91,8 @@ def _understood(piece: Piece, shapes: Shapes) -> s.Statement:
         return known
     kind = kind_of(piece.text)
     if kind.name == "CREATE INDEX" and kind.handling != "done":  # the grammar has those of search indexes alone
-        raise _at(piece, 1, len("CREATE ") + 1, f"{kind.name} is not done: {kind.why}")
+        found = piece.text.split()[1][:40]
+        raise _at(piece, 1, len("CREATE ") + 1, f"found {found!r}; expected an index of a search class: {kind.why}")
     return _parsed(piece, kind.name, shapes, literals)
 
 

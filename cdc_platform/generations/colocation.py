@@ -77,23 +77,42 @@ class ShardColocation:
     in_vnode: UInt64s
 
 
-def colocation_by_shard(layout: RingLayout, ring: Ring) -> ShardColocation:
-    """What `colocation` says as one share, for each shard of each node; exact, and counted stream by stream."""
+def colocation_by_shard(layout: RingLayout, ring: Ring, streams: Int64s | None = None) -> ShardColocation:
+    """What `colocation` says as one share, for each shard of each node; exact, and counted stream by stream.
+
+    `streams` int64[total] are the tokens that the streams have, range by range in shard order; None: those that the
+    layout gives them. A stream outside its range colocates nothing.
+    """
     widest = int(max(node.shard_count for node in ring.nodes))
     tokens, on_shard = (np.zeros((len(ring.nodes), widest), dtype=np.uint64) for _ in range(2))
     in_vnode = np.zeros(len(ring.nodes), dtype=np.uint64)
     own = RingLayout.of(ring)
     # As if the generation had been made for this ring: then every key is colocated, and counted where it lies.
-    for whose, into, vnodes in ((own, tokens, None), (layout, on_shard, in_vnode)):
+    for whose, into, vnodes, actual in ((own, tokens, None, None), (layout, on_shard, in_vnode, streams)):
         cuts = distinct(whose.range_ends, ring.tokens)
         for rows, shards in _streams(whose, np.arange(len(whose))):
-            for counted in _counts(whose, ring, cuts, rows, shards):
+            placed = _placed(whose, rows, shards, actual)
+            for counted in _counts(whose, ring, cuts, *placed):
                 owners = ring.owner_index[counted.vnodes]
                 np.add.at(into, (owners, counted.shards), counted.on_shard)
                 if vnodes is not None:
                     np.add.at(vnodes, owners, counted.in_vnode)
     nodes, shards = np.nonzero(np.arange(widest) < np.array([[node.shard_count] for node in ring.nodes]))
     return ShardColocation(nodes, shards, tokens[nodes, shards], on_shard[nodes, shards], in_vnode)
+
+
+def _placed(
+    layout: RingLayout, rows: Int64s, shards: Int64s, streams: Int64s | None
+) -> tuple[Int64s, Int64s, Int64s | None]:
+    """Those of these streams (row and shard, int64[k] each) that lie in their ranges, and the tokens that they have."""
+    if streams is None:
+        return rows, shards, None
+    offsets = np.cumsum(layout.shard_counts) - layout.shard_counts
+    tokens = streams[offsets[rows] + shards]
+    first = unbias(layout.range_starts[rows]) + np.uint64(1)
+    length = unbias(layout.range_ends[rows]) - first
+    inside = unbias(tokens) - first <= length
+    return rows[inside], shards[inside], tokens[inside]
 
 
 Streams = UUID | TopologyDescription
@@ -157,9 +176,14 @@ class _Counted:
     on_shard: UInt64s
 
 
-def _counts(layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s) -> Iterator[_Counted]:
+def _counts(
+    layout: RingLayout, ring: Ring, cuts: Int64s, rows: Int64s, shards: Int64s, tokens: Int64s | None = None
+) -> Iterator[_Counted]:
     counts, msbs = layout.shard_counts[rows], layout.ignore_msbs[rows]
-    tokens = first_token_for_shard(layout.range_starts[rows], layout.range_ends[rows], shards, counts, msbs)
+    if len(rows) == 0:
+        return
+    if tokens is None:
+        tokens = first_token_for_shard(layout.range_starts[rows], layout.range_ends[rows], shards, counts, msbs)
     # Between two cuts everything is in one range and in one vnode.
     piece = np.searchsorted(cuts, tokens) % len(cuts)
     vnode = np.searchsorted(ring.tokens, tokens) % len(ring.tokens)

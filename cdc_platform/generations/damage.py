@@ -123,6 +123,23 @@ def sharding_damage(
 
 def stream_damage(description: TopologyDescription) -> list[Damage]:
     """Where the streams of a row are not the ones its own sharding puts there: token, index or version is another."""
+    found = misplaced_streams(description)
+    rows = np.repeat(np.arange(len(description)), description.stream_counts)
+    streams = decode(description.streams)
+    wrong = np.flatnonzero((streams.versions != VERSION) | (streams.indexes != rows))
+    if len(wrong):
+        first = int(wrong[0])
+        text = (
+            f"{len(wrong)} of {len(rows)} stream IDs do not have version {VERSION} and the rank of their range, the "
+            f"first is {_stream(description, first, rows)}: version {streams.versions[first]}, index "
+            f"{streams.indexes[first]} where the range is number {rows[first]}"
+        )
+        found.append(Damage(Condition.MISPLACED_STREAMS, text))
+    return found
+
+
+def misplaced_streams(description: TopologyDescription) -> list[Damage]:
+    """Where streams do not have the token that their range and shard give them."""
     counts = description.stream_counts
     rows = np.repeat(np.arange(len(description)), counts)
     shards = np.arange(len(rows)) - np.repeat(description.offsets[:-1], counts)
@@ -133,16 +150,20 @@ def stream_damage(description: TopologyDescription) -> list[Damage]:
         counts[rows],
         description.ignore_msbs[rows],
     )
-    streams = decode(description.streams)
-    wrong = np.flatnonzero((streams.tokens != due) | (streams.indexes != rows) | (streams.versions != VERSION))
+    wrong = np.flatnonzero(decode(description.streams).tokens != due)
     if not len(wrong):
         return []
     first = int(wrong[0])
     text = (
         f"{len(wrong)} of {len(rows)} streams are not where their row and shard put them, the first is "
-        f"0x{description.streams[first].tobytes().hex()} of the range up to {description.range_ends[rows[first]]}"
+        f"{_stream(description, first, rows)}"
     )
     return [Damage(Condition.MISPLACED_STREAMS, text)]
+
+
+def _stream(description: TopologyDescription, stream: int, rows: Int64s) -> str:
+    end = description.range_ends[rows[stream]]
+    return f"0x{description.streams[stream].tobytes().hex()} of the range up to {end}"
 
 
 def known_damage(latest: GenerationId | None, *, v2_everywhere: bool) -> list[Damage]:

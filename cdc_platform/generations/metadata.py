@@ -45,6 +45,10 @@ class Verdict(StrEnum):
     """The generation is known by its ID, but its description has not been read."""
     UNDECIDED = "UNDECIDED"
     """It needs the decision on a generation switch, which is not known."""
+    STREAM_UNKNOWN = "STREAM_UNKNOWN"
+    """The rule accepts its timestamp, and which stream it belongs to cannot be told. Only `explain` says so."""
+    STREAM_MISPLACED = "STREAM_MISPLACED"
+    """The rule accepts its timestamp, and its stream is not where its range and shard put it. Only `explain` says."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
-from cdc_platform.clock import format_ms
-from cdc_platform.errors import NotFound
+from cdc_platform.clock import Milliseconds, format_ms
+from cdc_platform.errors import NotFound, StateError
+from cdc_platform.generations import TopologyDescription
 from cdc_platform.invariants import first_format, inventory, known_streams, sharing
 from cdc_platform.invariants.comparison import differing
 from cdc_platform.invariants.findings import (
@@ -46,6 +48,7 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.lake.volume import Workers
+from cdc_platform.records import generation_data
 from cdc_platform.ring import Ring
 
 DESCRIPTION_INVARIANTS = (
@@ -184,8 +187,8 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
     Answers with every invariant once, added up over the generations. Each generation is judged by its V2
     descriptions, or where it has none by its topology description or its published streams; where it has several,
     they are compared. Three Spark jobs at most, two more for a generation with wrong indexes, and four more where
-    streams are shared or outside their ranges. Ranges whose shard order could not be told on import are left out of
-    shard_colocation, and compared as sets.
+    streams are shared or outside their ranges. Ranges whose shard order could not be told on import are judged and
+    compared as sets; where it is not known how a range is sharded either, its streams are counted as not judged.
 
     Raises:
         NotFound: the lake holds nothing of this generation, or no generation at all.
@@ -199,8 +202,9 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
     ring = inventory.ring_nodes(lake)
     pairs = {each: _pairs(each) for each in with_rows}
     judged = [each.rows for each in with_rows if each.rows is not None]
-    result = run(workers, _readings(judged, [pair for some in pairs.values() for pair in some], ring))
     newest = _newest(held)
+    shardings = {each.published: _sharding(lake, each, ring) for each in with_rows}
+    result = run(workers, _readings(judged, [pair for some in pairs.values() for pair in some], shardings))
     parts: list[tuple[str, Totals]] = [(each.name, {TIMESTAMP_COMPLETE: _timestamp(each)}) for each in looked_at]
     for each in with_rows:
         parts.append((each.name, _of_generation(workers, each, pairs[each], result)))
@@ -220,7 +224,8 @@ def audit_lake(workers: Workers, lake: Lake, generation_id: str | None = None) -
 def _or_unknown(lake: Lake, line: Finding) -> Finding:
     """Return the line, as unknown where nothing was checked for want of tables that were never exported."""
     needed = _NEEDED.get(line.invariant, ())
-    if line.population or line.violations or not needed or any(lake.exists(table) for table in needed):
+    judged = line.population and not line.unjudged
+    if judged or line.violations or not needed or any(lake.exists(table) for table in needed):
         return line
     return replace(line, unknown=True, sample=f"not judged: {_NOTHING[line.invariant]}")
 
@@ -286,17 +291,36 @@ def _pairs(each: HeldGeneration) -> list[_Pair]:
     return pairs
 
 
-def _readings(judged: Sequence[Holding], pairs: Sequence[_Pair], ring: RingNodes | None = None) -> list[Reading]:
+def _sharding(lake: Lake, each: HeldGeneration, ring: RingNodes) -> Sharding:
+    """How the ranges of a published generation are sharded: by its V1 cell where it has one, else by the ring."""
+    if each.id is None and each.time_ms is not None and (cell := _cell(lake, each.time_ms)) is not None:
+        return Sharding(cell.range_ends, cell.stream_counts, cell.ignore_msbs, exact=True)
+    return Sharding(ring.normal, ring.shard_counts, ring.ignore_msbs)
+
+
+def _cell(lake: Lake, time_ms: Milliseconds) -> TopologyDescription | None:
+    """A V1 description; None where there is none that can be read, which other invariants say."""
+    try:
+        entries = generation_data.read_cell(lake, time_ms)
+        return None if entries is None else generation_data.parse_cell(time_ms, entries)
+    except StateError:
+        return None
+
+
+def _readings(
+    judged: Sequence[Holding],
+    pairs: Sequence[_Pair],
+    shardings: Mapping[Holding | None, Sharding] = MappingProxyType({}),
+) -> list[Reading]:
     compared = {held for pair in pairs for held in pair}
     as_sets = {held for pair in pairs if any(len(one.unordered) for one in pair) for held in pair}
-    known = None if ring is None else Sharding(ring.normal, ring.shard_counts, ring.ignore_msbs)
     return [
         Reading(
             held,
             judged=held in judged,
             compared=held in compared,
             as_sets=held in as_sets,
-            sharding=known if held.table is STREAMS_DESCRIPTIONS_V2 else None,
+            sharding=shardings.get(held) if held.table is STREAMS_DESCRIPTIONS_V2 else None,
         )
         for held in dict.fromkeys([*judged, *(held for pair in pairs for held in pair)])
     ]

@@ -95,18 +95,21 @@ def _tallies(invariant: Invariant, frame: _Frame, failed: Bools | None) -> Itera
     assert invariant.in_range is not None
     generations = frame.columns["generation"][frame.firsts].tolist()
     populations = np.add.reduceat(frame.columns[invariant.in_range.among], frame.firsts).tolist()
+    unjudged = [0] * len(generations)
+    if invariant.in_range.unjudged is not None:
+        unjudged = np.add.reduceat(frame.columns[invariant.in_range.unjudged], frame.firsts).tolist()
     if failed is None:
-        for generation, population in zip(generations, populations, strict=True):
-            yield generation, Tally(invariant, population, 0)
+        for generation, population, left in zip(generations, populations, unjudged, strict=True):
+            yield generation, Tally(invariant, population, 0, unjudged=left)
         return
     wrong = np.where(failed, frame.columns[invariant.in_range.wrong], 0)
     violations = np.add.reduceat(wrong, frame.firsts).tolist()
     rows = np.flatnonzero(failed)
     begins = np.searchsorted(rows, frame.firsts).tolist()
     ends = [*begins[1:], len(rows)]
-    for generation, population, count, begin, end in zip(
-        generations, populations, violations, begins, ends, strict=True
+    for generation, population, count, begin, end, left in zip(
+        generations, populations, violations, begins, ends, unjudged, strict=True
     ):
         shown = rows[begin : min(end, begin + SHOWN)].tolist()
         cases = [(int(frame.columns["range_end"][row]), frame.said(invariant, row)) for row in shown]
-        yield generation, Tally.of_cases(invariant, population, count, cases)
+        yield generation, Tally.of_cases(invariant, population, count, cases, left)

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InRange:
-    """What a range's facts say of an invariant: the column `wrong` counts what breaks it, of what `among` counts."""
+    """What a range's facts say of an invariant: the column `wrong` counts what breaks it, of what `among` counts.
+
+    `unjudged` counts what it is asked of and cannot be judged, where that may be.
+    """
 
     wrong: str
     among: str
+    unjudged: str | None = None
 
 
 class Invariant(str):

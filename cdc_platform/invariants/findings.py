@@ -33,8 +33,13 @@ VNODE_COLOCATION = GENERATIONS.asks(
 SHARD_COLOCATION = GENERATIONS.asks(
     "shard_colocation",
     "Stream j lies on shard j of the owner, where that shard owns anything of the range.",
-    InRange("off_shard", among="owned"),
+    InRange("off_shard", among="owned", unjudged="unplaced"),
 )
+IN_DOUBT = (
+    "the owner of their range is not known, or has another number of shards than the range has streams; import V2 "
+    "descriptions, or a ring snapshot"
+)
+"""Why a stream's shard cannot be judged."""
 STREAM_FORMAT = GENERATIONS.asks(
     "stream_format",
     "Every stream ID has 16 bytes, version 1, and the rank of its range end as its index.",
@@ -295,7 +300,7 @@ class Finding:
 
     `population`: how many things were checked; `violations`: how many of them break the invariant; `sample`: the
     first that does, in words; or why nothing was checked. `unknown`: nothing was, since the tables that it takes were
-    never exported from the cluster.
+    never exported from the cluster. `unjudged`: how many more could not be checked, which is no pass.
     """
 
     invariant: str
@@ -303,13 +308,15 @@ class Finding:
     violations: int
     sample: str = ""
     unknown: bool = False
+    unjudged: int = 0
 
 
 @dataclass(frozen=True)
 class Tally:
     """A part of a finding: what one slice of the rows has to say. `place` orders samples: the lowest is kept.
 
-    `more` are the (place, sample) of further ones, of which the lowest are kept, `SHOWN` in all.
+    `more` are the (place, sample) of further ones, of which the lowest are kept, `SHOWN` in all. `unjudged` counts what
+    could not be judged.
     """
 
     invariant: str
@@ -318,12 +325,20 @@ class Tally:
     place: int = 0
     sample: str = ""
     more: tuple[tuple[int, str], ...] = ()
+    unjudged: int = 0
 
     @classmethod
-    def of_cases(cls, invariant: str, population: int, violations: int, cases: Iterable[tuple[int, str]] = ()) -> Tally:
+    def of_cases(
+        cls,
+        invariant: str,
+        population: int,
+        violations: int,
+        cases: Iterable[tuple[int, str]] = (),
+        unjudged: int = 0,
+    ) -> Tally:
         """One with the lowest of these (place, sample) as its samples."""
         first, *more = sorted(cases, key=lambda case: case[0])[:SHOWN] or [(0, "")]
-        return cls(invariant, population, violations, *first, tuple(more))
+        return cls(invariant, population, violations, *first, tuple(more), unjudged)
 
     @property
     def cases(self) -> tuple[tuple[int, str], ...]:
@@ -347,7 +362,8 @@ def add_up(tallies: Iterable[Tally]) -> dict[str, Tally]:
 
 def _sum(one: Tally, other: Tally) -> Tally:
     cases = dict.fromkeys([*one.cases, *other.cases])
-    return Tally.of_cases(one.invariant, one.population + other.population, one.violations + other.violations, cases)
+    population, violations = one.population + other.population, one.violations + other.violations
+    return Tally.of_cases(one.invariant, population, violations, cases, one.unjudged + other.unjudged)
 
 
 def finding(invariant: str, parts: Iterable[tuple[str, Tally]], nothing: str) -> Finding:
@@ -355,13 +371,17 @@ def finding(invariant: str, parts: Iterable[tuple[str, Tally]], nothing: str) ->
 
     `nothing` says why nothing was checked, where that is so.
     """
-    population = violations = 0
-    sample = ""
+    population = violations = unjudged = 0
+    sample = in_doubt = ""
     for name, tally in parts:
         population += tally.population
         violations += tally.violations
+        unjudged += tally.unjudged
+        if tally.unjudged and not in_doubt:
+            in_doubt = f"generation {name}: " if name else ""
+            in_doubt += f"{tally.unjudged} streams could not be judged: {IN_DOUBT}"
         if tally.violations and not sample:
             sample = f"generation {name}: {tally.told}" if name else tally.told
     if not population and not sample:
         sample = f"nothing was checked: {nothing}"
-    return Finding(invariant, population, violations, sample)
+    return Finding(invariant, population, violations, sample or in_doubt, unjudged=unjudged)

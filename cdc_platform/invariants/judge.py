@@ -13,8 +13,9 @@ from cdc_platform.invariants.findings import INVARIANTS, Finding
 
 @dataclass(frozen=True)
 class Judgement(Finding):
-    """A finding and whether it is good: `passed` is False for violations, for nothing checked, for a line that is
-    missing, there twice, or that nobody asked for. What is `unknown` has neither passed nor failed.
+    """A finding and whether it is good: `passed` is False for violations, for nothing checked, for what could not be
+    judged, and for a line that is missing, there twice, or that nobody asked for. What is `unknown` has neither passed
+    nor failed.
     """
 
     passed: bool = False
@@ -49,9 +50,11 @@ def _judgement(name: str, lines: Sequence[Finding], wrong: bool) -> Judgement:
     if wrong and not sample:
         told = {0: "it was not audited", 1: "nobody asked for it, or nothing was checked"}
         sample = told.get(len(lines), "it is in the summary twice")
-    population, violations = (sum(getattr(line, what) for line in lines) for what in ("population", "violations"))
+    counts = (sum(getattr(line, what) for line in lines) for what in ("population", "violations", "unjudged"))
+    population, violations, unjudged = counts
+    wrong = wrong or unjudged > 0
     unknown = wrong and len(lines) == 1 and lines[0].unknown
-    return Judgement(name, population, violations, sample, unknown, not wrong)
+    return Judgement(name, population, violations, sample, unknown, unjudged, not wrong)
 
 
 def _wrong(lines: Sequence[Finding], expected: Sequence[str]) -> set[str]:

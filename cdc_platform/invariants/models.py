@@ -21,7 +21,11 @@ from cdc_platform.ring.tokens import Bools
 IN_RANGES = tuple(each for each in DECLARED.values() if each.in_range is not None)
 """The invariants that the facts of each range tell."""
 _COUNTED = dict.fromkeys(
-    name for each in IN_RANGES if each.in_range for name in (each.in_range.among, each.in_range.wrong)
+    name
+    for each in IN_RANGES
+    if each.in_range
+    for name in (each.in_range.among, each.in_range.wrong, each.in_range.unjudged)
+    if name is not None
 )
 FACTS = ("generation", "range_end", "index", "streams", *_COUNTED)
 """The columns of facts, int64, a row a range."""

@@ -37,6 +37,7 @@ _TALLY = {
     "place": pa.int64(),
     "sample": pa.string(),
     "more": pa.list_(pa.struct({"place": pa.int64(), "sample": pa.string()})),
+    "unjudged": pa.int64(),
 }
 _OUTPUT = pa.schema({"number": pa.int32(), **_TALLY, "digests": pa.binary()})
 """What comes back of a reading, by its number: tallies, and the digests of a file's rows; a line has one of both."""
@@ -48,11 +49,16 @@ _WORK_A_THREAD = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """What is known from the ring of ranges whose table does not say it: for each range end its owner's values."""
+    """What is known of ranges whose table does not say it: for each range end its owner's values.
+
+    `exact`: the ranges have a stream for each of these shards. By the ring as it stands a range that has not may lack
+    one, or be older than its owner's shards.
+    """
 
     range_ends: Int64s
     shard_counts: Int64s
     ignore_msbs: Int64s
+    exact: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,19 +213,29 @@ def _rows(
 ) -> Rows:
     counts = np.maximum(lengths, 0)
     order_known = ~np.isin(ends, task.unordered)
-    if task.sharding is not None:
-        msbs, known = _msbs_of_owners(task.sharding, ends, counts)
-        order_known &= known
-    return Rows(ends, msbs, counts, streams, order_known, {place: _shown(value) for place, value in damaged.items()})
+    shown = {place: _shown(value) for place, value in damaged.items()}
+    rows = Rows(ends, msbs, counts, streams, order_known, shown)
+    if task.sharding is None:
+        return rows
+    msbs, shard_counts = _owners(task.sharding, ends)
+    known = shard_counts == counts
+    due = shard_counts if task.sharding.exact else None
+    return replace(
+        rows,
+        ignore_msbs=np.where(known, msbs, NO_MSB),
+        order_known=order_known & known,
+        shard_counts=due,
+        sharding_known=known,
+    )
 
 
-def _msbs_of_owners(sharding: Sharding, ends: Int64s, counts: Int64s) -> tuple[Int64s, np.ndarray]:
-    """The ignore_msb of each range's owner, and whether it is known: its owner has a shard for each of the streams."""
+def _owners(sharding: Sharding, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """The ignore_msb of each range's owner, and its shards; NO_MSB and -1 where no node owns the range."""
     if not len(sharding.range_ends):
-        return np.full(len(ends), NO_MSB), np.zeros(len(ends), dtype=bool)
+        return np.full(len(ends), NO_MSB), np.full(len(ends), -1)
     at = np.minimum(np.searchsorted(sharding.range_ends, ends), len(sharding.range_ends) - 1)
-    known = (sharding.range_ends[at] == ends) & (sharding.shard_counts[at] == counts)
-    return np.where(known, sharding.ignore_msbs[at], NO_MSB), known
+    owned = sharding.range_ends[at] == ends
+    return np.where(owned, sharding.ignore_msbs[at], NO_MSB), np.where(owned, sharding.shard_counts[at], -1)
 
 
 def _shown(value: bytes | None) -> str:

@@ -7,6 +7,7 @@ have to be is for `models` to judge.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,7 +73,9 @@ class Rows:
     `stream_counts` int64[n]; `streams` uint8[total, 16], the rows' streams one after the other. `order_known` bool[n]:
     where it is False the shard of a stream cannot be told, so that shard colocation is not judged. `damaged` says by
     place in `streams` what is there instead of 16 bytes; the bytes at such a place mean nothing. `owners` has the
-    owner of each row, where the table says it.
+    owner of each row, where the table says it. `shard_counts` int64[n] are the shards of each row's owner where the
+    generation has to have a stream for each of them, else -1. `sharding_known` bool[n]: whether ignore_msb is that of
+    the generation; without it and without an order nothing is judged of the row's shards. None: it always is.
     """
 
     range_ends: Int64s
@@ -82,6 +85,8 @@ class Rows:
     order_known: Bools
     damaged: Mapping[int, str] = field(default_factory=dict)
     owners: np.ndarray | None = None
+    shard_counts: Int64s | None = None
+    sharding_known: Bools | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +102,8 @@ class _Block:
     whole: Bools
     damaged: Mapping[tuple[int, int], str]
     owners: Sequence[str | None]
+    shard_counts: Int64s
+    sharding_known: Bools
 
     @cached_property
     def fields(self) -> StreamIds:
@@ -128,6 +135,7 @@ class _Look:
     among: Bools
     wrong: Bools
     explain: Callable[[int, int], str]
+    unjudged: Bools | None = None
 
 
 def audit_rows(rows: Rows, ranges: RangeEnds) -> list[Tally]:
@@ -163,6 +171,8 @@ def add_facts(facts: Facts, rows: Rows, ranges: RangeEnds, generation: int = 0) 
             assert look.invariant.in_range is not None
             columns[look.invariant.in_range.among] = _counted(look.among)
             columns[look.invariant.in_range.wrong] = _counted(look.wrong)
+            if look.invariant.in_range.unjudged is not None and look.unjudged is not None:
+                columns[look.invariant.in_range.unjudged] = _counted(look.unjudged)
             said.update(((look.invariant, row), words) for row, words in _explained(block, look))
         facts.add(columns, block.owners, said)
 
@@ -220,7 +230,9 @@ def _shard_colocation(block: _Block, inside: Bools) -> _Look:
     """
     msbs = np.where(block.width == 1, 0, block.ignore_msbs)  # one shard owns everything, whatever bits it ignores
     legal = (msbs >= 0) & (msbs <= MAX_IGNORE_MSB) & (block.range_ends != MINIMUM) & (block.width <= MAX_SHARD_COUNT)
-    judged = (block.order_known | (block.width == 1)) & block.whole
+    lacking = (block.shard_counts >= 0) & (block.shard_counts != block.width)
+    positional = (block.order_known | (block.width == 1)) & ~lacking
+    judged = positional & block.whole
     judgeable = judged & legal
     width = min(block.width, MAX_SHARD_COUNT)
     bits = np.where(legal, msbs, 0)
@@ -233,8 +245,18 @@ def _shard_colocation(block: _Block, inside: Bools) -> _Look:
         first = first_token_for_shard(block.starts, ends, np.minimum(shards, width - 1), width, bits)
         owns = judgeable & ((first != ends) | (shard_of(ends, width, bits) == shards))
         wrong |= judgeable & np.where(owns, ~on_shard, block.fields.tokens != ends)
+    as_sets = ~positional & ~lacking & block.sharding_known & legal
+    for row in np.flatnonzero(as_sets[:, 0]).tolist():
+        owns[row] = wrong[row] = _not_of_the_set(block, row) & block.whole[row]
+    # A range that lacks a stream has none that could be relied on.
+    owns, wrong = owns | (lacking & block.whole), wrong | (lacking & block.whole)
+    unjudged = ~positional & ~lacking & ~as_sets & block.whole
 
     def explain(row: int, stream: int) -> str:
+        if lacking[row, 0]:
+            return f"the range has {block.width} streams, and its owner has {block.shard_counts[row, 0]} shards"
+        if as_sets[row, 0]:
+            return f"its token {block.fields.tokens[row, stream]} is not where a shard of the range begins"
         if not legal[row, 0]:
             msb = "null" if block.ignore_msbs[row, 0] == -1 else block.ignore_msbs[row, 0]
             return f"its shard cannot be told from ignore_msb {msb} and {block.width} shards"
@@ -243,7 +265,23 @@ def _shard_colocation(block: _Block, inside: Bools) -> _Look:
         shard = shard_of(block.fields.tokens[row, stream], width, bits[row, 0])
         return f"its token {block.fields.tokens[row, stream]} is on shard {shard}, not on shard {stream}"
 
-    return _Look(SHARD_COLOCATION, owns, wrong, explain)
+    return _Look(SHARD_COLOCATION, owns, wrong, explain, np.broadcast_to(unjudged, owns.shape))
+
+
+def _not_of_the_set(block: _Block, row: int) -> Bools:
+    """The streams (bool[streams]) of a row of unknown order that no shard of the range has, by their tokens.
+
+    Those that are left may be in any order, so that none of them is counted as judged.
+    """
+    start, end, msb = block.starts[row, 0], block.range_ends[row, 0], block.ignore_msbs[row, 0]
+    shards = np.arange(block.width)
+    due = first_token_for_shard(np.full(block.width, start), np.full(block.width, end), shards, block.width, msb)
+    left = Counter(due.tolist())
+    wrong = np.zeros(block.width, dtype=bool)
+    for stream, token in enumerate(block.fields.tokens[row].tolist()):
+        left[token] -= 1
+        wrong[stream] = left[token] < 0
+    return wrong
 
 
 def _stream_format(block: _Block) -> _Look:
@@ -300,7 +338,14 @@ def _blocks(rows: Rows, ranges: RangeEnds) -> Iterator[_Block]:
                 whole=whole[taken].reshape(shape),
                 damaged=_damaged(rows, places) if rows.damaged else {},
                 owners=_owners(rows, chunk),
+                shard_counts=_column(rows.shard_counts, chunk, -1),
+                sharding_known=_column(rows.sharding_known, chunk, True),
             )
+
+
+def _column(values: np.ndarray | None, chosen: Int64s, default: int | bool) -> np.ndarray:
+    """Values of chosen rows as a column [rows, 1]; the default where there are none."""
+    return np.full((len(chosen), 1), default) if values is None else values[chosen, None]
 
 
 def _damaged(rows: Rows, places: Int64s) -> dict[tuple[int, int], str]:

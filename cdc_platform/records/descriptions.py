@@ -12,14 +12,16 @@ import pyarrow as pa
 
 from cdc_platform.clock import Milliseconds, format_ms, ms_from_datetime, ms_to_datetime
 from cdc_platform.errors import InputError, NotFound, StateError
-from cdc_platform.generations import TopologyDescription
+from cdc_platform.generations import GenerationId, TopologyDescription
 from cdc_platform.lake.arrow import compute, flat_streams, known_milliseconds
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
+    GENERATION_DESCRIPTIONS,
     GENERATION_DESCRIPTIONS_V2,
     GENERATION_TIMESTAMPS,
     STREAMS_DESCRIPTIONS_V2,
     TOPOLOGY_DESCRIPTIONS,
+    UNORDERED_RANGES,
     Table,
 )
 from cdc_platform.ring import Node, Ring
@@ -69,6 +71,17 @@ def read_description(lake: Lake, generation_id: str) -> TopologyDescription:
         ignore_msbs=rows["ignore_msb"].to_numpy().astype(np.int64),
         streams=streams,
     )
+
+
+def unordered_ranges(lake: Lake, id: GenerationId) -> list[int]:
+    """The ends of a generation's ranges whose shard order could not be told when it was imported."""
+    table, name = (
+        (GENERATION_DESCRIPTIONS, format_ms(id.time_ms))
+        if id.uuid is None
+        else (GENERATION_DESCRIPTIONS_V2, str(id.uuid))
+    )
+    where = [("table_name", "=", table.full_name), ("generation", "=", name)]
+    return lake.read(UNORDERED_RANGES, ["range_end"], where)["range_end"].to_pylist()
 
 
 def published_times(lake: Lake) -> set[Milliseconds]:

@@ -83,18 +83,19 @@ def described_rows(
     """The internal rows of a generation: by range end its streams, 16 bytes each, the ignore_msb, and what it claims.
 
     Raises:
-        InputError: a stream is older than the version field, or the streams tell that rows are missing, and `flaws`
-            are refused.
+        InputError: a stream has another version than 1, or the streams tell that rows are missing, and `flaws` are
+            refused.
     """
     flaws = flaws or refusing()
     partition = _range_rows(source, streams, ignore_msbs)
     if claims is not None:
         partition = replace(partition, claims=np.array([claims[end] for end in partition.range_ends.tolist()]))
     versions = decode(partition.streams).versions
-    if np.any(versions > VERSION):
-        legacy = partition.streams[int(np.argmax(versions > VERSION))].tobytes().hex()
+    if np.any(versions != VERSION):
+        first = int(np.argmax(versions != VERSION))
+        age = "older than the version field" if versions[first] > VERSION else f"of version {versions[first]}"
         flaws.tell(
-            f"{source}: generation {id_} has stream 0x{legacy}, older than the version field; "
+            f"{source}: generation {id_} has stream 0x{partition.streams[first].tobytes().hex()}, {age}; "
             "V2 descriptions hold streams of version 1"
         )
     tell_missing_rows(f"{source}: generation {id_}", partition, flaws)

@@ -14,7 +14,7 @@ import numpy as np
 from cdc_platform.clock import Microseconds, format_ms, format_us, ms_to_datetime
 from cdc_platform.errors import NotFound, StateError
 from cdc_platform.generations import GenerationId, Policy, Verdict, restore_shard_orders
-from cdc_platform.generations.stream_ids import decode
+from cdc_platform.generations.stream_ids import STREAM_ID_BYTES, decode
 from cdc_platform.lake.lake import Lake
 from cdc_platform.lake.tables import (
     GENERATION_DESCRIPTIONS_V2,
@@ -24,13 +24,16 @@ from cdc_platform.lake.tables import (
     Table,
 )
 from cdc_platform.records import cluster_changes, descriptions, generation_data, ring
-from cdc_platform.ring import Ring, shard_of
+from cdc_platform.ring import Ring, first_token_for_shard, shard_of
 from cdc_platform.timeline.generation import Generation
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a generation puts a token. `shard` and `stream_id` are None where they cannot be told; `note` says why."""
+    """Where a generation puts a token. `shard` and `stream_id` are None where they cannot be told; `note` says why.
+
+    `misplaced`: there is a stream, and it is not where its range and shard put it; `note` says how.
+    """
 
     range_start: int
     range_end: int
@@ -39,6 +42,14 @@ class Place:
     shard: int | None
     stream_id: bytes | None
     note: str | None
+    misplaced: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the place adds to a write whose timestamp is accepted."""
+        if self.stream_id is None:
+            return Verdict.STREAM_UNKNOWN
+        return Verdict.STREAM_MISPLACED if self.misplaced else Verdict.OK
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Explanation:
 
     @property
     def accepted(self) -> bool:
-        """Whether a coordinator whose clock shows `now_us` takes the write."""
+        """Whether a coordinator whose clock shows `now_us` takes the write, and its stream is known and in place."""
         return self.verdict is Verdict.OK
 
     def facts(self) -> dict[str, Any]:
@@ -137,7 +148,7 @@ def lies(now: Ring, token: int) -> Lies | None:
 
 def lies_of(now: Ring, place: Place | None) -> Lies | None:
     """Where a ring puts the stream of a place; None where the stream is not known."""
-    if place is None or place.stream_id is None:
+    if place is None or place.stream_id is None or len(place.stream_id) != STREAM_ID_BYTES:
         return None
     return lies(now, int(decode(np.frombuffer(place.stream_id, dtype=np.uint8).reshape(1, 16)).tokens[0]))
 
@@ -170,19 +181,30 @@ def place_of(lake: Lake, generation: Generation, token: int) -> Place:
     start, end = int(ends[row - 1]), int(ends[row])
     found = lake.read(table, filters=[key, ("range_end", "=", end)]).to_pylist()[0]
     streams: list[bytes] = found["streams"]
-    owner, owner_msb = _owner(lake, generation, end)
-    msb = found.get("ignore_msb", owner_msb)
+    owner = _owner(lake, generation, end)
+    msb = found.get("ignore_msb", owner.ignore_msb)
+    if "ignore_msb" not in found and owner.shard_count not in (None, len(streams)):
+        note = (
+            f"the range has {len(streams)} streams, and its owner has {owner.shard_count} shards: the shard cannot be "
+            "named; import its V2 descriptions"
+        )
+        return Place(start, end, row, owner.host_id, None, None, note)
     shard, note = _shard(start, end, streams, token, msb, _mark(lake, table, generation, end))
-    return Place(start, end, row, owner, shard, None if shard is None else streams[shard], note)
+    stream = None if shard is None else streams[shard]
+    where = None if shard is None else _misplacement(start, end, streams, shard, msb)
+    return Place(start, end, row, owner.host_id, shard, stream, where or note, misplaced=where is not None)
 
 
 def _place_of_v1(lake: Lake, generation: Generation, token: int) -> Place:
     description = generation_data.description_of(lake, GenerationId(generation.time_ms))
     row = int(np.searchsorted(description.range_ends, token)) % len(description)
     entry = description.entry(row)
-    owner, _ = _owner(lake, generation, entry.range_end)
+    owner = _owner(lake, generation, entry.range_end)
     shard = int(shard_of(token, len(entry.streams), entry.ignore_msb))
-    return Place(entry.range_start, entry.range_end, row, owner, shard, entry.streams[shard].tobytes(), None)
+    streams = [stream.tobytes() for stream in entry.streams]
+    ends = entry.range_start, entry.range_end
+    where = _misplacement(*ends, streams, shard, entry.ignore_msb)
+    return Place(*ends, row, owner.host_id, shard, streams[shard], where, misplaced=where is not None)
 
 
 def _described_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[str, str, object], np.ndarray]:
@@ -197,15 +219,39 @@ def _described_ends(lake: Lake, generation: Generation) -> tuple[Table, tuple[st
     return STREAMS_DESCRIPTIONS_V2, ("time", "=", ms_to_datetime(generation.time_ms)), ends
 
 
-def _owner(lake: Lake, generation: Generation, range_end: int) -> tuple[str | None, int | None]:
-    """The owner of the range and its ignore_msb: as described, else the node that has the range end as a token now."""
+@dataclass(frozen=True)
+class _Owner:
+    """The owner of a range and how it shards, each None where it is not known."""
+
+    host_id: str | None = None
+    ignore_msb: int | None = None
+    shard_count: int | None = None
+
+
+def _owner(lake: Lake, generation: Generation, range_end: int) -> _Owner:
+    """The owner of the range: as described, else the node that has the range end as a token now."""
     if generation.id is not None:
         where = [("generation_id", "=", generation.id), ("range_end", "=", range_end)]
         described = lake.read(TOPOLOGY_DESCRIPTIONS, ["owner", "ignore_msb"], where).to_pylist()
         if described:
-            return described[0]["owner"], described[0]["ignore_msb"]
+            return _Owner(described[0]["owner"], described[0]["ignore_msb"])
     node = ring.owner_of(lake, range_end)
-    return (None, None) if node is None else (str(node.host_id), node.ignore_msb)
+    return _Owner() if node is None else _Owner(str(node.host_id), node.ignore_msb, node.shard_count)
+
+
+def _misplacement(start: int, end: int, streams: list[bytes], shard: int, msb: int | None) -> str | None:
+    """How the stream of a shard that a write goes to is not in the range or not on the shard; None where it is."""
+    if len(streams[shard]) != STREAM_ID_BYTES:
+        return f"its stream has {len(streams[shard])} bytes; a stream ID has {STREAM_ID_BYTES}"
+    ids = decode(np.frombuffer(streams[shard], dtype=np.uint8).reshape(1, STREAM_ID_BYTES))
+    token = int(ids.tokens[0])
+    if not (start < token <= end if start < end else token > start or token <= end):
+        return f"its stream has token {token}, which is outside of its range"
+    lies_on = int(shard_of(token, len(streams), msb or 0))
+    if lies_on != shard:
+        return f"its stream has token {token}, which is on shard {lies_on} and not on shard {shard}"
+    due = int(first_token_for_shard(start, end, shard, len(streams), msb or 0))
+    return None if token == due else f"its stream has token {token}, and that of its range and shard has token {due}"
 
 
 def _mark(lake: Lake, table: Table, generation: Generation, end: int) -> str | None:
@@ -225,6 +271,8 @@ def _shard(
     their order alone, and no write goes to them.
     """
     count = len(streams)
+    if count == 0:
+        return None, "the range has no stream"
     if count == 1:
         return 0, None
     if msb is None:
@@ -232,7 +280,9 @@ def _shard(
     shard = int(shard_of(token, count, msb))
     if mark is None:
         return shard, None
-    flat = np.frombuffer(b"".join(streams), dtype=np.uint8).reshape(count, 16)
+    if any(len(stream) != STREAM_ID_BYTES for stream in streams):
+        return None, "a stream of the range has no 16 bytes"
+    flat = np.frombuffer(b"".join(streams), dtype=np.uint8).reshape(count, STREAM_ID_BYTES)
     restored = restore_shard_orders([start], [end], [count], flat, [msb])
     if restored.settled[shard] and np.array_equal(restored.streams[shard], flat[shard]):
         return shard, None

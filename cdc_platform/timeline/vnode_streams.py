@@ -121,7 +121,9 @@ class VnodeStreams:
         for name in get_args(Policy):
             decision = self._decide(at_us, now_us, name, row, place is not None)
             details = (decision.reason, missing, place.note if place else None, unknown)
-            verdicts[name] = decision.verdict, "; ".join(detail for detail in details if detail)
+            of_place = Verdict.OK if place is None else place.verdict
+            verdict = of_place if decision.verdict is Verdict.OK else decision.verdict
+            verdicts[name] = verdict, "; ".join(detail for detail in details if detail)
         verdict, reason = verdicts.pop(policy)
         row_lies, stream_lies = (None, None) if unknown else (lies(now, token), lies_of(now, place))
         return Explanation(
@@ -312,7 +314,8 @@ def _known_streams(reader: _GenerationStreams) -> KnownStreams:
     if reader.generation_id is None:
         return _published(lake, reader.time_ms)
     described = generation_data.description_of(lake, reader.generation_id)
-    return _of_description(described, np.isin(described.range_ends, _unordered(lake, reader.generation_id)))
+    unordered = descriptions.unordered_ranges(lake, reader.generation_id)
+    return _of_description(described, np.isin(described.range_ends, unordered))
 
 
 def _of_description(described: TopologyDescription, unordered: Bools) -> KnownStreams:
@@ -342,14 +345,3 @@ def _seems_whole(lake: Lake, time_ms: Milliseconds) -> bool:
     counts, streams = flat_streams(rows["streams"])
     offsets = np.concatenate([[0], np.cumsum(counts)])
     return missing_rows(rows["range_end"].to_numpy(), offsets, streams) is None
-
-
-def _unordered(lake: Lake, id: GenerationId) -> list[int]:
-    """The ends of a generation's ranges whose shard order could not be told when it was imported."""
-    table, name = (
-        (GENERATION_DESCRIPTIONS, format_ms(id.time_ms))
-        if id.uuid is None
-        else (GENERATION_DESCRIPTIONS_V2, str(id.uuid))
-    )
-    where = [("table_name", "=", table.full_name), ("generation", "=", name)]
-    return lake.read(UNORDERED_RANGES, ["range_end"], where)["range_end"].to_pylist()

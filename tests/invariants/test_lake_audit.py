@@ -182,13 +182,16 @@ def test_imported_streams_alone_are_audited(workers: Workers, seeded: SeededLake
     seeded.listed()
     findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {}
-    assert failed(findings) == [REFINES_VNODES, ROW_COUNT, PUBLISHED_EQUALS_DESCRIPTION]
+    assert failed(findings) == [REFINES_VNODES, SHARD_COLOCATION, ROW_COUNT, PUBLISHED_EQUALS_DESCRIPTION]
     assert populations(findings)[SHARD_COLOCATION] == 1
+    assert "not judged: the shard order of no range is known" in sample(findings, SHARD_COLOCATION)
     seeded.node([-(2**62), -1000])
     seeded.node([0, 3], number=2)  # of two shards: not those of the range that ends with 3
     ringed = audit_lake(workers, seeded.lake, TIME)
     assert violations(ringed) == {}
     assert populations(ringed)[SHARD_COLOCATION] == 1 + 4 + 4 + 2
+    assert SHARD_COLOCATION in failed(ringed)
+    assert "could not be judged: the owner of their range is not known" in sample(ringed, SHARD_COLOCATION)
 
 
 def test_imported_exports_pass_whole_with_their_ring(workers: Workers, seeded: SeededLake) -> None:
